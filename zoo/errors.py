@@ -1,0 +1,60 @@
+"""The errors that a user can cause and mend, and the exit codes of the command lines."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_USER_ERROR = 2
+EXIT_VERIFICATION_FAILED = 3
+EXIT_NOT_FINITE = 4
+EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: state was saved, run again with --resume auto
+
+
+class ZooError(Exception):
+    """A fault that the user can mend; command lines print it without a traceback."""
+
+    exit_code = EXIT_USER_ERROR
+
+
+class ConfigError(ZooError):
+    """An experiment file or an option is wrong."""
+
+
+class WeightsError(ZooError):
+    """A weights file is missing, damaged, unsafe or does not fit the network."""
+
+
+class ConversionError(ZooError):
+    """A conversion of weights is impossible or would not be exact."""
+
+
+class DataError(ZooError):
+    """A data folder or a picture cannot be used."""
+
+
+class CheckpointError(ZooError):
+    """A training checkpoint cannot be written, read or resumed from."""
+
+
+class VerificationError(ZooError):
+    """A check of our own results failed (exit code 3)."""
+
+    exit_code = EXIT_VERIFICATION_FAILED
+
+
+class NonFiniteLossError(ZooError):
+    """Training met a loss that is not finite (exit code 4)."""
+
+    exit_code = EXIT_NOT_FINITE
+
+
+class TrainingInterrupted(ZooError):
+    """Training was stopped by a signal after its state was saved (exit code 75)."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the ``count`` entries of ``known`` that look most like ``name``, the most similar first."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.0)
