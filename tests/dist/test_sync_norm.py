@@ -1,0 +1,202 @@
+"""The synchronised norm on 2 and 3 uneven processes against one process that holds the whole batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.dist.spawn import run_distributed
+from tests.formula import activated_batch_norm, relative_error
+from zoo.layers import ABN, InPlaceABNSync, active_group, set_active_group
+
+pytestmark = pytest.mark.dist
+
+# The batch sizes of the ranks: unequal, a single value, an empty rank, an empty first rank.
+SPLITS = [(3, 2), (1, 5), (4, 0), (0, 4), (2, 1, 4), (0, 3, 2), (1, 1, 1)]
+
+
+def _data(batch: int, spatial: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(batch, 3, *spatial, generator=generator, dtype=torch.float64) * 3 + 100
+    dz = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    weight = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
+    return x, dz, weight, torch.randn(3, generator=generator, dtype=torch.float64)
+
+
+def _sync_step(sizes: tuple[int, ...], spatial: tuple[int, ...], momentum: float | None) -> dict[str, torch.Tensor]:
+    x, dz, weight, bias = _data(sum(sizes), spatial)
+    rank = dist.get_rank()
+    start = sum(sizes[:rank])
+    rows = slice(start, start + sizes[rank])
+    layer = InPlaceABNSync(3, momentum=momentum).double()
+    layer.load_state_dict({**layer.state_dict(), "weight": weight, "bias": bias})
+    leaf = x[rows].clone().requires_grad_()
+    z = layer(leaf * 1)
+    z.backward(dz[rows])
+    return {
+        "z": z.detach(),
+        "dx": leaf.grad,
+        "dweight": layer.weight.grad,
+        "dbias": layer.bias.grad,
+        "running_mean": layer.running_mean,
+        "running_var": layer.running_var,
+    }
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("sizes", SPLITS)
+def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes, momentum):
+    spatial = (1, 1) if sizes == (1, 1, 1) else (5, 2)
+    results = run_distributed(_sync_step, len(sizes), sizes, spatial, momentum)
+    x, dz, weight, bias = _data(sum(sizes), spatial)
+    leaf, w, b = (t.clone().requires_grad_() for t in (x, weight, bias))
+    truth = activated_batch_norm(leaf, w, b)
+    truth.backward(dz)
+    assert relative_error(torch.cat([r["z"] for r in results]), truth.detach()) < 1e-9
+    assert relative_error(torch.cat([r["dx"] for r in results]), leaf.grad) < 1e-9
+    # local sums: DistributedDataParallel averages them, as those of every other parameter
+    assert relative_error(sum(r["dweight"] for r in results), w.grad) < 1e-9
+    assert relative_error(sum(r["dbias"] for r in results), b.grad) < 1e-9
+    twin = ABN(3, momentum=momentum).double()
+    twin(x)
+    for result in results:
+        assert torch.allclose(result["running_mean"], twin.running_mean, rtol=1e-12)
+        assert torch.allclose(result["running_var"], twin.running_var, rtol=1e-12)
+
+
+def _sync_on_one_value(sizes: tuple[int, ...]) -> str:
+    try:
+        InPlaceABNSync(3)(torch.randn(sizes[dist.get_rank()], 3, 1, 1))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_too_few_values_over_the_whole_group_raise_on_every_rank():
+    for message in run_distributed(_sync_on_one_value, 2, (1, 0)):
+        assert "more than 1 value per channel, got 1" in message
+    assert run_distributed(_sync_on_one_value, 2, (1, 1)) == ["no error"] * 2
+
+
+def _count_collectives() -> dict[str, Counter]:
+    calls: Counter = Counter()
+    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_into_tensor", "all_gather")}
+
+    def counted(name):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return originals[name](*args, **kwargs)
+
+        return call
+
+    for name in originals:
+        setattr(dist, name, counted(name))
+    layer = InPlaceABNSync(3)
+    seen = {}
+    x = torch.randn(4, 3, 2, 2, requires_grad=True)
+    z = layer(x * 1)
+    seen["forward"] = Counter(calls)
+    calls.clear()
+    z.sum().backward()
+    seen["backward"] = Counter(calls)
+    calls.clear()
+    layer.eval()
+    layer(x * 1).sum().backward()
+    seen["evaluation"] = Counter(calls)
+    for name, original in originals.items():
+        setattr(dist, name, original)
+    return seen
+
+
+def test_one_gather_in_forward_one_all_reduce_in_backward_none_in_evaluation():
+    for seen in run_distributed(_count_collectives, 2):
+        assert seen["forward"] == Counter(all_gather_into_tensor=1)
+        assert seen["backward"] == Counter(all_reduce=1)
+        assert seen["evaluation"] == Counter()
+
+
+def _against_torch() -> list[float]:
+    """Compare with torch's SyncBatchNorm semantics: its formulas over the gathered batch, weights positive."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    x = torch.randn(rank + 2, 4, 3, 3, dtype=torch.float64)
+    ours = InPlaceABNSync(4, activation="identity").double()
+    sizes = [torch.zeros((), dtype=torch.long) for _ in range(2)]
+    dist.all_gather(sizes, torch.tensor(len(x)))
+    gathered: list = [None, None]
+    dist.all_gather_object(gathered, x)
+    theirs = nn.BatchNorm2d(4).double()
+    whole = theirs(torch.cat(gathered))
+    start = sum(int(size) for size in sizes[:rank])
+    z = ours(x.clone())
+    scale = 1 + 1e-5  # |weight| + eps against weight
+    return [
+        relative_error(z / scale, whole[start : start + len(x)]),
+        relative_error(ours.running_mean, theirs.running_mean),
+        relative_error(ours.running_var, theirs.running_var),
+    ]
+
+
+def test_statistics_are_those_of_torchs_batch_norm_over_the_gathered_batch():
+    for errors in run_distributed(_against_torch, 2):
+        assert max(errors) < 1e-12
+
+
+def _train_with_ddp(sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), InPlaceABNSync(4), nn.Conv2d(4, 2, 3)).double()
+    x = torch.randn(sum(sizes), 3, 8, 8, dtype=torch.float64)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    # DDP averages over the ranks: weighted so that the result is the mean over all pictures
+    loss = wrapped(x[rows]).square().mean((1, 2, 3)).sum() * world / sum(sizes)
+    loss.backward()
+    return [p.grad for p in net.parameters()]
+
+
+def test_gradients_through_ddp_equal_those_of_the_whole_batch():
+    sizes = (3, 2)
+    results = run_distributed(_train_with_ddp, 2, sizes)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), InPlaceABNSync(4), nn.Conv2d(4, 2, 3)).double()
+    x = torch.randn(sum(sizes), 3, 8, 8, dtype=torch.float64)
+    net(x).square().mean((1, 2, 3)).mean().backward()
+    for gradients in results:
+        for ours, parameter in zip(gradients, net.parameters(), strict=True):
+            assert relative_error(ours, parameter.grad) < 1e-9
+
+
+def _subgroup() -> tuple[bool, bool, float]:
+    rank = dist.get_rank()
+    group = active_group(rank > 0)
+    again = active_group(rank > 0)
+    nobody = active_group(False)
+    everybody = active_group(True)
+    layer = nn.Sequential(InPlaceABNSync(2, activation="identity"))
+    mean = float("nan")
+    if group is not None:
+        set_active_group(layer, group)
+        layer(torch.full((2, 2, 1, 1), float(rank)))
+        mean = layer[0].running_mean[0].item()
+    dist.barrier()
+    return group is again and nobody is None and everybody is dist.group.WORLD, group is not None, mean
+
+
+def test_only_the_active_processes_are_synchronised():
+    results = run_distributed(_subgroup, 3)
+    assert all(consistent for consistent, _, _ in results)
+    assert [active for _, active, _ in results] == [False, True, True]
+    assert [round(mean, 6) for _, _, mean in results[1:]] == [0.15, 0.15]  # momentum 0.1 times the mean of 1 and 2
+
+
+def test_without_a_process_group_it_is_the_unsynchronised_layer():
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    assert (
+        relative_error(InPlaceABNSync(3).double()(x.clone()), activated_batch_norm(x, torch.ones(3).double(), None))
+        < 1e-12
+    )

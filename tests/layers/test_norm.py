@@ -1,0 +1,266 @@
+"""The norm modules: their formula, published interface, state dict, copies, freezing, autocast and recomputation."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.formula import activated_batch_norm, relative_error
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, norm_act
+
+CLASSES = [ABN, InPlaceABN, InPlaceABNSync]
+STATE_KEYS = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+
+
+def scrambled(layer: nn.Module, seed: int = 0) -> nn.Module:
+    """Give a float64 layer weights of both signs and running statistics that are not the initial ones."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in layer.double().state_dict().items():
+        if name != "num_batches_tracked":
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+    if layer.running_var is not None:
+        layer.running_var.abs_().add_(0.1)
+    return layer
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_constructor_defaults_and_attributes_are_the_published_ones(cls):
+    layer = cls(7)
+    values = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    assert values == (7, 1e-5, 0.1, True, True)
+    assert (layer.activation, layer.activation_param) == ("leaky_relu", 0.01)
+    assert list(layer.state_dict()) == STATE_KEYS
+    expected = [torch.ones(7), torch.zeros(7), torch.zeros(7), torch.ones(7), torch.tensor(0)]
+    assert all(torch.equal(a, b) for a, b in zip(layer.state_dict().values(), expected, strict=True))
+    positional = cls(7, 1e-3, 0.2, False, False, "elu", 0.5)
+    assert positional.weight is None
+    assert positional.running_var is None
+    assert (positional.eps, positional.momentum, positional.activation_param) == (1e-3, 0.2, 0.5)
+    assert list(positional.state_dict()) == []
+
+
+def test_repr_names_the_activation_with_its_parameter():
+    assert repr(InPlaceABN(3)) == "InPlaceABN(3, eps=1e-05, momentum=0.1, affine=True, activation=leaky_relu[0.01])"
+    assert repr(ABN(3, activation="relu")) == "ABN(3, eps=1e-05, momentum=0.1, affine=True, activation=relu)"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracking", [True, False])
+def test_outputs_and_gradients_follow_the_formula_in_every_mode(cls, training, affine, tracking):
+    layer = scrambled(cls(3, affine=affine, track_running_stats=tracking)).train(training)
+    x = torch.randn(4, 3, 5, 6, dtype=torch.float64)
+    dz = torch.randn_like(x)
+    fixed = (layer.running_mean.clone(), layer.running_var.clone()) if tracking and not training else None
+    leaf, truth_leaf = x.clone().requires_grad_(), x.clone().requires_grad_()
+    truth_parameters = [p.detach().clone().requires_grad_() for p in layer.parameters()] or [None, None]
+    truth = activated_batch_norm(truth_leaf, *truth_parameters, statistics=fixed, signed=cls is ABN)
+    truth.backward(dz)
+    z = layer(leaf * 1)
+    z.backward(dz)
+    assert relative_error(z, truth) < 1e-11
+    assert relative_error(leaf.grad, truth_leaf.grad) < 1e-11
+    for parameter, expected in zip(layer.parameters(), truth_parameters, strict=False):
+        assert relative_error(parameter.grad, expected.grad) < 1e-11
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "elu", "identity"])
+def test_abn_has_every_activation(activation):
+    layer = scrambled(ABN(3, activation=activation, activation_param=0.2))
+    x = torch.randn(4, 3, 5, 6, dtype=torch.float64)
+    truth = activated_batch_norm(x, layer.weight, layer.bias, 1e-5, activation, 0.2, signed=True)
+    assert relative_error(layer(x), truth) < 1e-12
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
+def test_running_statistics_move_as_those_of_torch_batch_norm(cls, momentum):
+    layer, torch_layer = cls(3, momentum=momentum).double(), nn.BatchNorm2d(3, momentum=momentum).double()
+    counter = layer.num_batches_tracked
+    for step in range(4):
+        x = torch.randn(4, 3, 5, 6, dtype=torch.float64) * (step + 1) + step
+        torch_layer(x)
+        layer(x.clone())
+        for name, buffer in torch_layer.named_buffers():
+            assert torch.allclose(layer.get_buffer(name), buffer, rtol=1e-12)
+    assert layer.num_batches_tracked is counter  # the same tensor, not a new one each step
+    layer.eval()(x.clone())
+    assert layer.num_batches_tracked == 4
+
+
+@pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
+def test_in_place_layers_overwrite_their_input_unless_told_not_to(cls):
+    layer, x = cls(3), torch.randn(4, 3, 5, 5)
+    assert layer(x).data_ptr() == x.data_ptr()
+    layer.inplace = False
+    before = x.clone()
+    assert layer(x).data_ptr() != x.data_ptr()
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("settings", [{"activation": "gelu"}, {"activation_param": 0.0}, {"activation_param": -1.0}])
+def test_bad_activations_fail_at_construction(cls, settings):
+    with pytest.raises(ValueError, match="activation"):
+        cls(3, **settings)
+
+
+@pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
+def test_relu_cannot_be_inverted_and_fails_at_construction(cls):
+    with pytest.raises(ValueError, match="'relu' is not one of leaky_relu, elu, identity"):
+        cls(3, activation="relu")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_activation_is_read_at_each_call(cls):
+    layer, x = cls(3).double(), torch.randn(4, 3, 5, 6, dtype=torch.float64)
+    layer.activation = "identity"
+    assert relative_error(layer(x.clone()), activated_batch_norm(x, torch.ones(3), None, activation="identity")) < 1e-4
+    layer.activation = "gelu"
+    with pytest.raises(ValueError, match="gelu"):
+        layer(x.clone())
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_shape_faults_name_the_shape(cls):
+    with pytest.raises(ValueError, match=r"3 channels, its input of shape \(4, 5, 2, 2\) 5"):
+        cls(3)(torch.randn(4, 5, 2, 2))
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        cls(3)(torch.randn(3))
+    with pytest.raises(ValueError, match=r"more than 1 value per channel, got 1 with an input of shape \(1, 3, 1, 1\)"):
+        cls(3)(torch.randn(1, 3, 1, 1))
+    assert cls(3).eval()(torch.randn(0, 3, 2, 2)).shape == (0, 3, 2, 2)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_state_dicts_without_version_may_lack_the_counter_and_newer_ones_may_not(cls):
+    state = cls(3).state_dict()
+    del state["num_batches_tracked"]
+    with pytest.raises(RuntimeError, match="num_batches_tracked"):
+        cls(3).load_state_dict(state)
+    layer = cls(3)
+    layer.num_batches_tracked.fill_(9)
+    layer.load_state_dict(dict(state))  # a plain dict has lost the version
+    assert layer.num_batches_tracked.dtype == torch.long
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_copies_and_pickles_compute_the_same(cls):
+    layer = scrambled(cls(3, activation="elu", activation_param=0.7))
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        assert torch.equal(twin(x.clone()), copy.deepcopy(layer)(x.clone()))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_activations_are_half_and_parameters_and_statistics_float32(cls, dtype):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), cls(8), nn.Conv2d(8, 8, 3))
+    with torch.autocast("cpu", dtype):
+        hidden = net[:2](torch.randn(4, 3, 8, 8))
+        out = net[2](hidden)
+    out.float().square().mean().backward()
+    assert hidden.dtype == dtype
+    assert net[1].running_mean.dtype == torch.float32
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_frozen_norms_use_and_keep_their_statistics_whatever_train_says(cls):
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), scrambled(cls(4)).float())
+    assert freeze_norms(net) == 1
+    net.train()
+    before = copy.deepcopy(net[1].state_dict())
+    net(torch.randn(2, 3, 4, 4)).sum().backward()
+    assert not net[1].training
+    assert net[0].training
+    assert all(torch.equal(before[key], value) for key, value in net[1].state_dict().items())
+    assert net[1].weight.grad is None
+    assert net[0].weight.grad is not None
+    with pytest.raises(ValueError, match="no ABN"):
+        freeze_norms(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["standard", "inplace", "sync"])
+def test_the_factory_builds_each_kind_with_its_activation(kind):
+    layer = norm_act(kind, "elu", 0.5)(6)
+    assert type(layer) is {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}[kind]
+    assert (layer.num_features, layer.activation, layer.activation_param) == (6, "elu", 0.5)
+
+
+def test_the_factory_takes_functions_as_they_are_and_refuses_what_it_does_not_know():
+    assert norm_act(nn.BatchNorm2d) is nn.BatchNorm2d
+    with pytest.raises(ValueError, match="'batch' is not one of standard, inplace, sync"):
+        norm_act("batch")
+    with pytest.raises(ValueError, match="'relu' is not one of"):
+        norm_act("inplace", "relu")
+
+
+class Block(nn.Module):
+    """Convolution and norm; its first operation leaves its input as it is."""
+
+    def __init__(self, cls):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = cls(4)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_recomputation_gives_the_same_gradients_and_counts_the_batch_once(cls):
+    block = Block(cls).double()
+    twin = copy.deepcopy(block)
+    x = torch.randn(4, 4, 6, 6, dtype=torch.float64, requires_grad=True)
+    block(x).square().sum().backward()
+    expected, x.grad = x.grad, None
+    checkpoint(twin, x).square().sum().backward()
+    assert torch.allclose(x.grad, expected)
+    assert twin.norm.num_batches_tracked == 1
+    assert torch.equal(twin.norm.running_mean, block.norm.running_mean)
+    assert not twin.norm.statistics_paused
+
+
+def test_torchs_own_checkpoint_counts_the_batch_twice():
+    block = Block(InPlaceABN)
+    x = torch.randn(4, 4, 6, 6, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert block.norm.num_batches_tracked == 2
+
+
+def test_held_activation_bytes_are_half_of_those_of_batch_norm_and_leaky_relu():
+    def held(norm):
+        net = nn.Sequential(*[m for _ in range(6) for m in (nn.Conv2d(8, 8, 3, padding=1, bias=False), norm(8))])
+        storages = {}
+        own = {p.data_ptr() for p in net.parameters()} | {b.data_ptr() for b in net.buffers()}
+
+        def pack(tensor):
+            if tensor.data_ptr() not in own:
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        x = torch.randn(4, 8, 32, 32)
+        own.add(x.data_ptr())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = net(x)
+        assert out.requires_grad
+        return sum(storages.values())
+
+    assert held(InPlaceABN) < 0.52 * held(ABN)
+
+
+def test_abn_equals_torchs_batch_norm_and_leaky_relu():
+    layer, torch_layer, x = ABN(5), nn.BatchNorm2d(5), torch.randn(3, 5, 4, 4)
+    assert torch.equal(layer(x), F.leaky_relu(torch_layer(x), 0.01))

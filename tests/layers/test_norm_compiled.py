@@ -1,0 +1,126 @@
+"""Compiled networks against eager ones: outputs, gradients, running statistics, with at least six norm layers.
+
+Small networks hide the faults that in-place operations cause in compiled graphs; six layers show them.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.dist.spawn import run_distributed
+from tests.formula import relative_error
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, init_weights
+from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
+
+LAYERS = 6
+# torch's own warnings while it traces and compiles
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()  # all Sequentials share one code object, whose recompilations are limited
+
+
+def chain(norm, activation="leaky_relu") -> nn.Sequential:
+    torch.manual_seed(0)
+    modules = [nn.Conv2d(3, 8, 3, padding=1, bias=False)]
+    for _ in range(LAYERS):
+        modules += [norm(8, activation=activation), nn.Conv2d(8, 8, 3, padding=1, bias=False)]
+    return nn.Sequential(*modules)
+
+
+def blocks() -> nn.Sequential:
+    """Residual blocks of both kinds, with in-place and out-of-place norms: 12 norms."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        IdentityResidualBlock(8, (8, 8), InPlaceABN),
+        IdentityResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2, groups=2),
+        nn.Conv2d(16, 8, 1, bias=False),
+        InPlaceABN(8),
+        ResidualBlock(8, (8, 8), InPlaceABN),
+        ResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2),
+    )
+    init_weights(network)
+    return network
+
+
+def step(model, network, x):
+    """Return output, input and parameter gradients, and buffers after one training step of ``model``."""
+    leaf = x.clone().requires_grad_()
+    out = model(leaf)
+    out.square().mean().backward()
+    gradients = [p.grad.clone() for p in network.parameters()]
+    return [out.detach(), leaf.grad, *gradients, *[b.clone() for b in network.buffers()]]
+
+
+def compare(make, compile_model, tolerance=2e-4):
+    """Run the same step eagerly and compiled, twice, and compare all that comes of it."""
+    eager, network = make(), make()
+    compiled = compile_model(network)
+    for seed in range(2):
+        x = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
+        for model in (eager, network):
+            model.zero_grad()
+        for ours, truth in zip(step(compiled, network, x), step(eager, eager, x), strict=True):
+            assert relative_error(ours, truth) < tolerance
+
+
+@pytest.mark.parametrize("make", [lambda: chain(InPlaceABN), blocks], ids=["chain", "blocks"])
+def test_inductor_with_fullgraph_equals_eager(make):
+    compare(make, lambda network: torch.compile(network, fullgraph=True))
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu", "identity"])
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync])
+def test_functionalised_graphs_equal_eager(norm, activation):
+    compare(
+        lambda: chain(norm, activation), lambda network: torch.compile(network, fullgraph=True, backend="aot_eager")
+    )
+
+
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
+def test_a_cumulative_average_compiles_without_a_graph_break(norm):
+    compare(
+        lambda: chain(lambda c, activation: norm(c, momentum=None, activation=activation)),
+        lambda network: torch.compile(network, fullgraph=True, backend="aot_eager"),
+    )
+
+
+def _ddp_and_compile(order: str, norm: type, backend: str) -> float:
+    def compiled(model):
+        return torch.compile(model, backend=backend)
+
+    x = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(dist.get_rank()))
+    eager, network = chain(norm), chain(norm)
+    ddp = nn.parallel.DistributedDataParallel
+    model = compiled(ddp(network)) if order == "compile(DDP(m))" else ddp(compiled(network))
+    pairs = zip(step(model, network, x), step(ddp(eager), eager, x), strict=True)
+    return max(relative_error(ours, truth) for ours, truth in list(pairs))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("order", ["compile(DDP(m))", "DDP(compile(m))"])
+@pytest.mark.parametrize(("norm", "backend"), [(InPlaceABN, "inductor"), (InPlaceABNSync, "aot_eager")])
+def test_compiled_ddp_equals_eager_ddp(order, norm, backend):
+    assert max(run_distributed(_ddp_and_compile, 2, order, norm, backend)) < 2e-4
+
+
+def test_export_gives_a_program_with_the_outputs_of_eager_evaluation():
+    network = chain(InPlaceABN).eval()
+    x = torch.randn(2, 3, 12, 12)
+    program = torch.export.export(copy.deepcopy(network), (x,))
+    assert relative_error(program.module()(x), network(x)) < 1e-5
+
+
+def test_a_compiled_norm_leaves_its_input_as_it_is():
+    layer, x = InPlaceABN(3), torch.randn(4, 3, 5, 5)
+    before = x.clone()
+    torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert torch.equal(x, before)

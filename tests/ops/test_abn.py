@@ -1,0 +1,260 @@
+"""The fused operation against float64 autograd of its formula: outputs, all gradients, running statistics."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.formula import activated_batch_norm, relative_error
+from zoo.ops.abn import inplace_abn
+
+ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.5), ("identity", 0.01)]
+SHAPES = [(4, 3), (2, 1, 5), (1, 5, 7, 5), (3, 4, 6, 6), (2, 3, 2, 3, 4), (8, 17, 1, 1)]
+
+
+def make(shape, dtype=torch.float64, weight=None, seed=0):
+    """Return x, weight, bias and a gradient of the output, away from the activation's kink at 0."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 2 + 0.5
+    w = torch.randn(shape[1], generator=generator, dtype=torch.float64) if weight is None else weight
+    b = torch.randn(shape[1], generator=generator, dtype=torch.float64) * 0.5
+    dz = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return x.to(dtype), w.to(dtype), b.to(dtype), dz.to(dtype)
+
+
+def run(x, w, b, dz, **settings):
+    """Return z and the gradients of x, weight and bias of the operation under test."""
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    z = inplace_abn(leaves[0] * 1, *leaves[1:], None, None, **settings)
+    return z, *torch.autograd.grad(z, leaves, dz)
+
+
+def run_formula(x, w, b, dz, eps=1e-5, **settings):
+    leaves = [t.double().clone().requires_grad_() for t in (x, w, b)]
+    z = activated_batch_norm(*leaves, eps, **settings)
+    return z, *torch.autograd.grad(z, leaves, dz.double())
+
+
+@pytest.mark.parametrize(("activation", "param"), ACTIVATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float64_outputs_and_gradients_equal_autograd_of_the_formula(shape, activation, param):
+    case = make(shape)
+    settings = {"activation": activation, "activation_param": param}
+    for ours, truth in zip(run(*case, **settings), run_formula(*case, **settings), strict=True):
+        assert relative_error(ours, truth) < 1e-10
+
+
+@pytest.mark.parametrize(("activation", "param"), ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precision_agrees_within_its_own_rounding(dtype, activation, param):
+    weight = torch.tensor([1.0, -0.7, 0.4, 1.5], dtype=torch.float64)
+    case = make((6, 4, 9, 7), dtype, weight)
+    settings = {"activation": activation, "activation_param": param}
+    eps = torch.finfo(dtype).eps
+    for ours, truth in zip(run(*case, **settings), run_formula(*case, **settings), strict=True):
+        assert ours.dtype == dtype
+        assert relative_error(ours, truth) < 16 * eps
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu", "identity"])
+def test_half_precision_input_with_float32_parameters_keeps_float32_statistics(activation):
+    x, w, b, dz = make((6, 4, 9, 7), torch.float32, torch.tensor([1.0, -0.7, 0.4, 1.5]))
+    running = [torch.zeros(4), torch.ones(4)]
+    half = x.bfloat16()
+    z = inplace_abn(half.clone(), w, b, *running, momentum=1.0, activation=activation)
+    assert z.dtype == torch.bfloat16
+    assert torch.allclose(running[0], half.float().mean((0, 2, 3)), rtol=1e-6)
+    grads = [t.clone().requires_grad_() for t in (w, b)]
+    inplace_abn(half.clone(), *grads, None, None, activation=activation).backward(dz.bfloat16())
+    assert [g.grad.dtype for g in grads] == [torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("scale", [-1.0, -1e-3, 0.0, 1e-6, 1e-3])
+def test_negative_zero_and_tiny_scales_give_the_right_gradients(scale):
+    case = make((4, 3, 6, 6), weight=torch.full((3,), scale, dtype=torch.float64))
+    for ours, truth in zip(run(*case), run_formula(*case), strict=True):
+        assert relative_error(ours, truth) < 1e-7
+
+
+def test_the_derivative_of_the_scale_at_zero_is_plus_one():
+    zero, above = torch.zeros(3, dtype=torch.float64), torch.full((3,), 1e-30, dtype=torch.float64)
+    gradients = [run(*make((4, 3, 6, 6), weight=weight))[2] for weight in (zero, above)]
+    assert gradients[0].abs().min() > 0
+    assert torch.equal(*gradients)
+
+
+def test_without_affine_parameters_the_output_is_the_activated_x_hat():
+    x, _, _, dz = make((4, 3, 6, 6))
+    leaf, truth_leaf = x.clone().requires_grad_(), x.clone().requires_grad_()
+    z, truth = inplace_abn(leaf * 1, None, None, None, None), activated_batch_norm(truth_leaf, None, None)
+    assert relative_error(z, truth) < 1e-12
+    assert relative_error(torch.autograd.grad(z, leaf, dz)[0], torch.autograd.grad(truth, truth_leaf, dz)[0]) < 1e-12
+
+
+def test_running_statistics_are_used_in_evaluation_and_their_gradient_is_that_of_constants():
+    case = make((4, 3, 6, 6))
+    mean, var = torch.randn(3).double(), torch.rand(3).double() + 0.5
+    leaves = [t.clone().requires_grad_() for t in case[:3]]
+    z = inplace_abn(leaves[0] * 1, *leaves[1:], mean.clone(), var.clone(), training=False)
+    truth_leaves = [t.clone().requires_grad_() for t in case[:3]]
+    truth = activated_batch_norm(*truth_leaves, statistics=(mean, var))
+    assert relative_error(z, truth) < 1e-12
+    grads, truths = torch.autograd.grad(z, leaves, case[3]), torch.autograd.grad(truth, truth_leaves, case[3])
+    for ours, expected in zip(grads, truths, strict=True):
+        assert relative_error(ours, expected) < 1e-12
+
+
+def test_running_statistics_move_towards_mean_and_unbiased_variance():
+    x, w, b, _ = make((4, 3, 5, 5))
+    mean, var = torch.full((3,), 2.0).double(), torch.full((3,), 3.0).double()
+    inplace_abn(x.clone(), w, b, mean, var, momentum=0.3)
+    assert torch.allclose(mean, 0.7 * 2 + 0.3 * x.mean((0, 2, 3)))
+    assert torch.allclose(var, 0.7 * 3 + 0.3 * x.var((0, 2, 3), correction=1))
+
+
+def test_nan_in_unused_running_buffers_does_not_reach_the_output():
+    x, w, b, _ = make((4, 3, 5, 5))
+    poison = torch.full((3,), torch.nan).double()
+    assert inplace_abn(x.clone(), w, b, poison, poison.clone(), training=True).isfinite().all()
+
+
+def test_the_input_is_overwritten_and_only_the_output_is_kept():
+    x = torch.randn(4, 3, 6, 6).mul(1.0).requires_grad_() * 1
+    storage = x.data_ptr()
+    z = inplace_abn(x, torch.ones(3), torch.zeros(3), None, None)
+    assert z.data_ptr() == storage
+    kept = {t.data_ptr(): t.numel() for t in z.grad_fn.saved_tensors if t is not None}
+    assert sum(numel for pointer, numel in kept.items() if pointer != storage) <= 4 * 3
+
+
+def test_the_out_of_place_form_leaves_its_input_and_keeps_only_its_output():
+    x = torch.randn(4, 3, 6, 6, requires_grad=True)
+    before = x.detach().clone()
+    z = inplace_abn(x, torch.ones(3), torch.zeros(3), None, None, inplace=False)
+    assert torch.equal(x, before)
+    full_size = [t.data_ptr() for t in z.grad_fn.saved_tensors if t is not None and t.numel() == x.numel()]
+    assert full_size == [z.data_ptr()]
+
+
+@pytest.mark.parametrize("kind", ["expanded", "shared", "transposed", "channels_last"])
+def test_incoming_gradients_are_never_overwritten(kind):
+    x = torch.randn(4, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    dz = {
+        "expanded": torch.ones((), dtype=torch.float64).expand(4, 3, 6, 6),
+        "shared": torch.randn(4, 3, 6, 6, dtype=torch.float64),
+        "transposed": torch.randn(4, 3, 6, 6, dtype=torch.float64).transpose(2, 3),
+        "channels_last": torch.randn(4, 3, 6, 6, dtype=torch.float64).to(memory_format=torch.channels_last),
+    }[kind]
+    before = dz.clone()
+    z = inplace_abn(x * 1, w, None, None, None)
+    other = x * 1
+    (grad,) = torch.autograd.grad([z, other], x, [dz, dz])
+    truth_leaf = x.detach().clone().requires_grad_()
+    (truth,) = torch.autograd.grad(activated_batch_norm(truth_leaf, w, None), truth_leaf, before)
+    assert torch.equal(dz, before)
+    assert relative_error(grad, truth + before) < 1e-12
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_last_3d", "strided", "transposed", "permuted batch"])
+def test_every_layout_gives_the_values_and_keeps_the_strides_of_its_input(layout):
+    x = torch.randn(4, 3, 6, 8, dtype=torch.float64)
+    if layout == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    elif layout == "channels_last_3d":
+        x = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64).to(memory_format=torch.channels_last_3d)
+    elif layout == "strided":
+        x = torch.randn(4, 6, 6, 16, dtype=torch.float64)[:, ::2, :, ::2]
+    elif layout == "transposed":
+        x = x.transpose(2, 3)
+    else:
+        x = torch.randn(3, 4, 6, 8, dtype=torch.float64).transpose(0, 1)
+    truth = activated_batch_norm(x, None, None)
+    strides = x.stride()
+    z = inplace_abn(x, None, None, None, None)
+    assert relative_error(z, truth) < 1e-12
+    assert z.stride() == strides
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("alpha", [1.0, 0.1, 3.0])
+def test_a_saturated_elu_gives_finite_gradients(alpha, dtype):
+    x = torch.cat([torch.full((1, 2, 4, 4), -60.0), torch.randn(3, 2, 4, 4)]).to(dtype)
+    weight, bias = torch.full((2,), 30.0), torch.full((2,), -25.0)
+    leaves = [x.clone().requires_grad_(), weight.to(dtype).requires_grad_(), bias.to(dtype).requires_grad_()]
+    z = inplace_abn(leaves[0] * 1, *leaves[1:], None, None, activation="elu", activation_param=alpha)
+    assert (z == -torch.tensor(alpha, dtype=dtype)).any()
+    for gradient in torch.autograd.grad(z, leaves, torch.randn_like(z)):
+        assert gradient.isfinite().all()
+
+
+def test_differentiating_twice_raises():
+    x = torch.randn(4, 3, requires_grad=True)
+    (grad,) = torch.autograd.grad(inplace_abn(x * 1, None, None, None, None).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_func_grad_gives_the_gradients_of_backward_and_moves_the_buffers_it_is_given():
+    x, w, b, dz = make((4, 3, 5, 5))
+
+    def loss(x, w, b, mean, var):
+        mean, var = mean.clone(), var.clone()
+        return (inplace_abn(x * 1, w, b, mean, var) * dz).sum(), mean
+
+    buffers = torch.zeros(3).double(), torch.ones(3).double()
+    gradients, mean = torch.func.grad(loss, (0, 1, 2), has_aux=True)(x, w, b, *buffers)
+    for ours, truth in zip(gradients, run_formula(x, w, b, dz)[1:], strict=True):
+        assert relative_error(ours, truth) < 1e-10
+    assert torch.allclose(mean, 0.1 * x.mean((0, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"activation": "relu"}, "'relu' is not one of leaky_relu, elu, identity"),
+        ({"activation": "gelu"}, "'gelu' is not one of"),
+        ({"activation_param": 0.0}, "must be positive, got 0.0"),
+        ({"activation_param": -0.1}, "must be positive, got -0.1"),
+        ({"activation": "elu", "activation_param": float("nan")}, "must be positive, got nan"),
+    ],
+)
+def test_activations_that_cannot_be_inverted_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        inplace_abn(torch.randn(4, 3), None, None, None, None, **settings)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1), (0, 3, 4, 4)])
+def test_fewer_than_two_values_per_channel_are_refused_in_training_only(shape):
+    x = torch.randn(shape)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        inplace_abn(x.clone(), None, None, None, None)
+    z = inplace_abn(x.clone(), None, None, torch.zeros(3), torch.ones(3), training=False)
+    assert z.shape == x.shape
+
+
+@pytest.mark.parametrize("bad", [torch.randn(3), torch.zeros(4, 3, dtype=torch.long), torch.randn(4, 5)])
+def test_inputs_of_a_wrong_shape_or_dtype_are_refused_with_their_shape(bad):
+    with pytest.raises(ValueError, match=str(tuple(bad.shape)).replace("(", r"\(").replace(")", r"\)")):
+        inplace_abn(bad, torch.ones(3), torch.zeros(3), None, None)
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    x, w, b, dz = make((4, 3, 5, 5))
+    for wanted in itertools.product([False, True], repeat=3):
+        if not any(wanted):
+            continue
+        leaves = [t.detach().clone().requires_grad_(flag) for t, flag in zip((x, w, b), wanted, strict=True)]
+        inplace_abn(leaves[0] * 1, *leaves[1:], None, None).backward(dz)
+        truths = run_formula(x, w, b, dz)[1:]
+        for leaf, flag, truth in zip(leaves, wanted, truths, strict=True):
+            assert (leaf.grad is not None) == flag
+            assert not flag or relative_error(leaf.grad, truth) < 1e-10
+
+
+def test_a_leaf_that_requires_grad_is_not_overwritten():
+    leaf = torch.randn(4, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        inplace_abn(leaf, None, None, None, None)

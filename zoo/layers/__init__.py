@@ -1,0 +1,21 @@
+"""Modules that networks are built of, and the norm layers as drop-in replacements."""
+
+from zoo.layers.groups import active_group, set_active_group
+from zoo.layers.init import init_weights
+from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, freeze_norms, norm_act
+from zoo.layers.recompute import checkpoint
+from zoo.ops.abn import inplace_abn, inplace_abn_sync
+
+__all__ = [
+    "ABN",
+    "InPlaceABN",
+    "InPlaceABNSync",
+    "active_group",
+    "checkpoint",
+    "freeze_norms",
+    "init_weights",
+    "inplace_abn",
+    "inplace_abn_sync",
+    "norm_act",
+    "set_active_group",
+]

@@ -1,0 +1,223 @@
+"""Batch norm + activation in one module: standard (ABN), in place (InPlaceABN) and synchronised (InPlaceABNSync)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from zoo.ops.abn.functional import (
+    INVERTIBLE_ACTIVATIONS,
+    check_activation,
+    check_count,
+    check_input,
+    inplace_abn,
+    synchronised_group,
+)
+
+NormFactory = Callable[[int], nn.Module]
+
+
+class ABN(_NormBase):
+    """Standard batch norm followed by an activation; not in place.
+
+    z = f(weight (x - mean) / sqrt(var + eps) + bias), x of shape (N, C, ...), the sign of ``weight`` kept.
+
+    Args: ``num_features`` C; ``momentum`` of the running statistics, None for their cumulative average; ``affine``
+    and ``track_running_stats`` as in `torch.nn.BatchNorm2d`; ``activation`` one of relu, leaky_relu, elu, identity;
+    ``activation_param`` the slope of leaky_relu or alpha of elu.  All are plain attributes, read at each call.
+
+    In training the running statistics and ``num_batches_tracked`` are updated in place, unless the layer is frozen
+    (`freeze_norms`).  Raises ValueError for an unknown activation, a slope or alpha that is not positive, a wrong
+    number of channels, and fewer than two values per channel to take statistics of.
+    """
+
+    activations: tuple[str, ...] = (*INVERTIBLE_ACTIVATIONS, "relu")
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        activation: str = "leaky_relu",
+        activation_param: float = 0.01,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_activation(activation, activation_param, self.activations)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.activation = activation
+        self.activation_param = activation_param
+        self.frozen = False
+        self.statistics_paused = False  # a recomputation of the forward pass does not count as a batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised and activated x, same shape and dtype."""
+        check_activation(self.activation, self.activation_param, self.activations)
+        check_input(x, [self.weight, self.running_mean])
+        mean, var, training = self.running_mean, self.running_var, self._use_batch_statistics()
+        if training:
+            check_count(x)
+        if training and mean is not None and var is not None:
+            # The batch's own statistics first, so that a momentum of 1 / batches needs no number on the host, and a
+            # recomputation saves the same tensors as the forward pass whose statistics count.
+            mean, var = torch.zeros_like(mean), torch.ones_like(var)
+        z = F.batch_norm(x, mean, var, self.weight, self.bias, training, momentum=1.0, eps=self.eps)
+        if mean is not None and var is not None and training and self._track():
+            self._merge(mean, var)
+        return activate_(z, self.activation, self.activation_param)
+
+    @torch.no_grad()
+    def _merge(self, mean: Tensor, var: Tensor) -> None:
+        """Move the running statistics towards a batch's mean and unbiased variance."""
+        momentum = self._next_momentum()
+        self.get_buffer("running_mean").lerp_(mean, momentum)
+        self.get_buffer("running_var").lerp_(var, momentum)
+
+    def _use_batch_statistics(self) -> bool:
+        return self.training or self.running_mean is None or self.running_var is None
+
+    def _track(self) -> bool:
+        """Return whether this forward pass moves the running statistics."""
+        tracked = self.running_mean is not None and self.running_var is not None
+        return self.training and tracked and not self.statistics_paused
+
+    def _next_momentum(self) -> float | Tensor:
+        """Count the batch; return the weight of its statistics (momentum None: 1 / number of batches, a tensor)."""
+        count = self.get_buffer("num_batches_tracked").add_(1)
+        if self.momentum is not None:
+            return self.momentum
+        return count.to(self.get_buffer("running_mean").dtype).reciprocal()
+
+    def train(self, mode: bool = True) -> ABN:
+        """Set training mode; a frozen layer stays in evaluation mode."""
+        return super().train(mode and not self.frozen)
+
+    def extra_repr(self) -> str:
+        """Return the settings, in the words of the constructor."""
+        text = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
+        text += f", activation={self.activation}"
+        return text + (f"[{self.activation_param}]" if self.activation in ("leaky_relu", "elu") else "")
+
+
+class InPlaceABN(ABN):
+    """Batch norm + activation that overwrites its input and keeps only its output for backward.
+
+    z = f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias), f one of leaky_relu, elu, identity.
+
+    Arguments, attributes and state dict are those of `ABN`.  The input may not be needed by anything else: a leaf that
+    requires grad and a tensor saved by its producer raise RuntimeError in autograd.  Where x is still needed (a
+    shortcut, a returned feature) set ``inplace = False``: the output is then a new tensor, and no more is kept.
+    Under torch.compile x is never overwritten.  Gradients can be taken once, not twice.
+
+    Source: Rota Bulo, Porzi, Kontschieder, In-Place Activated BatchNorm, CVPR 2018; |weight| + eps as in its code.
+    """
+
+    activations = INVERTIBLE_ACTIVATIONS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.inplace = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised and activated x; with ``inplace`` (the default) x itself, overwritten."""
+        return self._forward(x, group=None)
+
+    def _forward(self, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        batch = self._use_batch_statistics()
+        keep = not batch or self._track()  # running statistics are either read or moved, or left alone
+        momentum = self._next_momentum() if batch and keep else 0.0
+        return inplace_abn(
+            x,
+            self.weight,
+            self.bias,
+            self.running_mean if keep else None,
+            self.running_var if keep else None,
+            batch,
+            momentum,
+            self.eps,
+            self.activation,
+            self.activation_param,
+            inplace=self.inplace,
+            group=group,
+        )
+
+
+class InPlaceABNSync(InPlaceABN):
+    """`InPlaceABN` with the batch statistics of all processes of ``group`` (None: the default process group).
+
+    Processes may hold different numbers of values, none included; at least two are needed over the whole group.  One
+    all-gather in forward, one all-reduce in backward, no communication in evaluation.  Weight and bias gradients are
+    local sums, for DistributedDataParallel to average.  Without a process group it is `InPlaceABN`.
+    """
+
+    def __init__(self, *args: Any, group: dist.ProcessGroup | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+    def set_group(self, group: dist.ProcessGroup | None) -> None:
+        """Synchronise over ``group`` from now on."""
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised and activated x; with ``inplace`` (the default) x itself, overwritten."""
+        return self._forward(x, group=synchronised_group(self.group) if self._use_batch_statistics() else None)
+
+
+def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
+    """Overwrite z with its activation (relu, leaky_relu, elu or identity) and return it."""
+    if activation == "relu":
+        return F.relu_(z)
+    if activation == "leaky_relu":
+        return F.leaky_relu_(z, activation_param)
+    if activation == "elu":
+        return F.elu_(z, activation_param)
+    return z
+
+
+KINDS: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
+
+
+def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation_param: float = 0.01) -> NormFactory:
+    """Return the function ``channels -> module`` that networks build their norms with.
+
+    ``kind`` is "standard" (`ABN`), "inplace" (`InPlaceABN`), "sync" (`InPlaceABNSync`), or such a function of your own,
+    which is returned as it is.  A module of your own must not overwrite its input, or have an attribute ``inplace``
+    that turns this off.  Raises ValueError for an unknown kind and for an activation that the kind does not have.
+    """
+    if callable(kind):
+        return kind
+    if kind not in KINDS:
+        raise ValueError(f"norm {kind!r} is not one of {', '.join(KINDS)}, nor a function channels -> module")
+    layer = KINDS[kind]
+    check_activation(activation, activation_param, layer.activations)
+    return lambda channels: layer(channels, activation=activation, activation_param=activation_param)
+
+
+def out_of_place(norm: Any) -> Any:
+    """Make a norm leave its input as it is, and return it; for inputs that somebody else still needs."""
+    if hasattr(norm, "inplace"):
+        norm.inplace = False
+    return norm
+
+
+def freeze_norms(module: nn.Module) -> int:
+    """Fix all norms of ``module`` (running statistics, no gradients, whatever ``train()`` says); return their number.
+
+    Raises ValueError where there is no norm of this package to freeze.
+    """
+    norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
+    if not norms:
+        raise ValueError(f"{type(module).__name__} has no ABN, InPlaceABN or InPlaceABNSync to freeze")
+    for norm in norms:
+        norm.frozen = True
+        norm.eval()
+        norm.requires_grad_(False)
+    return len(norms)

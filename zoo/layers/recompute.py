@@ -1,0 +1,38 @@
+"""Activation checkpointing that counts each batch once in the running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from zoo.layers.norm import ABN
+
+
+def checkpoint(module: nn.Module, *args: Any) -> Any:
+    """Return ``module(*args)``, keeping only ``args`` and computing the rest again in backward.
+
+    `torch.utils.checkpoint.checkpoint` (non-reentrant) that updates running statistics once per step; called
+    directly, torch's runs every norm's forward twice and updates them twice.  ``module`` must not overwrite ``args``:
+    the residual blocks and dense modules of this package do not.
+    """
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _paused_statistics(module)
+
+    return torch_checkpoint(module, *args, use_reentrant=False, context_fn=contexts)
+
+
+@contextmanager
+def _paused_statistics(module: nn.Module) -> Iterator[None]:
+    norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
+    for norm in norms:
+        norm.statistics_paused = True
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.statistics_paused = False

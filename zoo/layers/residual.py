@@ -1,0 +1,113 @@
+"""Residual blocks: post-activation (ResNet v1) and pre-activation (ResNeXt, WiderResNet)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo.layers.conv import conv2d
+from zoo.layers.norm import NormFactory, activate_, out_of_place
+
+
+class ResidualBlock(nn.Module):
+    """Post-activation block: f(branch(x) + shortcut(x)), He et al. 2016.
+
+    ``channels`` holds two entries for a basic block (3x3 with the stride, 3x3; both dilated) or three for a bottleneck
+    (1x1, 3x3 with the stride and dilation, 1x1).  The last norm of branch and shortcut has no activation; f is that of
+    the first norm.  x is left as it is.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: Sequence[int], norm: NormFactory, stride: int = 1, dilation: int = 1
+    ) -> None:
+        super().__init__()
+        bottleneck = len(channels) == 3
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        widths = [in_channels, *channels]
+        for index in range(1, len(widths)):
+            is_3x3 = not bottleneck or index == 2
+            strided = index == (2 if bottleneck else 1)
+            layers[f"conv{index}"] = conv2d(
+                widths[index - 1],
+                widths[index],
+                kernel_size=3 if is_3x3 else 1,
+                stride=stride if strided else 1,
+                dilation=dilation if is_3x3 else 1,
+            )
+            layers[f"bn{index}"] = norm(widths[index])
+        _without_activation(layers[f"bn{len(channels)}"])
+        self.convs = nn.Sequential(layers)
+        self.has_projection = stride != 1 or in_channels != channels[-1]
+        if self.has_projection:
+            self.proj_conv = conv2d(in_channels, channels[-1], kernel_size=1, stride=stride)
+            self.proj_bn = _without_activation(norm(channels[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output in a new tensor."""
+        shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
+        first_norm: Any = self.convs.bn1
+        return activate_(self.convs(x) + shortcut, first_norm.activation, first_norm.activation_param)
+
+
+class IdentityResidualBlock(nn.Module):
+    """Pre-activation block: x + branch(norm(x)), nothing after the sum, He et al. 2016 (identity mappings).
+
+    ``channels`` holds two entries for a basic block (3x3 with the stride, 3x3; both dilated) or three for a bottleneck
+    (1x1 with the stride, 3x3 with groups and dilation, 1x1).  A projection reads the output of the first norm, which
+    never overwrites x.  ``dropout`` is the probability with which whole maps are dropped before the last convolution.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        norm: NormFactory,
+        stride: int = 1,
+        groups: int = 1,
+        dilation: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        bottleneck = len(channels) == 3
+        if groups > 1 and not bottleneck:
+            raise ValueError(f"groups={groups} needs a block of three channels, got {tuple(channels)}")
+        self.bn1 = out_of_place(norm(in_channels))
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        widths = [in_channels, *channels]
+        for index in range(1, len(widths)):
+            if index > 1:
+                layers[f"bn{index}"] = norm(widths[index - 1])
+            if dropout > 0 and index == len(channels):
+                layers["dropout"] = nn.Dropout2d(dropout)
+            is_3x3 = not bottleneck or index == 2
+            layers[f"conv{index}"] = conv2d(
+                widths[index - 1],
+                widths[index],
+                kernel_size=3 if is_3x3 else 1,
+                stride=stride if index == 1 else 1,
+                groups=groups if bottleneck and index == 2 else 1,
+                dilation=dilation if is_3x3 else 1,
+            )
+        self.convs = nn.Sequential(layers)
+        self.has_projection = stride != 1 or in_channels != channels[-1]
+        if self.has_projection:
+            self.proj_conv = conv2d(in_channels, channels[-1], kernel_size=1, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output in a new tensor."""
+        activated = self.bn1(x)
+        shortcut = self.proj_conv(activated) if self.has_projection else x
+        return self.convs(activated).add_(shortcut)  # the last convolution does not keep its output
+
+
+def _without_activation(norm: Any) -> Any:
+    if not hasattr(norm, "activation"):
+        raise ValueError(
+            f"{type(norm).__name__} has no attribute `activation` to set to identity: post-activation ResNets need "
+            "norms that have one (as ABN, InPlaceABN and InPlaceABNSync)"
+        )
+    norm.activation = "identity"
+    return norm

@@ -1,0 +1,1 @@
+"""The mathematics of the memory-optimised layers; no modules here."""

@@ -1,0 +1,162 @@
+"""Batch normalisation and activation in one operation: statistics, synchronisation, running averages, output."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zoo.ops.abn.autograd import ActivatedBatchNorm
+from zoo.ops.abn.backend import kernels
+from zoo.ops.abn.sync import gather_statistics
+
+INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
+
+
+def check_activation(activation: str, activation_param: float, known: tuple[str, ...]) -> None:
+    """Raise ValueError unless the activation is one of ``known`` and its slope or alpha is positive."""
+    if activation not in known:
+        raise ValueError(f"activation {activation!r} is not one of {', '.join(known)}")
+    if activation in ("leaky_relu", "elu") and not activation_param > 0:
+        raise ValueError(f"activation_param of {activation} must be positive, got {activation_param!r}")
+
+
+def inplace_abn(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool = True,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    activation: str = "leaky_relu",
+    activation_param: float = 0.01,
+    *,
+    inplace: bool = True,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias) and, if ``inplace``, overwrite x with it.
+
+    x has shape (N, C, ...), the other tensors (C,).  Batch statistics are used when ``training`` or without running
+    ones; in training the running ones move towards them: r + momentum (batch - r), variance unbiased.  ``activation``
+    is leaky_relu (slope ``activation_param``), elu (alpha) or identity.  With ``group`` the statistics are those of
+    all processes of the group, at the cost of one all-gather in forward and one all-reduce in backward.
+
+    Only the output and per-channel vectors are kept for backward.  Under torch.compile x is never overwritten.
+    Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
+    statistics of.  Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
+    """
+    check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
+    check_input(x, [weight, bias, running_mean, running_var])
+    if training or running_mean is None or running_var is None:
+        mean, var, count = _batch_statistics(x, group)
+        if training and running_mean is not None and running_var is not None:
+            update_running(running_mean, running_var, mean, var, count, momentum)
+    else:
+        mean, var, count, group = running_mean, running_var, None, None
+    inplace = inplace and not torch.compiler.is_compiling()
+    return ActivatedBatchNorm.apply(
+        x, weight, bias, mean, var, count, eps, activation, activation_param, inplace, group
+    )
+
+
+def inplace_abn_sync(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool = True,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    activation: str = "leaky_relu",
+    activation_param: float = 0.01,
+    group: dist.ProcessGroup | None = None,
+    *,
+    inplace: bool = True,
+) -> Tensor:
+    """Return what `inplace_abn` does with the statistics of the whole ``group`` (None: the default process group).
+
+    Without an initialised process group, or in a group of one, it is `inplace_abn`.
+    """
+    return inplace_abn(
+        x,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        momentum,
+        eps,
+        activation,
+        activation_param,
+        inplace=inplace,
+        group=synchronised_group(group),
+    )
+
+
+def synchronised_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return the group to synchronise over, the default one for None; None where there is nobody else in it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if group is None else group
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
+    """Raise ValueError unless x is a floating (N, C, ...) tensor and every given vector has C elements."""
+    if x.dim() < 2 or not x.is_floating_point():
+        raise ValueError(f"expected a floating-point tensor (N, C, ...), got {x.dtype} of shape {tuple(x.shape)}")
+    for vector in vectors:
+        if vector is not None and vector.numel() != x.shape[1]:
+            raise ValueError(
+                f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {x.shape[1]}"
+            )
+
+
+def values_per_channel(x: Tensor) -> int:
+    """Return N times the spatial size of an (N, C, ...) tensor."""
+    return x.numel() // x.shape[1] if x.shape[1] else 0
+
+
+def check_count(x: Tensor, count: int | None = None) -> None:
+    """Raise ValueError unless there are two values per channel: ``count`` of them, or those of x."""
+    count = values_per_channel(x) if count is None else count
+    if count < 2:
+        raise ValueError(
+            f"batch statistics need more than 1 value per channel, got {count} with an input of shape "
+            f"{tuple(x.shape)}; use a larger batch, or evaluation mode"
+        )
+
+
+def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, int | Tensor]:
+    """Return mean, biased variance and the number of values per channel, over the group where one is given."""
+    local_count = values_per_channel(x)
+    mean, var = kernels.statistics(x.detach())
+    count: int | Tensor = local_count
+    if group is not None:
+        mean, var, count = gather_statistics(mean, var, local_count, group)
+    # Two local values are enough for the whole group, so that the global count is waited for only without them.
+    if local_count < 2:
+        check_count(x, int(count))
+    return mean, var, count
+
+
+@torch.no_grad()
+def update_running(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    count: int | Tensor,
+    momentum: float | Tensor,
+) -> None:
+    """Move the running statistics in place by ``momentum`` towards those of a batch of ``count`` values per channel.
+
+    ``var`` is biased, the running variance unbiased: n / (n - 1).
+    """
+    unbiased = var * (count / (count - 1))
+    for running, batch in ((running_mean, mean), (running_var, unbiased)):
+        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
+        running.lerp_(batch.to(running.dtype), weight)

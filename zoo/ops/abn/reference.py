@@ -1,0 +1,127 @@
+"""The four kernels of the fused activated batch norm in plain torch, for any device, layout and dtype.
+
+Notation, per channel: mean m and biased variance v of x, scale g, shift b, activation f, and
+
+    x_hat = (x - m) / sqrt(v + eps),    y = g x_hat + b,    z = f(y)
+
+with g = |weight| + eps, so that y can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is that
+of the published code).  Without weight and bias y = x_hat.  Channels are dimension 1 of an (N, C, ...) tensor.
+Half-precision tensors are computed in float32, float64 ones in float64.  The derivation is in csrc/README.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Form(NamedTuple):
+    """What turns x_hat into z and back: weight and bias of shape (C,) or None, eps, activation and its parameter."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    activation: str
+    activation_param: float
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the statistics and sums of tensors of ``dtype``: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
+    x = x.to(accumulate_dtype(x.dtype))
+    if x.numel() == 0:
+        return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+    var, mean = torch.var_mean(x, _reduced_dims(x), correction=0)
+    return mean, var
+
+
+def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form) -> Tensor:
+    """Return z in a new tensor of the dtype of x."""
+    y = x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)
+    return _activate_(_affine_(y, var, form), form).to(x.dtype)
+
+
+def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form) -> None:
+    """Overwrite x with z."""
+    if x.dtype == accumulate_dtype(x.dtype):
+        _activate_(_affine_(x.sub_(_per_channel(mean, x)), var, form), form)
+    else:
+        x.copy_(apply(x, mean, var, form))
+
+
+def backward_reduce(z: Tensor, dz: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
+    x_hat, dy = _invert(z, dz, form)
+    dims = _reduced_dims(z)
+    return dy.sum(dims), (dy * x_hat).sum(dims)
+
+
+def backward_apply(z: Tensor, dz: Tensor, var: Tensor, means: tuple[Tensor, Tensor] | None, form: Form) -> Tensor:
+    """Return dL/dx in a new tensor: g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)).
+
+    ``means`` holds the two means; None stands for statistics that do not depend on x: then it is g / sqrt(v + eps) dy.
+    """
+    x_hat, dy = _invert(z, dz, form)
+    if means is not None:
+        dy = dy - _per_channel(means[0], z) - x_hat * _per_channel(means[1], z)
+    return (dy * _per_channel(_slope(var, form), z)).to(z.dtype)
+
+
+def _reduced_dims(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _per_channel(vector: Tensor, like: Tensor) -> Tensor:
+    """View a (C,) vector so that it broadcasts over ``like`` of shape (N, C, ...)."""
+    return vector.to(accumulate_dtype(like.dtype)).view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _scale(weight: Tensor, eps: float) -> Tensor:
+    return weight.to(accumulate_dtype(weight.dtype)).abs() + eps
+
+
+def _slope(var: Tensor, form: Form) -> Tensor:
+    """Return dy/dx at fixed statistics, g / sqrt(v + eps), per channel."""
+    inverse_std = torch.rsqrt(var + form.eps)
+    return inverse_std if form.weight is None else inverse_std * _scale(form.weight, form.eps)
+
+
+def _affine_(centred: Tensor, var: Tensor, form: Form) -> Tensor:
+    y = centred.mul_(_per_channel(_slope(var, form), centred))
+    return y if form.bias is None else y.add_(_per_channel(form.bias, y))
+
+
+def _activate_(y: Tensor, form: Form) -> Tensor:
+    if form.activation == "leaky_relu":
+        return F.leaky_relu_(y, form.activation_param)
+    if form.activation == "elu":
+        return F.elu_(y, form.activation_param)
+    return y
+
+
+def _invert(z: Tensor, dz: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """Return x_hat and dy = dL/dy, recovered from the output z and its gradient dz."""
+    y = z.to(accumulate_dtype(z.dtype))
+    dy = dz.to(y.dtype)
+    negative = y < 0
+    if form.activation == "leaky_relu":
+        dy = torch.where(negative, dy * form.activation_param, dy)
+        y = torch.where(negative, y / form.activation_param, y)
+    elif form.activation == "elu":
+        # A saturated output is -alpha, whose pre-image is -inf. The pre-image of the next larger number stands in:
+        # its gradient z + alpha is zero, and zero times a finite number stays zero.
+        dy = torch.where(negative, dy * (y + form.activation_param), dy)
+        ratio = (y / form.activation_param).clamp(-1 + torch.finfo(z.dtype).eps / 2, 0)
+        y = torch.where(negative, torch.log1p(ratio), y)
+    if form.bias is not None:
+        y = y - _per_channel(form.bias, z)
+    if form.weight is not None:
+        y = y / _per_channel(_scale(form.weight, form.eps), z)
+    return y, dy
