@@ -1,0 +1,376 @@
+"""The networks: published keys, shapes and parameter counts, features, options, and agreement with torchvision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import zoo
+from tests.formula import relative_error
+from zoo.layers import ABN, InPlaceABN, freeze_norms, init_weights
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models import ARCHITECTURES
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "networks.json").read_text())
+NORM = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+BLOCKS = {
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet152": (3, 8, 36, 3),
+    "resnext50": (3, 4, 6, 3),
+    "resnext101": (3, 4, 23, 3),
+    "resnext152": (3, 8, 36, 3),
+    "wider_resnet16": (1, 1, 1, 1, 1, 1),
+    "wider_resnet20": (1, 1, 1, 3, 1, 1),
+    "wider_resnet38": (3, 3, 6, 3, 1, 1),
+    "densenet121": (6, 12, 24, 16),
+    "densenet169": (6, 12, 32, 32),
+    "densenet201": (6, 12, 48, 32),
+    "densenet264": (6, 12, 64, 48),
+}
+
+
+def build_meta(name, **kwargs):
+    with torch.device("meta"):
+        return zoo.get(name, **kwargs)
+
+
+def key_hash(model: nn.Module) -> str:
+    lines = [f"{key} {tuple(value.shape)}" for key, value in model.state_dict().items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def norm_keys(prefix: str) -> Iterator[str]:
+    yield from (f"{prefix}.{name}" for name in NORM)
+
+
+def grammar(name: str, input_3x3: bool) -> Iterator[str]:
+    """Yield the keys that the published key grammar gives, in order, without any network."""
+    yield "mod1.conv1.weight"
+    if name.startswith("resnet"):
+        yield from norm_keys("mod1.bn1")
+        for module, blocks in enumerate(BLOCKS[name], start=2):
+            convs = 2 if name in ("resnet18", "resnet34") else 3
+            for block in range(1, blocks + 1):
+                for conv in range(1, convs + 1):
+                    yield f"mod{module}.block{block}.convs.conv{conv}.weight"
+                    yield from norm_keys(f"mod{module}.block{block}.convs.bn{conv}")
+                if block == 1 and (module > 2 or convs == 3):
+                    yield f"mod{module}.block1.proj_conv.weight"
+                    yield from norm_keys(f"mod{module}.block1.proj_bn")
+    else:
+        if input_3x3:
+            yield from norm_keys("mod1.bn1")
+            yield "mod1.conv2.weight"
+            yield from norm_keys("mod1.bn2")
+            yield "mod1.conv3.weight"
+        yield from (dense_grammar(name) if name.startswith("densenet") else identity_grammar(name))
+        yield from norm_keys("bn_out")
+    yield from ("classifier.fc.weight", "classifier.fc.bias")
+
+
+def identity_grammar(name: str) -> Iterator[str]:
+    for module, blocks in enumerate(BLOCKS[name.removesuffix("_a2")], start=2):
+        convs = 3 if name.startswith("resnext") or module > 5 else 2
+        wider = name.startswith("wider")
+        for block in range(1, blocks + 1):
+            prefix = f"mod{module}.block{block}"
+            yield from norm_keys(f"{prefix}.bn1")
+            yield f"{prefix}.convs.conv1.weight"
+            for conv in range(2, convs + 1):
+                yield from norm_keys(f"{prefix}.convs.bn{conv}")
+                yield f"{prefix}.convs.conv{conv}.weight"
+            # a wider net's modules all widen their input; mod4 widens 256 to 512 and mod5 512 to 1024
+            if block == 1 and (not wider or module >= 2):
+                yield f"{prefix}.proj_conv.weight"
+
+
+def dense_grammar(name: str) -> Iterator[str]:
+    for module, layers in enumerate(BLOCKS[name], start=2):
+        for convs in ("convs1", "convs3"):
+            for layer in range(layers):
+                yield from norm_keys(f"mod{module}.{convs}.{layer}.bn")
+                yield f"mod{module}.{convs}.{layer}.conv.weight"
+        if module < 5:
+            yield from norm_keys(f"tra{module}.bn")
+            yield f"tra{module}.conv.weight"
+
+
+@pytest.mark.parametrize("case", list(GOLDEN))
+def test_keys_shapes_and_parameter_counts_are_the_published_ones(case):
+    name, _, stem = case.partition("+")
+    model = build_meta(name, **({"input_3x3": True} if stem else {}))
+    golden = GOLDEN[case]
+    classifier = model.num_features * 1000 + 1000
+    parameters = sum(p.numel() for p in model.parameters())
+    assert parameters == golden["parameters"]
+    assert parameters - classifier == golden["headless"]
+    assert len(model.state_dict()) == golden["entries"]
+    assert key_hash(model) == golden["keys_sha256"]
+    assert list(model.state_dict()) == list(grammar(name, bool(stem)))
+    headless = build_meta(name, classes=0, **({"input_3x3": True} if stem else {}))
+    assert sum(p.numel() for p in headless.parameters()) == golden["headless"]
+    assert not hasattr(headless, "classifier")
+
+
+def test_the_golden_file_covers_every_architecture_and_both_stems():
+    names = {case.partition("+")[0] for case in GOLDEN}
+    assert names == set(ARCHITECTURES)
+    assert sum("+" in case for case in GOLDEN) == 7
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_resnets_compute_what_torchvisions_do_with_the_same_weights(name):
+    model = zoo.get(name, activation="relu").eval()
+    theirs = getattr(torchvision.models, name)(weights=None).eval()
+    torch.manual_seed(0)
+    for buffer in theirs.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)
+    ours = {}
+    for key, value in theirs.state_dict().items():
+        parts = key.split(".")
+        if parts[0].startswith("layer"):
+            parts[:2] = [f"mod{int(parts[0][5:]) + 1}", f"block{int(parts[1]) + 1}"]
+            if parts[2] == "downsample":
+                parts[2:4] = ["proj_conv" if parts[3] == "0" else "proj_bn"]
+            else:
+                parts.insert(2, "convs")
+        else:
+            parts[:1] = ["classifier", "fc"] if parts[0] == "fc" else ["mod1", parts[0]]
+        ours[".".join(parts)] = value
+    model.load_state_dict(ours)
+    x = torch.randn(2, 3, 96, 96)
+    with torch.no_grad():
+        assert relative_error(model(x), theirs(x)) < 1e-5
+
+
+SMALL = ["resnet18", "resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_in_place_and_standard_norms_compute_the_same_network(name):
+    torch.manual_seed(0)
+    standard = zoo.get(name, classes=5).double()
+    inplace = zoo.get(name, classes=5, norm="inplace").double()
+    inplace.load_state_dict(standard.state_dict())
+    with torch.no_grad():  # scale |w| + eps against w
+        for module in inplace.modules():
+            if isinstance(module, InPlaceABN):
+                module.weight.sub_(module.eps)
+    size = 32 if name.startswith("wider") else 64
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    for model in (standard, inplace):
+        torch.manual_seed(1)  # the same dropout
+        model(x.clone()).square().sum().backward()
+    pairs = list(zip(inplace.parameters(), standard.parameters(), strict=True))
+    assert all(relative_error(ours.grad, truth.grad) < 1e-7 for ours, truth in pairs)
+    for ours, truth in zip(inplace.buffers(), standard.buffers(), strict=True):
+        assert relative_error(ours, truth) < 1e-9
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", ["standard", "inplace"])
+@pytest.mark.parametrize("name", SMALL)
+def test_returned_features_are_raw_stage_outputs_that_nothing_overwrites_later(name, norm, training):
+    model = zoo.get(name, norm=norm, features_only=True).train(training)
+    clones, shapes = {}, []
+    for stage in model.feature_info.module_name():
+        model.get_submodule(stage).register_forward_hook(
+            lambda m, i, out, stage=stage: clones.update({stage: out.clone()})
+        )
+    size = 32 if name.startswith("wider") else 64
+    features = model(torch.randn(2, 3, size, size))
+    for feature, stage in zip(features, model.feature_info.module_name(), strict=True):
+        assert torch.equal(feature, clones[stage])
+        shapes.append((feature.shape[1], size // feature.shape[2]))
+    assert shapes == list(zip(model.feature_info.channels(), model.feature_info.reduction(), strict=True))
+    sum(f.square().mean() for f in features).backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_feature_networks_have_the_keys_of_the_full_network_without_the_classifier():
+    for name in SMALL:
+        full, features = build_meta(name), build_meta(name, features_only=True)
+        assert list(features.state_dict()) == [key for key in full.state_dict() if not key.startswith("classifier.")]
+
+
+def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
+    model = zoo.get("resnet18", classes=7, keep_outputs=True)
+    outputs = model(torch.randn(2, 3, 64, 64))
+    assert [o.shape[1] for o in outputs] == [64, 64, 128, 256, 512, 7]
+    assert len(zoo.get("resnet18", classes=0, keep_outputs=True)(torch.randn(2, 3, 64, 64))) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "dilation", "reductions"),
+    [
+        ("resnet18", 1, [4, 4, 8, 16, 32]),
+        ("resnet18", [1, 1, 2, 4], [4, 4, 8, 8, 8]),
+        ("resnet50", [2, 1, 1, 1], [2, 2, 4, 8, 16]),
+        ("resnext50", [1, 1, 2, [1, 2, 1]], [4, 4, 8, 8, 8]),
+        ("resnext50", [1, 1, 1, [1, 1, 1]], [4, 4, 8, 16, 16]),
+        ("wider_resnet16_a2", True, [1, 2, 4, 8, 8, 8, 8]),
+        ("wider_resnet16_a2", (1, 2, 4, 4), [1, 2, 4, 8, 8, 8, 8]),
+        ("densenet121", 2, [4, 4, 4, 4, 4]),
+        ("densenet121", [1, 1, 2, 4], [4, 4, 8, 8, 8]),
+    ],
+)
+def test_dilation_keeps_the_map_size_and_the_keys(name, dilation, reductions):
+    model = zoo.get(name, features_only=True, dilation=dilation)
+    assert model.feature_info.reduction() == reductions
+    sizes = [feature.shape[-1] for feature in model(torch.randn(2, 3, 64, 64))]
+    assert sizes == [64 // reduction for reduction in reductions]
+    assert list(model.state_dict()) == list(build_meta(name, features_only=True).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "dilation"),
+    [
+        ("resnet18", 2),
+        ("resnet18", [1, 2]),
+        ("resnet18", [1, 1, 0, 1]),
+        ("resnext50", 2),
+        ("resnext50", [1, 1, [2], 1]),
+        ("densenet121", [1, 1]),
+        ("densenet121", "2"),
+        ("densenet121", 0),
+    ],
+)
+def test_impossible_dilations_are_refused_with_their_value(name, dilation):
+    with pytest.raises(zoo.ConfigError, match="dilation must be") as error:
+        build_meta(name, dilation=dilation)
+    assert repr(dilation) in str(error.value)
+
+
+def test_a2_drops_whole_maps_before_the_last_convolution():
+    model = build_meta("wider_resnet16_a2")
+    found = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout2d)}
+    assert found == {"mod6.block1.convs.dropout": 0.3, "mod7.block1.convs.dropout": 0.5}
+    order = [name for name, _ in model.mod6.block1.convs.named_children()]
+    assert order == ["conv1", "bn2", "conv2", "bn3", "dropout", "conv3"]
+
+
+def test_strides_sit_on_the_3x3_of_v1_and_on_the_first_1x1_of_pre_activation_bottlenecks():
+    v1, pre = build_meta("resnet50").mod3.block1.convs, build_meta("resnext50").mod3.block1.convs
+    assert [v1.get_submodule(f"conv{i}").stride[0] for i in (1, 2, 3)] == [1, 2, 1]
+    assert [pre.get_submodule(f"conv{i}").stride[0] for i in (1, 2, 3)] == [2, 1, 1]
+    assert pre.conv2.groups == 64
+
+
+def test_activations_of_v1_branches_end_at_the_sum():
+    block = build_meta("resnet50", activation="elu", activation_param=0.5, norm="inplace").mod3.block1
+    assert [block.convs.get_submodule(f"bn{i}").activation for i in (1, 2, 3)] == ["elu", "elu", "identity"]
+    assert block.proj_bn.activation == "identity"
+
+
+def test_groups_need_three_channels():
+    with pytest.raises(ValueError, match="groups=2 needs a block of three channels"):
+        IdentityResidualBlock(8, (8, 8), ABN, groups=2)
+
+
+def test_norms_of_ones_own_work_in_pre_activation_networks_and_v1_says_what_it_needs():
+    def norm(channels):
+        return nn.Sequential(nn.BatchNorm2d(channels), nn.SiLU())
+
+    assert zoo.get("densenet121", norm=norm, classes=3)(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+    with pytest.raises(zoo.ConfigError, match="Sequential has no attribute `activation`"):
+        zoo.get("resnet18", norm=norm)
+
+
+def test_reset_classifier_and_forward_features():
+    model = zoo.get("resnet18", classes=10)
+    x = torch.randn(2, 3, 64, 64)
+    assert model.forward_features(x).shape == (2, 512, 2, 2)
+    model.reset_classifier(3)
+    assert model(x).shape == (2, 3)
+    model.reset_classifier(0)
+    assert model(x).shape == (2, 512, 2, 2)
+    with pytest.raises(ValueError, match="features_only"):
+        zoo.get("resnet18", features_only=True).reset_classifier(3)
+
+
+def test_every_parameter_is_initialised_and_reproducible():
+    torch.manual_seed(3)
+    first = zoo.get("densenet121", classes=2).state_dict()
+    torch.manual_seed(3)
+    for key, value in zoo.get("densenet121", classes=2).state_dict().items():
+        assert value.isfinite().all()
+        assert torch.equal(value, first[key])
+    fan = 3 * 49 + 64 * 49
+    expected = (2 / (1 + 0.01**2)) ** 0.5 * (2 / fan) ** 0.5
+    assert abs(first["mod1.conv1.weight"].std().item() / expected - 1) < 0.05
+
+
+@pytest.mark.parametrize("method", ["kaiming_normal", "kaiming_uniform", "xavier_uniform", "orthogonal"])
+def test_initialisation_scales_as_its_method_says(method):
+    conv = nn.Conv2d(64, 128, 3, bias=False)
+    init_weights(conv, method, 2.0, "leaky_relu", 0.1)
+    gain, fan_in, fan_out = (2 / (1 + 0.1**2)) ** 0.5, 64 * 9, 128 * 9
+    deviation = {
+        "kaiming": gain / fan_in**0.5,
+        "xavier": 2 * gain * (2 / (fan_in + fan_out)) ** 0.5,
+        "orthogonal": 2 * gain / fan_in**0.5,
+    }[method.partition("_")[0]]
+    assert abs(conv.weight.std().item() / deviation - 1) < 0.05
+
+
+def test_building_costs_no_more_than_its_initialisation():
+    def seconds(function):
+        start = time.process_time()
+        function()
+        return time.process_time() - start
+
+    model = zoo.get("wider_resnet38", norm="inplace")
+    building = min(seconds(lambda: zoo.get("wider_resnet38", norm="inplace")) for _ in range(3))
+    assert building < 1.5 * min(seconds(lambda: init_weights(model)) for _ in range(3))
+
+
+def test_norms_of_a_network_freeze_with_one_call():
+    model = zoo.get("resnet18", norm="inplace", classes=2)
+    assert freeze_norms(model) == 20
+    model.train()
+    before = [b.clone() for b in model.buffers()]
+    model(torch.randn(2, 3, 64, 64)).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnext50", "densenet121"])
+def test_recomputing_modules_gives_the_same_gradients_and_statistics(name):
+    torch.manual_seed(0)
+    plain = zoo.get(name, norm="inplace", classes=0).double()
+    wrapped = zoo.get(name, norm="inplace", classes=0).double()
+    wrapped.load_state_dict(plain.state_dict())
+    for stage in ("mod3", "mod4"):
+        module = wrapped.get_submodule(stage)
+        module.forward = lambda x, forward=module.forward, module=module: zoo.layers.checkpoint(
+            Called(module, forward), x
+        )
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    for model in (plain, wrapped):
+        model(x.clone()).square().sum().backward()
+    for ours, truth in zip(wrapped.parameters(), plain.parameters(), strict=True):
+        assert relative_error(ours.grad, truth.grad) < 1e-9
+    for ours, truth in zip(wrapped.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, truth)
+
+
+class Called(nn.Module):
+    """A module's own forward as a module, so that replacing the module's forward does not recurse."""
+
+    def __init__(self, module, forward):
+        super().__init__()
+        self.module, self.own_forward = module, forward
+
+    def forward(self, x):
+        return self.own_forward(x)

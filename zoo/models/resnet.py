@@ -1,0 +1,88 @@
+"""ResNet v1 (He et al. 2016), stride on the 3x3 convolution of a bottleneck."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from zoo.errors import ConfigError
+from zoo.layers.conv import conv2d
+from zoo.layers.norm import NormFactory
+from zoo.layers.residual import ResidualBlock
+from zoo.layers.stem import max_pool
+from zoo.models.network import Network
+
+
+class ResNet(Network):
+    """Stem ``mod1`` and four modules of post-activation residual blocks, ``mod2`` to ``mod5``.
+
+    ``dilation`` is 1 or one entry per module: an entry other than 1 dilates all blocks of the module and removes its
+    stride (for mod2: the stem's pooling).  With ``keep_outputs`` forward returns the list of the five modules' outputs
+    and, where there is a classifier, the logits.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        structure: Sequence[int],
+        bottleneck: bool,
+        features_only: bool = False,
+        dilation: int | Sequence[int] = 1,
+        keep_outputs: bool = False,
+    ) -> None:
+        super().__init__(features_only)
+        dilations = _dilation_per_module(dilation)
+        self.keep_outputs = keep_outputs
+        stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, 64, 7, stride=2), bn1=norm(64))
+        if dilations[0] == 1:
+            stem["pool1"] = max_pool()
+        self.mod1 = nn.Sequential(stem)
+        reduction = 4 if dilations[0] == 1 else 2
+        self._add_stage("mod1", channels=64, reduction=reduction)
+        in_channels = 64
+        for index, (blocks, module_dilation) in enumerate(zip(structure, dilations, strict=True)):
+            width = 64 * 2**index
+            channels = (width, width, 4 * width) if bottleneck else (width, width)
+            stride = 2 if index > 0 and module_dilation == 1 else 1
+            module: OrderedDict[str, nn.Module] = OrderedDict()
+            for block in range(1, blocks + 1):
+                module[f"block{block}"] = ResidualBlock(
+                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation
+                )
+                in_channels = channels[-1]
+            reduction *= stride
+            self.add_module(f"mod{index + 2}", nn.Sequential(module))
+            self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
+        self._add_classifier(classes)
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Return the logits, or with ``keep_outputs`` every module's output and the logits."""
+        if not self.keep_outputs or self.features_only:
+            return super().forward(x)
+        outputs = self.forward_stages(x)
+        return [*outputs, self.classifier(outputs[-1])] if hasattr(self, "classifier") else outputs
+
+
+def _dilation_per_module(dilation: int | Sequence[int]) -> list[int]:
+    dilations = [1] * 4 if dilation == 1 else dilation
+    if (
+        not isinstance(dilations, Sequence)
+        or len(dilations) != 4
+        or not all(type(d) is int and d > 0 for d in dilations)
+    ):
+        raise ConfigError(f"dilation must be 1 or four positive integers (mod2 to mod5), got {dilation!r}")
+    return list(dilations)
+
+
+ARCHITECTURES = {
+    "resnet18": partial(ResNet, structure=(2, 2, 2, 2), bottleneck=False),
+    "resnet34": partial(ResNet, structure=(3, 4, 6, 3), bottleneck=False),
+    "resnet50": partial(ResNet, structure=(3, 4, 6, 3), bottleneck=True),
+    "resnet101": partial(ResNet, structure=(3, 4, 23, 3), bottleneck=True),
+    "resnet152": partial(ResNet, structure=(3, 8, 36, 3), bottleneck=True),
+}

@@ -1,0 +1,93 @@
+"""Pre-activation ResNeXt with 64 groups ("64x2d"; the ResNeXt paper's are 32x4d and 64x4d)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from zoo.errors import ConfigError
+from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.layers.stem import build_stem
+from zoo.models.network import Network
+
+GROUPS = 64
+BlockDilation = int | Sequence[int]
+
+
+class ResNeXt(Network):
+    """Stem ``mod1``, four modules of pre-activation bottlenecks ``mod2`` to ``mod5``, last norm ``bn_out``.
+
+    ``input_3x3`` makes the stem of three 3x3 convolutions instead of one 7x7.  ``dilation`` is 1 or one entry per
+    module, each an int or one int per block; an entry other than 1 (a list of ones included) removes the module's
+    stride.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        structure: Sequence[int],
+        features_only: bool = False,
+        input_3x3: bool = False,
+        dilation: int | Sequence[BlockDilation] = 1,
+    ) -> None:
+        super().__init__(features_only)
+        self.mod1 = build_stem(64, norm, input_3x3)
+        self._add_stage("mod1", channels=64, reduction=4)
+        in_channels, reduction = 64, 4
+        entries = _dilation_per_module(dilation, structure)
+        for index, (blocks, entry) in enumerate(zip(structure, entries, strict=True)):
+            width = 128 * 2**index
+            stride = 2 if index > 0 and entry == 1 else 1
+            module: OrderedDict[str, nn.Module] = OrderedDict()
+            for block in range(blocks):
+                module[f"block{block + 1}"] = IdentityResidualBlock(
+                    in_channels,
+                    (width, width, 2 * width),
+                    norm,
+                    stride=stride if block == 0 else 1,
+                    groups=GROUPS,
+                    dilation=entry if isinstance(entry, int) else entry[block],
+                )
+                in_channels = 2 * width
+            reduction *= stride
+            self.add_module(f"mod{index + 2}", nn.Sequential(module))
+            self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
+        self.bn_out = out_of_place(norm(in_channels))
+        self._add_classifier(classes)
+
+
+def _dilation_per_module(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
+    """Return one entry per module; raise ConfigError for another shape."""
+    entries = [1] * 4 if isinstance(dilation, int) and dilation == 1 else dilation
+    if (
+        isinstance(entries, Sequence)
+        and len(entries) == 4
+        and all(_fits(entry, blocks) for entry, blocks in zip(entries, structure, strict=True))
+    ):
+        return entries
+    raise ConfigError(
+        "dilation must be 1 or four entries (mod2 to mod5), each a positive integer or one per block "
+        f"({', '.join(map(str, structure))} blocks), got {dilation!r}"
+    )
+
+
+def _fits(entry: BlockDilation, blocks: int) -> bool:
+    per_block = [entry] * blocks if isinstance(entry, int) else entry
+    return (
+        isinstance(per_block, Sequence)
+        and len(per_block) == blocks
+        and all(type(dilation) is int and dilation > 0 for dilation in per_block)
+    )
+
+
+ARCHITECTURES = {
+    "resnext50": partial(ResNeXt, structure=(3, 4, 6, 3)),
+    "resnext101": partial(ResNeXt, structure=(3, 4, 23, 3)),
+    "resnext152": partial(ResNeXt, structure=(3, 8, 36, 3)),
+}
