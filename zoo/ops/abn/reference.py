@@ -44,16 +44,24 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form) -> Tensor:
     """Return z in a new tensor of the dtype of x."""
-    y = x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)
-    return _activate_(_affine_(y, var, form), form).to(x.dtype)
+    # Nothing that returns its own argument may come last, neither an operation in place nor a conversion to the same
+    # dtype: compiled by torch 2.11 all gradients would be zero.
+    y = (x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)) * _per_channel(_slope(var, form), x)
+    if form.bias is not None:
+        y = y + _per_channel(form.bias, x)
+    z = _activate(y, form, inplace=False)
+    return z if z.dtype == x.dtype else z.to(x.dtype)
 
 
 def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form) -> None:
     """Overwrite x with z."""
-    if x.dtype == accumulate_dtype(x.dtype):
-        _activate_(_affine_(x.sub_(_per_channel(mean, x)), var, form), form)
-    else:
+    if x.dtype != accumulate_dtype(x.dtype):
         x.copy_(apply(x, mean, var, form))
+        return
+    x.sub_(_per_channel(mean, x)).mul_(_per_channel(_slope(var, form), x))
+    if form.bias is not None:
+        x.add_(_per_channel(form.bias, x))
+    _activate(x, form, inplace=True)
 
 
 def backward_reduce(z: Tensor, dz: Tensor, form: Form) -> tuple[Tensor, Tensor]:
@@ -93,16 +101,11 @@ def _slope(var: Tensor, form: Form) -> Tensor:
     return inverse_std if form.weight is None else inverse_std * _scale(form.weight, form.eps)
 
 
-def _affine_(centred: Tensor, var: Tensor, form: Form) -> Tensor:
-    y = centred.mul_(_per_channel(_slope(var, form), centred))
-    return y if form.bias is None else y.add_(_per_channel(form.bias, y))
-
-
-def _activate_(y: Tensor, form: Form) -> Tensor:
+def _activate(y: Tensor, form: Form, inplace: bool) -> Tensor:
     if form.activation == "leaky_relu":
-        return F.leaky_relu_(y, form.activation_param)
+        return F.leaky_relu(y, form.activation_param, inplace)
     if form.activation == "elu":
-        return F.elu_(y, form.activation_param)
+        return F.elu(y, form.activation_param, inplace)
     return y
 
 

@@ -1,0 +1,269 @@
+"""The experiment schema: what is accepted, and that every fault is named with its place."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from zoo.config import check_world_size, parse_experiment
+from zoo.errors import ConfigError
+
+
+def problems_of(content: dict[str, Any]) -> list[str]:
+    """Return the lines of the error that ``content`` gives, without the file's name; empty if it gives none."""
+    try:
+        parse_experiment(content, "x.json")
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        assert all(line.startswith("x.json: ") for line in lines)
+        return [line.removeprefix("x.json: ") for line in lines]
+    return []
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Return ``{"a": {"b": value}}`` for the path "a.b"."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+def test_an_empty_file_gives_the_published_defaults() -> None:
+    config = parse_experiment({}, "x.json")
+    assert (config.network.arch, config.network.activation, config.network.bn_mode) == ("resnet101", "relu", "standard")
+    assert (config.optimizer.batch_size, config.optimizer.clip, config.optimizer.classifier_lr) == (256, 1.0, -1)
+    assert (config.optimizer.weight_decay, config.optimizer.nesterov) == (1e-4, False)
+    assert (config.optimizer.schedule.type, config.optimizer.schedule.epochs) == ("constant", 10)
+    assert (config.input.scale_train, config.input.scale_val, config.input.crop_val) == (-1, 256, 224)
+    assert (config.training.amp, config.training.compile, config.optimizer.ema_decay) == ("off", False, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("network.classes", True),
+        ("network.classes", 10.0),
+        ("network.classes", "10"),
+        ("network.classes", 0),
+        ("network.input_3x3", 1),
+        ("network.arch", None),
+        ("network.arch", ""),
+        ("network.bn_mode", "ipabn"),
+        ("network.activation", "swish"),
+        ("network.activation_param", float("nan")),
+        ("network.dilation", 0),
+        ("network.dilation", True),
+        ("network.dilation", []),
+        ("network.dilation", [1, [2, 0]]),
+        ("network.weight_init", "xavier"),
+        ("network.weight_gain_multiplier", 0),
+        ("optimizer.learning_rate", float("inf")),
+        ("optimizer.learning_rate", False),
+        ("optimizer.learning_rate", 0),
+        ("optimizer.classifier_lr", -0.5),
+        ("optimizer.momentum", 1),
+        ("optimizer.weight_decay", -1e-4),
+        ("optimizer.clip", -1),
+        ("optimizer.type", "sgd"),
+        ("optimizer.label_smoothing", 1),
+        ("optimizer.ema_decay", 1.0),
+        ("optimizer.ema_decay", 0),
+        ("optimizer.accumulate_steps", 0),
+        ("optimizer.schedule.mode", "batch"),
+        ("optimizer.schedule.epochs", 0),
+        ("optimizer.schedule.warmup_epochs", -1),
+        ("input.crop_train", 0),
+        ("input.scale_val", 0),
+        ("input.scale_train", -2),
+        ("input.mean", [0.5, 0.5]),
+        ("training.amp", "fp32"),
+        ("checkpoint.every_steps", -1),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("network", []),
+        ("input", None),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_path_and_itself(path: str, value: Any) -> None:
+    (problem,) = problems_of(nested(path, value))
+    assert problem.startswith(f"{path} = {json.dumps(value)}: ")
+
+
+def test_a_wrong_element_of_a_list_is_named_by_its_index() -> None:
+    (problem,) = problems_of({"input": {"std": [0.2, 0.2, 57.4]}})
+    assert problem.startswith("input.std[2] = 57.4: ")
+
+
+def test_whole_numbers_pass_as_floats() -> None:
+    config = parse_experiment({"optimizer": {"clip": 0, "learning_rate": 1}}, "x.json")
+    assert type(config.optimizer.clip) is type(config.optimizer.learning_rate) is float
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("netwrok", "network"),
+        ("network.bn_moed", "bn_mode"),
+        ("optimizer.schedule.warmup_epoch", "warmup_epochs"),
+        ("expected.sauce", "source"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(path: str, nearest: str) -> None:
+    content = nested(path, "v")
+    if "expected" in content:
+        content["expected"] |= {"source": "a paper", "scores": {"center224": {"top1": 70, "top5": 90}}}
+    assert problems_of(content) == [f'{path} = "v": unknown key; the nearest known key is "{nearest}"']
+
+
+@pytest.mark.parametrize("bn_mode", ["inplace", "sync"])
+def test_relu_is_refused_in_place(bn_mode: str) -> None:
+    (problem,) = problems_of({"network": {"bn_mode": bn_mode, "activation": "relu"}})
+    assert problem.startswith('network.activation = "relu": ')
+    assert bn_mode in problem
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
+@pytest.mark.parametrize("param", [0, -0.01])
+def test_a_slope_or_alpha_that_is_not_positive_is_refused(activation: str, param: float) -> None:
+    (problem,) = problems_of({"network": {"activation": activation, "activation_param": param}})
+    assert problem.startswith("network.activation_param = ")
+
+
+@pytest.mark.parametrize("activation", ["relu", "identity"])
+def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> None:
+    assert not problems_of({"network": {"activation": activation, "activation_param": 0}})
+
+
+@pytest.mark.parametrize(
+    ("content", "path"),
+    [
+        ({"network": {"arch": "resnet50", "input_3x3": True}}, "network.input_3x3"),
+        ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.dilation"),
+        ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
+        ({"optimizer": {"nesterov": True, "momentum": 0}}, "optimizer.nesterov"),
+        ({"optimizer": {"nesterov": True, "type": "Adam"}}, "optimizer.nesterov"),
+        ({"optimizer": {"batch_size": 10, "accumulate_steps": 4}}, "optimizer.batch_size"),
+        ({"optimizer": {"schedule": {"epochs": 4, "warmup_epochs": 4}}}, "optimizer.schedule.warmup_epochs"),
+    ],
+)
+def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str) -> None:
+    (problem,) = problems_of(content)
+    assert problem.startswith(f"{path} = ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"input": {"scale_val": -1, "crop_val": 320}},
+        {"input": {"scale_train": 36, "crop_train": 40}},
+        {"network": {"arch": "resnext50", "input_3x3": True, "dilation": [1, 1, [1, 2], 4]}},
+        {"network": {"arch": "wider_resnet38_a2", "dilation": 2}},
+        {"optimizer": {"nesterov": True, "momentum": 0.5}},
+    ],
+)
+def test_what_only_looks_impossible_is_accepted(content: dict[str, Any]) -> None:
+    assert not problems_of(content)
+
+
+def test_a_3x3_stem_on_a_wider_net_is_accepted_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="zoo"):
+        assert not problems_of({"network": {"arch": "wider_resnet38", "input_3x3": True}})
+    assert [record.name for record in caplog.records] == ["zoo"]
+    assert "x.json: network.input_3x3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "resolved"),
+    [
+        ("constant", {}, {}),
+        ("cosine", {}, {}),
+        ("step", {"step_size": 30}, {"step_size": 30, "gamma": 0.1}),
+        ("multistep", {"milestones": [3, 5], "gamma": 1}, {"milestones": [3, 5], "gamma": 1.0}),
+        ("exponential", {"gamma": 0.9}, {"gamma": 0.9}),
+        ("linear", {"alpha": -0.01, "beta": 1}, {"alpha": -0.01, "beta": 1.0}),
+    ],
+)
+def test_schedule_params_are_completed_with_their_defaults(kind: str, params: Any, resolved: Any) -> None:
+    config = parse_experiment({"optimizer": {"schedule": {"type": kind, "params": params}}}, "x.json")
+    assert config.optimizer.schedule.params == resolved
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "problem"),
+    [
+        ("step", {}, ".step_size: is missing"),
+        ("exponential", {}, ".gamma: is missing"),
+        ("step", {"step_size": 0}, ".step_size = 0: should be greater than 0"),
+        ("step", {"step_size": 3, "gama": 1}, '.gama = 1: unknown key; the nearest known key is "gamma"'),
+        ("multistep", {"milestones": [5, 3]}, ".milestones = [5, 3]: should be in increasing order"),
+        ("multistep", {"milestones": [3, 3]}, ".milestones = [3, 3]: should be in increasing order"),
+        ("multistep", {"milestones": [5, True]}, ".milestones[1] = true: should be a valid integer"),
+        ("cosine", {"t_max": 3}, ".t_max = 3: unknown key: a cosine schedule has no params"),
+        ("linear", 5, " = 5: should be a JSON object"),
+    ],
+)
+def test_wrong_schedule_params_are_named(kind: str, params: Any, problem: str) -> None:
+    content = {"optimizer": {"schedule": {"type": kind, "params": params}}}
+    assert problems_of(content) == [f"optimizer.schedule.params{problem}"]
+
+
+def test_schedule_params_that_are_left_out_altogether_are_named() -> None:
+    content = {"optimizer": {"schedule": {"type": "step"}}}
+    assert problems_of(content) == ["optimizer.schedule.params.step_size: is missing"]
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    content = {
+        "network": {"bn_mod": "inplace", "classes": True, "input_3x3": True},
+        "optimizer": {
+            "nesterov": True,
+            "momentum": 0,
+            "schedule": {"type": "step", "params": {"gamma": -1}, "warmup_epochs": 20},
+        },
+        "input": {"crop_val": 320, "mean": [1, 2, "3"]},
+        "expected": {"scores": {"center224": {"top1": 70}, "centre": {"top1": 1, "top5": 2}}},
+        "sede": 1,
+    }
+    assert sorted(problem.split(" = ")[0].split(": ")[0] for problem in problems_of(content)) == [
+        "expected.scores.center224.top5",
+        "expected.scores.centre",
+        "expected.source",
+        "input.crop_val",
+        "input.mean[1]",
+        "input.mean[2]",
+        "network.bn_mod",
+        "network.classes",
+        "network.input_3x3",
+        "optimizer.nesterov",
+        "optimizer.schedule.params.gamma",
+        "optimizer.schedule.params.step_size",
+        "optimizer.schedule.warmup_epochs",
+        "sede",
+    ]
+
+
+def test_a_wrong_value_gives_no_second_complaint_about_what_it_was_combined_with() -> None:
+    content = {
+        "network": {"activation": "relux", "bn_mode": "inplace"},
+        "optimizer": {"schedule": {"type": "stepp", "params": {"step_size": 30}}},
+    }
+    paths = [problem.split(" = ")[0] for problem in problems_of(content)]
+    assert paths == ["network.activation", "optimizer.schedule.type"]
+
+
+@pytest.mark.parametrize(("accumulate_steps", "world_size"), [(1, 1), (1, 4), (2, 2)])
+def test_a_batch_that_divides_is_accepted(accumulate_steps: int, world_size: int) -> None:
+    content = {"optimizer": {"batch_size": 12, "accumulate_steps": accumulate_steps}}
+    check_world_size(parse_experiment(content, "x.json"), world_size)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate_steps", "world_size", "choices"),
+    [(256, 1, 3, "255 or 258"), (12, 2, 4, "8 or 16"), (2, 1, 3, "use 3")],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(
+    batch_size: int, accumulate_steps: int, world_size: int, choices: str
+) -> None:
+    content = {"optimizer": {"batch_size": batch_size, "accumulate_steps": accumulate_steps}}
+    with pytest.raises(ConfigError, match=f"optimizer.batch_size = {batch_size}: .*{choices}"):
+        check_world_size(parse_experiment(content, "x.json"), world_size)

@@ -1,0 +1,82 @@
+"""Reading experiment files: faults of the file itself, and what an experiment is once it is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{\n  "seed": 1,,\n}', ":2:13: "),
+        ('{"seed": 1} // no comments', ":1:13: "),
+        ("", ":1:1: "),
+        ("[1]", ": should hold a JSON object"),
+        ("\xff", ": is not a JSON file"),
+        ("[" * 100_000, ": is not a JSON file"),
+    ],
+)
+def test_a_file_that_is_not_json_is_named_with_line_and_column(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    assert str(caught.value).startswith(f"{path}{where}")
+
+
+def test_a_missing_file_is_named_and_an_example_given(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.json: cannot be read") as caught:
+        load_experiment(tmp_path / "gone.json")
+    assert str(experiments_dir()) in str(caught.value)
+
+
+def test_keys_given_twice_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"seed": 1, "optimizer": {"clip": 1, "clip": 0, "cilp": 2}, "seed": 2}')
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    lines = str(caught.value).replace(f"{path}: ", "").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == ["seed", "optimizer.clip", "optimizer.cilp"]
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b'\xef\xbb\xbf{"seed": 7}')
+    assert load_experiment(path).seed == 7
+
+
+def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
+    plain = parse_experiment({}, "x.json")
+    score = {"source": "a paper", "scores": {"center224": {"top1": 70.0, "top5": 90.0}}}
+    spelled_out = parse_experiment(json.loads(plain.model_dump_json()) | {"expected": score}, "y.json")
+    other = parse_experiment({"seed": 1}, "x.json")
+    assert plain.digest() == spelled_out.digest() != other.digest()
+    assert len(plain.digest()) == 64
+
+
+def test_the_digest_of_the_defaults_is_that_of_earlier_versions() -> None:
+    # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
+    assert Experiment().digest() == "014d553acfad839e9bfb9b971db2a3a4041c3284904aba90ca8f207551a5eacd"
+
+
+def test_settings_and_defaults_cannot_be_changed_through_an_experiment() -> None:
+    config = parse_experiment({}, "x.json")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+    config.input.mean[0] = 0.0
+    config.optimizer.schedule.params["gamma"] = 0.0
+    fresh = parse_experiment({}, "x.json")
+    assert fresh.input.mean == [0.485, 0.456, 0.406]
+    assert fresh.optimizer.schedule.params == Experiment().optimizer.schedule.params == {}
+
+
+def test_reading_leaves_the_given_dict_as_it_was() -> None:
+    content = {"network": {"dilation": [1, [2]], "arch": "resnext50", "typo": 1}}
+    before = json.dumps(content)
+    with pytest.raises(ConfigError, match="typo"):
+        parse_experiment(content, "x.json")
+    assert json.dumps(content) == before

@@ -1,0 +1,120 @@
+"""The bundled experiment files and the index of published weights say the same as the original project."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zoo
+from zoo.config import Experiment, experiments_dir, load_experiment
+
+PUBLISHED: list[dict[str, Any]] = json.loads(Path(zoo.__path__[0], "published.json").read_text())
+CLASSIFIERS = [entry for entry in PUBLISHED if entry["arch"] is not None]
+
+# name, architecture, bn_mode, 3x3 stem, batch, learning rate, centre 224, ten crops 224, centre 320, md5:
+# section "ImageNet results" of the original project's README, and its experiment files.
+ORIGINAL = """
+resnext101_stdbn_lr_256 resnext101 standard True 256 0.1 77.04/93.50 78.72/94.47 77.92/94.28 448438885986d14db5e870b95f814f91
+resnext101_ipabn_lr_512 resnext101 inplace True 512 0.1 78.08/93.79 79.52/94.66 79.38/94.67 3b7a221cbc076410eb12c8dd361b7e4e
+resnext152_ipabn_lr_256 resnext152 inplace True 256 0.1 78.28/94.04 79.73/94.82 79.56/94.67 2c8d572587961ed74611d534c5b2e9ce
+wider_resnet38_ipabn_lr_256 wider_resnet38 inplace True 256 0.1 79.72/94.78 81.03/95.43 80.69/95.27 1c085ab70b789cc1d6c1594f7a761007
+resnext101_ipabn-sync_lr_256 resnext101 sync True 256 0.1 77.70/93.78 79.18/94.60 78.98/94.56 0a85a21847b15e5a242e17bf3b753849
+densenet264_ipabn_lr_256 densenet264 inplace True 256 0.1 78.57/94.17 79.72/94.93 79.49/94.89 0b413d67b725619441d0646d663865bf
+resnet50_ipabn-sync_lr_512 resnet50 sync False 512 0.2 75.53/92.59 77.04/93.57 76.60/93.49 2522ca639f7fdfd7c0089ba1f5f6c2e8
+resnet34_ipabn-sync_lr_512 resnet34 sync False 512 0.2 73.27/91.34 75.19/92.66 74.87/92.42 61515c1484911c3cc753d405131e1dda
+resnet101_ipabn-sync_lr_512 resnet101 sync False 512 0.2 77.07/93.45 78.58/94.40 78.25/94.19 1552ae0f3d610108df702135f56bd27b
+""".strip().splitlines()  # noqa: E501
+
+
+def experiment_of(name: str) -> Experiment:
+    return load_experiment(experiments_dir() / f"{name}.json")
+
+
+def scores_of(experiment: Experiment) -> dict[str, dict[str, float]]:
+    assert experiment.expected is not None
+    return {protocol: score.model_dump() for protocol, score in experiment.expected.scores.items()}
+
+
+@pytest.mark.parametrize("line", ORIGINAL, ids=lambda line: line.split()[0])
+def test_a_published_experiment_has_the_published_settings_and_scores(line: str) -> None:
+    name, arch, bn_mode, input_3x3, batch_size, learning_rate, *columns, md5 = line.split()
+    experiment = experiment_of(name)
+    network, optimizer = experiment.network, experiment.optimizer
+    assert (network.arch, network.bn_mode, str(network.input_3x3)) == (arch, bn_mode, input_3x3)
+    assert (network.activation, network.activation_param, network.classes) == ("leaky_relu", 0.01, 1000)
+    assert (network.weight_init, network.weight_gain_multiplier, network.dilation) == ("xavier_normal", 1, 1)
+    assert (optimizer.batch_size, optimizer.learning_rate) == (int(batch_size), float(learning_rate))
+    assert (optimizer.type, optimizer.momentum, optimizer.weight_decay) == ("SGD", 0.9, 1e-4)
+    assert (optimizer.nesterov, optimizer.clip, optimizer.schedule.epochs) == (True, 0, 90)
+    assert (experiment.input.color_jitter_train, experiment.input.lighting_train) == (True, True)
+    assert experiment.expected is not None
+    assert experiment.expected.weights_md5 == md5
+    protocols = ("center224", "tencrop224", "center320")
+    published = [dict(zip(("top1", "top5"), map(float, column.split("/")), strict=True)) for column in columns]
+    assert scores_of(experiment) == dict(zip(protocols, published, strict=True))
+
+
+@pytest.mark.parametrize("entry", CLASSIFIERS, ids=lambda entry: entry["name"])
+def test_a_published_schedule_is_that_of_its_network(entry: dict[str, Any]) -> None:
+    schedule = experiment_of(entry["name"]).optimizer.schedule
+    if entry["arch"] == "wider_resnet38":
+        assert (schedule.type, schedule.mode) == ("linear", "step")
+        assert schedule.params == {"alpha": -2.222e-6, "beta": 1}
+    else:
+        assert (schedule.type, schedule.mode) == ("step", "epoch")
+        assert schedule.params == {"step_size": 30, "gamma": 0.1}
+
+
+def test_each_published_network_has_one_experiment_and_the_reverse() -> None:
+    expected = {path.stem: load_experiment(path).expected for path in experiments_dir().glob("*.json")}
+    with_weights = [name for name, scores in expected.items() if scores and scores.weights_md5]
+    assert sorted(with_weights) == sorted(entry["name"] for entry in CLASSIFIERS)
+    assert len(CLASSIFIERS) == 9
+
+
+@pytest.mark.parametrize("entry", CLASSIFIERS, ids=lambda entry: entry["name"])
+def test_the_index_of_weights_agrees_with_the_experiment(entry: dict[str, Any]) -> None:
+    experiment = experiment_of(entry["name"])
+    network = experiment.network
+    assert experiment.expected is not None
+    assert entry["md5"] == experiment.expected.weights_md5
+    assert entry["source"] == experiment.expected.source
+    assert entry["scores"] == scores_of(experiment)
+    assert (entry["arch"], entry["norm"], entry["classes"]) == (network.arch, network.bn_mode, network.classes)
+    assert (entry["activation"], entry["activation_param"]) == (network.activation, network.activation_param)
+    assert entry["batch"] == experiment.optimizer.batch_size
+    assert entry["input_3x3"] is (network.input_3x3 and entry["arch"] != "wider_resnet38")
+
+
+def test_the_index_of_weights_holds_ten_different_files_with_licences() -> None:
+    for key in ("name", "md5", "drive_id"):
+        assert len({entry[key] for entry in PUBLISHED}) == 10
+    assert all(len(entry["md5"]) == 32 and len(entry["drive_id"]) == 33 for entry in PUBLISHED)
+    assert all(entry["licence"] and entry["source"] for entry in PUBLISHED)
+    assert all(entry.keys() == PUBLISHED[0].keys() for entry in PUBLISHED)
+
+
+@pytest.mark.parametrize("path", sorted(experiments_dir().glob("*.json")), ids=lambda path: path.stem)
+def test_files_of_the_original_project_are_valid_input(path: Path, tmp_path: Path) -> None:
+    original = json.loads(path.read_text())
+    original = {section: original[section] for section in ("network", "optimizer", "input")}
+    (tmp_path / "x.json").write_text(json.dumps(original))
+    assert load_experiment(tmp_path / "x.json").network == load_experiment(path).network
+
+
+@pytest.mark.parametrize("name", ["quickstart_fashion_mnist", "cifar10_resnet18_ipabn"])
+def test_the_small_experiments_suit_32_pixels_and_a_laptop(name: str) -> None:
+    experiment = experiment_of(name)
+    sizes = experiment.input
+    assert (sizes.scale_train, sizes.crop_train, sizes.scale_val, sizes.crop_val) == (36, 32, 36, 32)
+    assert (sizes.color_jitter_train, sizes.lighting_train) == (False, False)
+    assert (experiment.network.arch, experiment.network.bn_mode, experiment.network.classes) == (
+        "resnet18",
+        "inplace",
+        10,
+    )
+
+
+def test_the_quickstart_takes_at_most_four_epochs() -> None:
+    assert experiment_of("quickstart_fashion_mnist").optimizer.schedule.epochs <= 4

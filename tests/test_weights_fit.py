@@ -1,0 +1,192 @@
+"""Loading weights into a network: all or nothing, with every difference and every exception told."""
+
+import logging
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import WeightsError
+from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
+from zoo.weights import LoadReport, load_state_dict, load_weights
+
+
+class Net(nn.Module):
+    """A network with the key grammar of the zoo and random values everywhere."""
+
+    def __init__(self, classes: int = 5, norm: type[ABN] = InPlaceABN, width: int = 4) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, bias=False)
+        self.bn1 = norm(width)
+        self.bn_out = norm(width)
+        if classes:
+            self.classifier = nn.Sequential(OrderedDict(fc=nn.Linear(width, classes)))
+        with torch.no_grad():
+            for tensor in self.state_dict().values():
+                tensor.copy_(tensor + 1 + torch.rand(tensor.shape) if tensor.is_floating_point() else torch.tensor(9))
+
+
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    return {key: tensor.clone() for key, tensor in model.state_dict().items()}
+
+
+def load(model: nn.Module, state_dict: dict[str, Tensor]) -> LoadReport:
+    return load_state_dict(model, state_dict, source="w.pth")
+
+
+def refusal_of(model: nn.Module, state_dict: dict[str, Tensor]) -> str:
+    """Return the message of the error, after checking that the model was left as it was."""
+    before = values_of(model)
+    with pytest.raises(WeightsError) as caught:
+        load(model, state_dict)
+    after = model.state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    return str(caught.value)
+
+
+def assert_loaded(model: nn.Module, state_dict: dict[str, Tensor], without: str = "nothing") -> None:
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state_dict[key]) is not key.startswith(without), key
+
+
+def test_a_fitting_file_is_loaded_bit_for_bit_and_reported(tmp_path: Path) -> None:
+    written = Net().state_dict()
+    torch.save({"state_dict": {f"module.{key}": tensor for key, tensor in written.items()}}, tmp_path / "w.pth")
+    model = Net()
+    report = load_weights(model, tmp_path / "w.pth")
+    assert_loaded(model, written)
+    assert report == LoadReport(str(tmp_path / "w.pth"), len(written), "loaded", (), {})
+    assert str(report) == f"{len(written)} tensors loaded from {tmp_path / 'w.pth'}"
+
+
+def test_parameters_stay_the_same_objects_so_that_an_optimizer_keeps_them() -> None:
+    model = Net()
+    before = list(model.parameters())
+    load(model, Net().state_dict())
+    assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_missing_counters_become_0() -> None:
+    written = {key: tensor for key, tensor in Net().state_dict().items() if "num_batches" not in key}
+    model = Net()
+    report = load(model, written)
+    assert report.filled_counters == ("bn1.num_batches_tracked", "bn_out.num_batches_tracked")
+    assert report.num_loaded == len(written)
+    assert model.bn1.num_batches_tracked.item() == model.bn_out.num_batches_tracked.item() == 0
+    assert "2 missing batch counters set to 0" in str(report)
+
+
+def test_every_difference_is_named_by_kind_and_nothing_is_loaded() -> None:
+    written = Net().state_dict()
+    del written["bn1.weight"], written["bn_out.running_var"]
+    written["conv1.weight"] = torch.ones(4, 3, 7, 7)
+    written["bn1.bias"] = torch.ones(4, dtype=torch.int64)
+    written |= {"conv9.weight": torch.ones(1), "fc.weight": torch.ones(1)}
+    message = refusal_of(Net(), written)
+    assert "w.pth: does not fit Net" in message
+    before_shapes, _, shapes = message.partition("  of another shape (1):\n")
+    assert "  missing in the file (2):\n    bn1.weight\n    bn_out.running_var\n" in before_shapes
+    assert "  unknown to the network (2):\n    conv9.weight\n    fc.weight\n" in before_shapes
+    assert "    conv1.weight: (4, 3, 7, 7) in the file, (4, 3, 3, 3) in the network\n" in shapes
+    assert "(1):\n    bn1.bias: torch.int64 in the file, torch.float32 in the network\n" in shapes
+
+
+@pytest.mark.parametrize("key", sorted(Net().state_dict()))
+def test_no_entry_but_a_counter_may_be_missing(key: str) -> None:
+    written = Net().state_dict()
+    del written[key]
+    if "num_batches" in key:
+        assert load(Net(), written).filled_counters == (key,)
+    else:
+        assert f"missing in the file (1):\n    {key}\n" in refusal_of(Net(), written)
+
+
+def test_half_precision_weights_are_converted() -> None:
+    written = {
+        key: tensor.half() if tensor.is_floating_point() else tensor for key, tensor in Net().state_dict().items()
+    }
+    model = Net()
+    load(model, written)
+    assert model.conv1.weight.dtype == torch.float32
+    assert torch.equal(model.conv1.weight, written["conv1.weight"].float())
+
+
+def test_a_headless_network_drops_the_classifier_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    written, model = Net().state_dict(), Net(classes=0)
+    with caplog.at_level(logging.INFO, logger="zoo"):
+        report = load(model, written)
+    assert_loaded(model, written)
+    assert (report.classifier, report.num_loaded) == ("dropped", len(written) - 2)
+    assert "w.pth: the classifier was left out" in caplog.text
+
+
+def test_a_classifier_with_other_classes_is_kept_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    written, model = Net(classes=7).state_dict(), Net(classes=5)
+    before = values_of(model)
+    report = load(model, written)
+    assert torch.equal(model.classifier.fc.weight, before["classifier.fc.weight"])
+    assert torch.equal(model.classifier.fc.bias, before["classifier.fc.bias"])
+    assert torch.equal(model.conv1.weight, written["conv1.weight"])
+    assert (report.classifier, report.num_loaded) == ("kept", len(written) - 2)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("zoo", "WARNING")
+    assert "7 classes and the network 5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"classifier.fc.weight": torch.ones(7, 3), "classifier.fc.bias": torch.ones(7)},
+        {"classifier.fc.weight": torch.ones(7, 4)},
+        {"classifier.fc.bias": torch.ones(7)},
+        {"classifier.fc.weight": torch.ones(7, 4, 1, 1), "classifier.fc.bias": torch.ones(7)},
+        {"classifier.fc.weight": torch.ones(7, 4), "classifier.fc.bias": torch.ones(7), "classifier.x": torch.ones(1)},
+    ],
+)
+def test_a_classifier_that_differs_otherwise_is_an_error(change: dict[str, Tensor]) -> None:
+    message = refusal_of(Net(), Net().state_dict() | change)
+    assert all(key in message for key in change)
+
+
+def test_a_file_without_a_classifier_does_not_fit_a_network_with_one() -> None:
+    message = refusal_of(Net(), Net(classes=0).state_dict())
+    assert "missing in the file (2):\n    classifier.fc.weight\n    classifier.fc.bias\n" in message
+
+
+def test_headless_weights_fit_a_headless_network() -> None:
+    assert load(Net(classes=0), Net(classes=0).state_dict()).classifier == "none"
+
+
+@pytest.mark.parametrize("norm", [InPlaceABN, InPlaceABNSync])
+def test_negative_scales_of_in_place_norms_are_counted_with_a_hint(norm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    written = Net(norm=norm).state_dict()
+    written["bn_out.weight"][:3] = torch.tensor([-1.0, -0.0, -1e-30])
+    report = load(Net(norm=norm), written)
+    assert report.negative_scales == {"bn_out": 2}
+    assert "w.pth: 2 scales in 1 in-place norms are negative" in caplog.text
+    assert "signed_scale=True" in caplog.text
+    assert "2 negative scales" in str(report)
+
+
+def test_negative_scales_of_standard_norms_are_as_they_should_be(caplog: pytest.LogCaptureFixture) -> None:
+    written = Net(norm=ABN).state_dict()
+    written["bn1.weight"].neg_()
+    assert load(Net(norm=ABN), written).negative_scales == {}
+    assert not caplog.records
+
+
+def test_a_single_norm_can_be_loaded() -> None:
+    written = InPlaceABN(2).state_dict()
+    written["weight"][0] = -1
+    assert load(InPlaceABN(2), written).negative_scales == {"": 1}
+
+
+def test_a_network_without_memory_is_refused() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(WeightsError, match="meta device"):
+        load(model, nn.Linear(2, 2).state_dict())

@@ -1,0 +1,31 @@
+"""The experiment files: their schema, strict reading, and messages that name every problem at once."""
+
+from zoo.config.experiment import (
+    CheckpointConfig,
+    Expected,
+    Experiment,
+    Input,
+    Score,
+    Training,
+    check_world_size,
+)
+from zoo.config.network import Network
+from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
+
+__all__ = [
+    "MIN_LINEAR_LR",
+    "CheckpointConfig",
+    "Expected",
+    "Experiment",
+    "Input",
+    "Network",
+    "Optimizer",
+    "Schedule",
+    "Score",
+    "Training",
+    "check_world_size",
+    "experiments_dir",
+    "load_experiment",
+    "parse_experiment",
+]

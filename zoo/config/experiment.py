@@ -1,0 +1,111 @@
+"""A whole experiment: network, optimiser, pictures, how to run it, and the score that is expected of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, field_validator
+
+from zoo.config.network import Network
+from zoo.config.optimizer import Optimizer
+from zoo.config.section import Section
+from zoo.errors import ConfigError
+
+# "center" or "tencrop" and the side of the crop in pixels, as in center224
+Protocol = Annotated[str, StringConstraints(pattern=r"^(center|tencrop)[1-9][0-9]*$")]
+THREE = Field(min_length=3, max_length=3)
+Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Percent = Annotated[float, Field(ge=0, le=100)]
+
+
+class Input(Section):
+    """Picture sizes in pixels (``scale``: shorter side, -1: not resized); mean and std of values in [0, 1]."""
+
+    scale_train: int = -1
+    crop_train: PositiveInt = 224
+    color_jitter_train: bool = False
+    lighting_train: bool = False
+    scale_val: int = 256
+    crop_val: PositiveInt = 224
+    mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
+    std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
+
+    @field_validator("scale_train", "scale_val")
+    @classmethod
+    def _must_be_size_or_minus_one(cls, value: int) -> int:
+        if value < 1 and value != -1:
+            raise ValueError("should be at least 1, or -1 for no resizing")
+        return value
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield a complaint about a validation crop that is larger than the resized picture.
+
+        The training crop may be larger than ``scale_train``: it is resized itself.
+        """
+        if self.scale_val != -1 and self.crop_val > self.scale_val:
+            yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
+
+
+class Training(Section):
+    """How the steps are computed; the defaults are those of the published runs."""
+
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    channels_last: bool = False
+    compile: bool = False
+
+
+class CheckpointConfig(Section):
+    """When checkpoints are written: each epoch, and every ``every_steps`` steps unless that is 0."""
+
+    every_steps: NonNegativeInt = 0
+
+
+class Score(Section):
+    """Accuracies in percent."""
+
+    top1: Percent
+    top5: Percent
+
+
+class Expected(Section):
+    """The scores that a run should reach, one per validation protocol, and where they were published."""
+
+    source: Annotated[str, Field(min_length=1)]
+    scores: Annotated[dict[Protocol, Score], Field(min_length=1)]
+    weights_md5: Md5 | None = None
+
+
+class Experiment(Section):
+    """All settings of one run; sections and keys that a file leaves out have the defaults given here."""
+
+    network: Network = Network()
+    optimizer: Optimizer = Optimizer()
+    input: Input = Input()
+    training: Training = Training()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    expected: Expected | None = None
+
+    def digest(self) -> str:
+        """Return the sha256 of all settings, defaults included, without the ``expected`` scores."""
+        settings = self.model_dump(mode="json", exclude={"expected"})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def check_world_size(config: Experiment, world_size: int) -> None:
+    """Check that each of ``world_size`` processes gets an equal part of a batch.
+
+    Raises ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
+    """
+    batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
+    num_parts = world_size * accumulate_steps
+    if batch_size % num_parts:
+        below = batch_size // num_parts * num_parts
+        choices = f"{below} or {below + num_parts}" if below else f"{num_parts}"
+        raise ConfigError(
+            f"optimizer.batch_size = {batch_size}: is not a multiple of {num_parts}, the number of processes "
+            f"({world_size}) times optimizer.accumulate_steps ({accumulate_steps}); use {choices}"
+        )

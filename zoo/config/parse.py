@@ -1,0 +1,79 @@
+"""Reads experiment files and reports everything that is wrong with one of them at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zoo.config.experiment import Experiment
+from zoo.config.section import KeyPath, Problem
+from zoo.config.validate import validate
+from zoo.errors import ConfigError
+
+logger = logging.getLogger("zoo")
+
+
+def experiments_dir() -> Path:
+    """Return the folder of the experiment files: in an installed package, else in the source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "experiments"
+    return installed if installed.is_dir() else package.parent / "experiments"
+
+
+def load_experiment(path: str | Path) -> Experiment:
+    """Return the experiment in the JSON file at ``path``; files of the original project are read unchanged.
+
+    Raises ConfigError, which names every problem of the file with its place and value.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        content = json.loads(text, object_pairs_hook=_JsonObject)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); give the path of an experiment file, "
+            f"for instance of one in {experiments_dir()}"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path}:{error.lineno}:{error.colno}: {error.msg} (strict JSON: no comments, no trailing commas)"
+        ) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
+        raise ConfigError(f"{path}: is not a JSON file ({error})") from None
+    return parse_experiment(content, str(path))
+
+
+def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
+    """Return the experiment that ``content``, the parsed JSON, describes; ``source`` names it in messages.
+
+    A 3x3 stem asked of a WiderResNet, as in a published file, is accepted and logged: it has no effect there.
+    Raises ConfigError with one line per problem.
+    """
+    if not isinstance(content, dict):
+        raise ConfigError(f"{source}: should hold a JSON object, not a {type(content).__name__}")
+    experiment, problems = validate(content)
+    problems = [*_repeated_keys(content), *problems]
+    if experiment is None or problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+    if experiment.network.input_3x3 and experiment.network.arch.startswith("wider"):
+        logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
+    return experiment
+
+
+class _JsonObject(dict[str, Any]):
+    """A JSON object that remembers which keys it was given more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
+def _repeated_keys(content: Any, path: KeyPath = ()) -> Iterator[Problem]:
+    for key in getattr(content, "repeated", ()):
+        yield Problem((*path, key), content[key], "is there more than once; keep one")
+    children = content.items() if isinstance(content, dict) else ()
+    for key, child in children:
+        yield from _repeated_keys(child, (*path, key))

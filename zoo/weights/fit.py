@@ -1,0 +1,155 @@
+"""Loads a state dict into a network: all of it or, with every difference named, nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import WeightsError
+from zoo.layers.norm import InPlaceABN
+
+logger = logging.getLogger("zoo")
+
+CLASSIFIER = "classifier."
+CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"
+COUNTER = "num_batches_tracked"
+ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading did.
+
+    ``classifier`` is "loaded"; "dropped": the network has none; "kept": the file's has another number of classes and
+    the network keeps its own; or "none": neither has one. ``filled_counters`` names the batch counters that the file
+    lacks, set to 0. ``negative_scales`` gives the number of negative scales of each in-place norm that has any.
+    """
+
+    source: str
+    num_loaded: int
+    classifier: ClassifierOutcome
+    filled_counters: tuple[str, ...]
+    negative_scales: dict[str, int]
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
+        if self.classifier in ("dropped", "kept"):
+            parts.append("its classifier left out")
+        if self.filled_counters:
+            parts.append(f"{len(self.filled_counters)} missing batch counters set to 0")
+        if self.negative_scales:
+            parts.append(f"{sum(self.negative_scales.values())} negative scales of in-place norms read as positive")
+        return ", ".join(parts)
+
+
+def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> LoadReport:
+    """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
+
+    Missing batch counters become 0; a classifier that the model has not, or has with another number of classes, is
+    left out and logged; negative scales of in-place norms are logged. Raises WeightsError, with the model untouched,
+    if anything else is missing, unexpected, of another shape or of another kind of number.
+    """
+    own = model.state_dict()
+    _refuse_meta(own, source)
+    classifier = _compare_classifiers(state_dict, own)
+    given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
+    kept = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
+    counters = [key for key in own if key.endswith(COUNTER) and key not in given]
+    complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
+    _check_fits(complete, own, type(model).__name__, source)
+    model.load_state_dict(complete)
+    report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given))
+    _log(report, state_dict, own)
+    return report
+
+
+def _is_used(key: str, classifier: ClassifierOutcome) -> bool:
+    return classifier in ("loaded", "none") or not key.startswith(CLASSIFIER)
+
+
+def _refuse_meta(own: Mapping[str, Tensor], source: str) -> None:
+    if any(tensor.is_meta for tensor in own.values()):
+        raise WeightsError(
+            f"{source}: cannot be loaded into a network on the meta device, which holds no values; "
+            "move it first: model.to_empty(device=...)"
+        )
+
+
+def _compare_classifiers(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> ClassifierOutcome:
+    """Return what is to become of the classifier in the file."""
+    if not any(key.startswith(CLASSIFIER) for key in own):
+        return "dropped" if any(key.startswith(CLASSIFIER) for key in given) else "none"
+    return "kept" if _differ_in_classes_only(given, own) else "loaded"
+
+
+def _differ_in_classes_only(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    keys = CLASSIFIER_WEIGHT, CLASSIFIER_BIAS
+    if any({key for key in side if key.startswith(CLASSIFIER)} != set(keys) for side in (given, own)):
+        return False
+    (weight, bias), (own_weight, own_bias) = ([side[key] for key in keys] for side in (given, own))
+    return bias.shape == weight.shape[:1] and weight.shape[1:] == own_weight.shape[1:] and bias.shape != own_bias.shape
+
+
+def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
+    """Raise WeightsError that names every difference, grouped by kind."""
+    common = [key for key in own if key in given]
+    differences = {
+        "missing in the file": [key for key in own if key not in given],
+        "unknown to the network": [key for key in given if key not in own],
+        "of another shape": [
+            f"{key}: {tuple(given[key].shape)} in the file, {tuple(own[key].shape)} in the network"
+            for key in common
+            if given[key].shape != own[key].shape
+        ],
+        "of another kind of number": [
+            f"{key}: {given[key].dtype} in the file, {own[key].dtype} in the network"
+            for key in common
+            if _kind(given[key]) != _kind(own[key])
+        ],
+    }
+    if not any(differences.values()):
+        return
+    lines = [f"{source}: does not fit {model_name}, which was left as it is:"]
+    for kind, keys in differences.items():
+        if keys:
+            lines += [f"  {kind} ({len(keys)}):", *(f"    {key}" for key in keys)]
+    lines.append("  give the file of this architecture, or build the network with the file's options (input_3x3, norm)")
+    raise WeightsError("\n".join(lines))
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_complex():
+        return "complex"
+    return "real" if tensor.is_floating_point() else "whole"
+
+
+def _negative_scales(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number of negative scales of each in-place norm that has any, by the norm's name."""
+    counts = {}
+    for name, module in model.named_modules():
+        weight = given.get(f"{name}.weight".removeprefix("."))
+        if isinstance(module, InPlaceABN) and weight is not None:
+            counts[name] = int((weight < 0).sum())
+    return {name: count for name, count in counts.items() if count}
+
+
+def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    if report.classifier == "dropped":
+        logger.info("%s: the classifier was left out, as the network has none", report.source)
+    if report.classifier == "kept":
+        num_given, num_own = len(given[CLASSIFIER_BIAS]), len(own[CLASSIFIER_BIAS])
+        logger.warning(
+            "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
+            report.source, num_given, num_own,
+        )  # fmt: skip
+    if report.negative_scales:
+        logger.warning(
+            "%s: %d scales in %d in-place norms are negative and count as |scale| + eps; networks trained before "
+            "2018-01-16 used the sign: signed_scale=True reads them so",
+            report.source, sum(report.negative_scales.values()), len(report.negative_scales),
+        )  # fmt: skip
