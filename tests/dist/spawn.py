@@ -49,6 +49,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def prepare_process(rank: int, world_size: int, port: int) -> None:
+    """Make this process one of a launcher's: environment, one thread, and loaders that fork their workers."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    # A fork server's children would start fork servers of their own, which import torch for seconds.
+    multiprocessing.set_start_method("fork", force=True)
+
+
 def _run_rank(
     rank: int,
     world_size: int,
@@ -58,9 +67,7 @@ def _run_rank(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    prepare_process(rank, world_size, port)
     try:
         if group:
             with _gloo_group(rank, world_size, folder):

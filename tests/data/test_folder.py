@@ -1,0 +1,149 @@
+"""A picture's augmentation is a function of (seed, epoch, index), and the user's faults are named."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.data.pictures import make_folder
+from zoo.config import Input
+from zoo.data.folder import Batch, ImageFolder, check_classes, check_num_classes, collate
+from zoo.data.transforms import train_transform, val_transform
+from zoo.errors import DataError
+
+SHAPE = (3, 8, 8)
+AUGMENT = train_transform(Input(crop_train=8, color_jitter_train=True, lighting_train=True))
+PLAIN = val_transform(-1, 8, [0.5] * 3, [0.5] * 3)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "train", {"a": 3, "b": 2})
+
+
+def _image(pictures: ImageFolder, epoch: int, index: int) -> Tensor:
+    image = pictures[epoch, index].image
+    assert image is not None
+    return image
+
+
+def test_samples_have_picture_target_and_file(root: Path) -> None:
+    pictures = ImageFolder(root, PLAIN)
+    assert (len(pictures), pictures.classes) == (5, ["a", "b"])
+    for index in range(5):
+        sample = pictures[0, index]
+        assert sample.target == int(index > 2)
+        assert Path(sample.path) == pictures.path(index) == root / "aaabb"[index] / f"{index % 3:03}.png"
+        assert sample.image is not None
+        assert torch.equal(sample.image, PLAIN(Image.open(sample.path)))
+
+
+def test_augmentation_repeats_whatever_was_drawn_in_between(root: Path) -> None:
+    keys = [(epoch, index) for epoch in range(3) for index in range(5)]
+    first = ImageFolder(root, AUGMENT, seed=4)
+    images = {key: _image(first, *key) for key in keys}
+    second = ImageFolder(root, AUGMENT, seed=4)
+    for key in reversed(keys):
+        torch.rand(3)
+        random.random()
+        assert torch.equal(_image(second, *key), images[key])
+
+
+def test_augmentation_differs_between_seeds_epochs_and_pictures(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "train", {"a": 1})
+    (root / "a" / "copy.png").write_bytes((root / "a" / "000.png").read_bytes())
+    images = [_image(ImageFolder(root, AUGMENT, seed=s), e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(images, 2))
+
+
+def test_the_global_generators_do_not_notice(root: Path) -> None:
+    pictures = ImageFolder(root, AUGMENT)
+    before = torch.get_rng_state(), random.getstate()
+    pictures[0, 0]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def test_files_are_closed(root: Path) -> None:
+    bad = root / "a" / "001.png"
+    bad.write_bytes(bad.read_bytes()[:-40])
+    pictures = ImageFolder(root, PLAIN, on_bad_image="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        samples = [pictures[0, index] for index in range(5)]
+    assert [sample.image is None for sample in samples] == [False, True, False, False, False]
+
+
+def test_an_unreadable_picture_stops_with_its_name_and_what_to_do(root: Path) -> None:
+    (root / "a" / "001.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"; replace or remove the file, or .* --on-bad-image skip") as caught:
+        ImageFolder(root, PLAIN)[0, 1]
+    assert str(root / "a" / "001.png") in str(caught.value)
+
+
+def test_an_unreadable_picture_is_left_out_and_reported_when_asked(root: Path) -> None:
+    bad = root / "a" / "001.png"
+    bad.write_bytes(bad.read_bytes()[:-40])
+    pictures = ImageFolder(root, PLAIN, on_bad_image="skip")
+    batch = collate(pictures.__getitems__([(0, index) for index in range(5)]), SHAPE)
+    assert isinstance(batch, Batch)
+    assert torch.equal(batch.images, torch.stack([_image(pictures, 0, index) for index in (0, 2, 3, 4)]))
+    assert (batch.targets.tolist(), batch.targets.dtype) == ([0, 0, 1, 1], torch.int64)
+    assert len(batch.skipped) == 1
+    assert str(bad) in batch.skipped[0]
+    assert "truncated" in batch.skipped[0]
+
+
+def test_a_batch_without_any_readable_picture_is_empty(root: Path) -> None:
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"")
+    pictures = ImageFolder(root, PLAIN, on_bad_image="skip")
+    batch = collate(pictures.__getitems__([(0, index) for index in range(5)]), SHAPE)
+    assert isinstance(batch, Batch)
+    assert (batch.images.shape, batch.targets.shape, len(batch.skipped)) == ((0, *SHAPE), (0,), 5)
+
+
+@pytest.mark.parametrize("on_bad_image", ["stop", "skip"])
+def test_a_sound_picture_that_is_too_small_always_stops(root: Path, on_bad_image: str) -> None:
+    pictures = ImageFolder(root, val_transform(-1, 11, [0.5] * 3, [0.5] * 3), on_bad_image=on_bad_image)
+    with pytest.raises(DataError, match=f"^{root}/a/001.png: a crop of 11 px does not fit"):
+        pictures[0, 1]
+
+
+def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:
+    def _broken(image: Image.Image) -> Tensor:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        ImageFolder(root, _broken, on_bad_image="skip").__getitems__([(0, 0)])
+
+
+def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) -> None:
+    train = ImageFolder(make_folder(tmp_path / "train", {"cat": 1, "dog": 1, "emu": 1, "fox": 1}), PLAIN)
+    val = ImageFolder(make_folder(tmp_path / "val", {"Cat": 1, "dog": 1, "fox": 1}), PLAIN)
+    message = r"2 only in train/: cat, emu; 1 only in val/: Cat"
+    with pytest.raises(DataError, match=message) as caught:
+        check_classes(train, val)
+    assert str(tmp_path) in str(caught.value)
+    check_classes(train, train)
+
+
+def test_more_classes_than_outputs_are_an_error_and_fewer_are_logged(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pictures = ImageFolder(root, PLAIN)
+    with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
+        check_num_classes(pictures, 1)
+    check_num_classes(pictures, 2)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        check_num_classes(pictures, 1000)
+    assert "2 class folders for a network with 1000 outputs" in caplog.text

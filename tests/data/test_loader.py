@@ -1,0 +1,207 @@
+"""Batches are the same to the bit for any number of workers, and faults arrive readable."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.data.pictures import make_folder
+from zoo.config import Experiment, parse_experiment
+from zoo.data.loader import Loader, build_train_loader, build_val_loader
+from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.errors import ConfigError, DataError
+
+# torch warns of more workers than cores, which is no fault of the tests
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+MEAN, STD = [0.5] * 3, [0.5] * 3
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    make_folder(tmp_path / "train", {"a": 8, "b": 9})
+    make_folder(tmp_path / "val", {"a": 5, "b": 6})
+    return tmp_path
+
+
+def _experiment(**settings: object) -> Experiment:
+    augment = {"crop_train": 8, "color_jitter_train": True, "lighting_train": True}
+    optimizer = {"batch_size": 4, "accumulate_steps": 2}
+    return parse_experiment({"network": {"classes": 2}, "optimizer": optimizer, "input": augment, **settings}, "test")
+
+
+def _train_loader(data: Path, workers: int, **options: object) -> Loader[TrainBatches]:
+    return build_train_loader(data, _experiment(), workers=workers, **options)
+
+
+def _val_loader(data: Path, **options: object) -> Loader[ValBatches]:
+    settings = {"scale": -1, "crop": 8, "mean": MEAN, "std": STD, "batch_size": 2}
+    return build_val_loader(data, **settings | options)
+
+
+def _two_epochs(loader: Loader[TrainBatches]) -> list[tuple[Tensor, Tensor]]:
+    batches = []
+    for epoch in (0, 1):
+        loader.batch_sampler.set_epoch(epoch)
+        batches += [(batch.images, batch.targets) for batch in loader]
+    return batches
+
+
+def _equal(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+
+
+def test_batches_are_the_same_to_the_bit_for_any_number_of_workers(data: Path) -> None:
+    expected = _two_epochs(_train_loader(data, workers=0))
+    assert [len(images) for images, _ in expected] == [4, 4, 4, 5] * 2
+    assert not any(torch.equal(a[0], b[0]) for a, b in zip(expected[:4], expected[4:], strict=True))
+    for workers in (1, 3):
+        assert _equal(_two_epochs(_train_loader(data, workers=workers)), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_continued_within_an_epoch_sees_the_same_pictures(data: Path, workers: int) -> None:
+    expected = _two_epochs(_train_loader(data, workers=0))
+    loader = _train_loader(data, workers=workers)
+    loader.batch_sampler.set_epoch(1)
+    loader.batch_sampler.skip_to(2)
+    assert _equal([(batch.images, batch.targets) for batch in loader], expected[6:])
+
+
+def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path) -> None:
+    expected = _two_epochs(_train_loader(data, workers=0))
+    loader = _train_loader(data, workers=2)
+    for _ in loader:
+        break
+    assert _equal(_two_epochs(loader), expected)
+
+
+def test_the_ranks_share_the_pictures_of_one_process(data: Path) -> None:
+    alone = _two_epochs(_train_loader(data, workers=0))
+    ranks = [_two_epochs(_train_loader(data, workers=0, rank=rank, world_size=2)) for rank in (0, 1)]
+    for rank in (0, 1):
+        whole = [batch[0][rank::2] for batch in alone[:3]]
+        assert all(torch.equal(part[0], want) for part, want in zip(ranks[rank], whole, strict=False))
+
+
+def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -> None:
+    loaders = [build_train_loader(data, _experiment(seed=seed)) for seed in (0, 0, 1)]
+    first, again, other = (list(loader.batch_sampler) for loader in loaders)
+    assert first == again != other
+    first, again, other = (loader.dataset[0, 0].image for loader in loaders)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_last_batch_is_kept_or_merged_by_the_accumulation_of_the_experiment(data: Path) -> None:
+    sizes = {}
+    for steps in (2, 3):
+        experiment = _experiment(optimizer={"batch_size": 6, "accumulate_steps": steps})
+        sizes[steps] = [len(batch.targets) for batch in build_train_loader(data, experiment)]
+    assert sizes == {2: [6, 6, 5], 3: [6, 11]}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_global_generators_do_not_notice(data: Path, workers: int) -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    _two_epochs(_train_loader(data, workers=workers))
+    list(_val_loader(data, workers=workers))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_picture_arrives_as_one_line_with_its_name(data: Path, workers: int) -> None:
+    bad = data / "val" / "b" / "002.png"
+    bad.write_bytes(b"")
+    loader = iter(_val_loader(data, workers=workers))
+    for _ in range(3):
+        assert len(next(loader).targets) == 2
+    with pytest.raises(DataError, match=f"^a picture cannot be read: [^\n]*; {bad}; [^\n]*$"):
+        next(loader)
+
+
+def test_workers_end_with_the_loader_after_a_fault_without_waiting_for_the_garbage_collector(data: Path) -> None:
+    (data / "val" / "b" / "002.png").write_bytes(b"")
+    before = set(multiprocessing.active_children())
+    loader = _val_loader(data, workers=2)
+    gc.disable()
+    try:
+        with suppress(DataError):
+            list(loader)
+        assert len(set(multiprocessing.active_children()) - before) == 2
+        del loader
+        assert not set(multiprocessing.active_children()) - before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ten_crops", [False, True])
+def test_unreadable_pictures_are_left_out_and_reported_when_asked(data: Path, workers: int, ten_crops: bool) -> None:
+    for index in (0, 1, 3):
+        (data / "val" / "a" / f"{index:03}.png").write_bytes(b"text")
+    loader = _val_loader(data, workers=workers, ten_crops=ten_crops, on_bad_image="skip")
+    batches = list(loader)
+    assert [len(batch.images) for batch in batches] == [0, 1, 2, 2, 2, 1]
+    assert {batch.images.shape[1:] for batch in batches} == {(10, 3, 8, 8) if ten_crops else (3, 8, 8)}
+    assert [[line[-7:] for line in batch.skipped] for batch in batches[:3]] == [
+        ["000.png", "001.png"],
+        ["003.png"],
+        [],
+    ]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
+def test_validation_scores_every_picture_exactly_once(data: Path, world: int) -> None:
+    everything = torch.cat([batch.images for batch in _val_loader(data)])
+    assert len(everything) == 11
+    loaders = [_val_loader(data, rank=rank, world_size=world) for rank in range(world)]
+    assert {loader.batch_sampler.num_pictures for loader in loaders} == {11}
+    drawn = [batch.images for loader in loaders for batch in loader]
+    assert sum(len(images) for images in drawn) == 11
+    assert torch.equal(torch.cat(drawn).flatten(1).sum(1).sort()[0], everything.flatten(1).sum(1).sort()[0])
+
+
+def test_a_limited_validation_takes_pictures_of_all_classes(data: Path) -> None:
+    loader = _val_loader(data, limit=4)
+    assert loader.batch_sampler.num_pictures == 4
+    assert torch.cat([batch.targets for batch in loader]).tolist() == [0, 0, 1, 1]
+
+
+def test_a_class_may_be_missing_from_the_validation_pictures_but_not_from_training(data: Path) -> None:
+    for split in ("train", "val"):
+        (data / split / "aa").mkdir()
+    assert torch.cat([batch.targets for batch in _val_loader(data)]).unique().tolist() == [0, 2]
+    with pytest.raises(DataError, match="1 of 3 class folders hold no picture"):
+        _train_loader(data, workers=0)
+
+
+def test_workers_are_out_of_reach_of_signals_to_the_group_of_the_main_process(data: Path) -> None:
+    loader = iter(_val_loader(data, workers=2))
+    for _ in range(2):  # one batch of each worker: now both have begun
+        next(loader)
+    groups = {os.getpgid(worker.pid) for worker in multiprocessing.active_children()}
+    assert len(groups) >= 2
+    assert os.getpgid(0) not in groups
+
+
+def test_faults_of_the_folder_are_found_when_the_loader_is_built(data: Path) -> None:
+    with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
+        build_train_loader(data, _experiment(network={"classes": 1}))
+    with pytest.raises(DataError, match="17 pictures are too few"):
+        build_train_loader(data, _experiment(optimizer={"batch_size": 100}), world_size=10)
+    with pytest.raises(DataError, match="no folder train/"):
+        build_train_loader(data / "val", _experiment())
+    with pytest.raises(ConfigError, match="does not fit into pictures scaled to 6 px"):
+        _val_loader(data, scale=6)

@@ -1,0 +1,130 @@
+"""Every kind of picture becomes 8-bit RGB as a viewer would show it, and a bad file is named in one line."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from tests.data.pictures import random_picture
+from zoo.data.reading import read_picture, to_rgb
+from zoo.errors import DataError
+
+
+def _saved(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).astype(int)
+
+
+def test_rgb_pixels_arrive_unchanged(tmp_path: Path) -> None:
+    image = random_picture(0)
+    assert np.array_equal(_pixels(read_picture(_saved(tmp_path / "a.png", image))), _pixels(image))
+
+
+def test_an_rgb_picture_is_not_copied() -> None:
+    image = random_picture(0)
+    assert to_rgb(image) is image
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "CMYK"])
+def test_every_common_mode_becomes_rgb_of_the_same_look(tmp_path: Path, mode: str) -> None:
+    checks = np.zeros((8, 8, 3), np.uint8)
+    checks[:, 4:] = 255
+    kind = "jpg" if mode == "CMYK" else "png"
+    image = read_picture(_saved(tmp_path / f"a.{kind}", Image.fromarray(checks).convert(mode)))
+    assert image.mode == "RGB"
+    assert np.abs(_pixels(image) - checks).max() <= 2  # JPEG's error
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "RGB"])
+def test_transparency_is_dropped_without_a_warning(tmp_path: Path, mode: str) -> None:
+    picture = random_picture(0).convert(mode)
+    transparency = {"P": bytes(range(256)), "L": 7, "RGB": (1, 2, 3)}[mode]
+    path = _saved(tmp_path / "a.png", picture, transparency=transparency)
+    assert np.array_equal(_pixels(read_picture(path)), _pixels(picture.convert("RGB")))
+
+
+@pytest.mark.parametrize("kind", ["png", "tif"])
+def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
+    shades = np.arange(256, dtype=np.uint16)
+    ramp = (shades * 256 + shades[::-1]).reshape(16, 16)
+    image = read_picture(_saved(tmp_path / f"a.{kind}", Image.fromarray(ramp)))
+    assert np.array_equal(_pixels(image)[..., 0], np.arange(256).reshape(16, 16))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_values_without_a_defined_white_are_refused(tmp_path: Path, dtype: type) -> None:
+    path = _saved(tmp_path / "a.tif", Image.fromarray(np.full((4, 4), 70000, dtype)))
+    with pytest.raises(DataError, match="what is white is not defined"):
+        read_picture(path)
+
+
+def test_the_orientation_of_exif_is_ignored(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    path = _saved(tmp_path / "a.jpg", random_picture(0, width=12, height=10), exif=exif)
+    assert read_picture(path).size == (12, 10)
+
+
+def _truncated_jpeg(path: Path) -> None:
+    random_picture(0, 64, 64).save(path, "JPEG")
+    path.write_bytes(path.read_bytes()[:-900])
+
+
+def _truncated_png(path: Path) -> None:
+    random_picture(0, 64, 64).save(path, "PNG")
+    path.write_bytes(path.read_bytes()[:-900])
+
+
+def _png_with_damaged_chunk(path: Path) -> None:
+    random_picture(0).save(path, "PNG")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 255  # in the header, whose checksum then is wrong
+    path.write_bytes(bytes(data))
+
+
+def _bomb(path: Path) -> None:
+    side = 40_000  # 1.6 Gpx in a file of a few bytes
+    header = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+    path.write_bytes(b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + header)
+
+
+BAD_FILES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("<html>not found</html>"),
+    "truncated-jpeg": _truncated_jpeg,
+    "truncated-png": _truncated_png,
+    "damaged-png": _png_with_damaged_chunk,
+    "bomb": _bomb,
+    "missing": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_file_that_is_no_sound_picture_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "picture.png"
+    BAD_FILES[kind](path)
+    with pytest.raises(DataError, match=r"^a picture cannot be read: .+; ") as caught:
+        read_picture(path)
+    message = str(caught.value)
+    assert message.count(str(path)) == 1
+    assert "\n" not in message
+    assert "object at 0x" not in message
+
+
+def test_lack_of_memory_is_not_blamed_on_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _fail(*args: object) -> None:
+        raise MemoryError
+
+    path = _saved(tmp_path / "a.png", random_picture(0))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", _fail)
+    with pytest.raises(MemoryError):
+        read_picture(path)

@@ -1,0 +1,168 @@
+"""All processes together draw every picture exactly once, and a run can be continued anywhere in an epoch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.errors import ConfigError, DataError
+
+SIZES = (4, 5, 7, 16, 17, 31, 33, 64, 97)
+BATCHES = (4, 8, 12, 48)
+WORLDS = (1, 2, 3, 5)
+ACCUMULATE = (1, 2, 3)
+
+
+def _ranks(num: int, batch: int, world: int, accumulate: int = 1, seed: int = 0) -> list[TrainBatches]:
+    options = {"world_size": world, "accumulate_steps": accumulate, "seed": seed}
+    return [TrainBatches(num, batch, rank=rank, **options) for rank in range(world)]
+
+
+def _valid_cases() -> list[tuple[int, int, int, int]]:
+    cases = itertools.product(SIZES, BATCHES, WORLDS, ACCUMULATE)
+    return [(n, b, w, a) for n, b, w, a in cases if n >= b or n // w >= 2 * a]
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_each_epoch_draws_every_picture_exactly_once_over_all_ranks(epoch: int) -> None:
+    for num, batch, world, accumulate in _valid_cases():
+        ranks = _ranks(num, batch, world, accumulate)
+        for sampler in ranks:
+            sampler.set_epoch(epoch)
+        keys = [key for sampler in ranks for keys in sampler for key in keys]
+        assert sorted(keys) == [(epoch, index) for index in range(num)], (num, batch, world, accumulate)
+
+
+def test_all_ranks_have_the_same_number_of_batches_with_equal_shares() -> None:
+    for num, batch, world, accumulate in _valid_cases():
+        ranks = _ranks(num, batch, world, accumulate)
+        drawn = [list(sampler) for sampler in ranks]
+        assert {len(batches) for batches in drawn} == {len(ranks[0])}
+        for index, shares in enumerate(zip(*drawn, strict=True)):
+            sizes = [len(share) for share in shares]
+            assert max(sizes) - min(sizes) <= 1
+            assert sum(sizes) == ranks[0].global_size(index)
+
+
+def test_only_a_last_batch_that_starves_a_rank_is_merged() -> None:
+    for num, batch, world, accumulate in _valid_cases():
+        sampler = _ranks(num, batch, world, accumulate)[0]
+        sizes = [sampler.global_size(index) for index in range(len(sampler))]
+        assert sum(sizes) == num
+        rest = num % batch
+        kept = rest // world >= 2 * accumulate
+        assert sampler.merged == (rest > 0 and not kept)
+        expected = [batch] * (num // batch) + [rest] * kept
+        if sampler.merged:
+            expected[-1] += rest
+        assert sizes == expected, (num, batch, world, accumulate)
+
+
+@pytest.mark.parametrize(
+    ("num", "batch", "world", "accumulate", "merged", "sizes"),
+    [
+        (9, 4, 1, 1, True, [4, 5]),
+        (10, 4, 1, 1, False, [4, 4, 2]),
+        (19, 8, 2, 1, True, [8, 11]),
+        (20, 8, 2, 1, False, [8, 8, 4]),
+        (15, 8, 2, 2, True, [15]),
+        (16, 8, 2, 2, False, [8, 8]),
+        (6, 8, 3, 1, False, [6]),
+    ],
+)
+def test_merging_by_hand(num: int, batch: int, world: int, accumulate: int, merged: bool, sizes: list[int]) -> None:
+    sampler = _ranks(num, batch, world, accumulate)[0]
+    assert sampler.merged == merged
+    assert [sampler.global_size(index) for index in range(len(sampler))] == sizes
+
+
+def test_too_few_pictures_for_one_step_are_an_error_that_says_how_many_are_needed() -> None:
+    with pytest.raises(DataError, match=r"^7 pictures are too few .* 2 processes .*accumulate_steps 2: .* least 8"):
+        TrainBatches(7, 16, world_size=2, accumulate_steps=2)
+    assert len(TrainBatches(8, 16, world_size=2, accumulate_steps=2)) == 1
+
+
+def test_a_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
+    alone = [sorted(keys) for keys in TrainBatches(97, 12, seed=3)]
+    shared = [sorted(itertools.chain(*shares)) for shares in zip(*_ranks(97, 12, 3, seed=3), strict=True)]
+    assert alone[:-1] == shared[:-1]
+
+
+def test_skipping_gives_the_tail_of_the_same_sequence() -> None:
+    sampler = TrainBatches(97, 12, rank=1, world_size=2, seed=1)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        whole = list(sampler)
+        for first in range(len(sampler) + 1):
+            sampler.skip_to(first)
+            assert list(sampler) == whole[first:]
+            assert len(sampler) == len(whole)
+
+
+def test_a_new_epoch_begins_at_its_first_batch() -> None:
+    sampler = TrainBatches(97, 12)
+    sampler.skip_to(4)
+    sampler.set_epoch(1)
+    assert len(list(sampler)) == len(sampler)
+
+
+@pytest.mark.parametrize("batch", [-1, 9])
+def test_skipping_beyond_the_epoch_is_an_error(batch: int) -> None:
+    with pytest.raises(DataError, match=f"no batch {batch} in an epoch of 8 batches"):
+        TrainBatches(97, 12).skip_to(batch)
+
+
+def _order(seed: int, epoch: int) -> list[int]:
+    sampler = TrainBatches(97, 12, seed=seed)
+    sampler.set_epoch(epoch)
+    return [index for keys in sampler for _, index in keys]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    orders = {(seed, epoch): _order(seed, epoch) for seed in range(3) for epoch in range(3)}
+    assert all(_order(*key) == order for key, order in orders.items())
+    assert len({tuple(order) for order in orders.values()}) == 9
+
+
+def test_an_iteration_that_has_begun_keeps_its_epoch() -> None:
+    sampler = TrainBatches(97, 12)
+    expected = list(sampler)
+    begun = iter(sampler)
+    sampler.set_epoch(1)
+    assert list(begun) == expected
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2, 6, 16, 97, 1000])
+@pytest.mark.parametrize("world", WORLDS)
+def test_validation_draws_every_picture_exactly_once_unpadded(world: int, limit: int | None) -> None:
+    for num, batch in itertools.product(SIZES, (1, 3, 8, 200)):
+        ranks = [ValBatches(num, batch, rank=rank, world_size=world, limit=limit) for rank in range(world)]
+        drawn = [list(sampler) for sampler in ranks]
+        indices = sorted(index for batches in drawn for keys in batches for _, index in keys)
+        expected = num if limit is None else min(num, limit)
+        assert len(indices) == len(set(indices)) == expected == ranks[0].num_pictures
+        assert set(indices) <= set(range(num))
+        assert [len(sampler) for sampler in ranks] == [len(batches) for batches in drawn]
+        for batches in drawn:
+            assert all(len(keys) == batch for keys in batches[:-1])
+            assert all(0 < len(keys) <= batch for keys in batches)
+
+
+def test_ranks_of_a_validation_take_turns() -> None:
+    assert list(ValBatches(11, 3, rank=1, world_size=2)) == [[(0, 1), (0, 3), (0, 5)], [(0, 7), (0, 9)]]
+
+
+def test_a_limit_is_spread_evenly_over_the_data_set() -> None:
+    for num, limit in itertools.product((16, 97, 1000), (3, 7, 16)):
+        indices = [index for keys in ValBatches(num, 4, limit=limit) for _, index in keys]
+        gaps = [after - before for before, after in itertools.pairwise([*indices, num])]
+        assert indices[0] == 0
+        assert max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_an_error(limit: int) -> None:
+    with pytest.raises(ConfigError, match=f"limited to {limit}; --limit"):
+        ValBatches(10, 2, limit=limit)

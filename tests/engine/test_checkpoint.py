@@ -1,0 +1,199 @@
+"""A good checkpoint exists at every moment, and no bad one is ever taken for good."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import build_net, make_config, this_process
+from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read, save, write
+from zoo.engine.state import TrainState, build_state
+from zoo.errors import CheckpointError
+
+ORIGINAL_KEYS = {"epoch", "arch", "state_dict", "best_prec1", "optimizer"}
+
+
+def _state(step: int = 0) -> TrainState:
+    config = make_config()
+    state = build_state(config, build_net(config.network), this_process())
+    state.step = step
+    return state
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Return the step in each file of ``folder``."""
+    return {path.name: read(path)["position"]["step"] for path in folder.iterdir()}
+
+
+def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(tmp_path: Path) -> None:
+    state = _state()
+    state.epoch, state.batch, state.step, state.best_top1, state.num_pictures = 2, 3, 13, 61.5, 40
+    content = torch.load(save(state, tmp_path), weights_only=True)
+    assert content.keys() > ORIGINAL_KEYS | {"ema", "scaler", "ranks", "config", "config_digest", "format_version"}
+    assert (content["epoch"], content["arch"], content["best_prec1"]) == (2, "resnet18", 61.5)
+    assert content["position"] == {"epoch": 2, "batch": 3, "step": 13, "num_pictures": 40}
+    assert list(content["state_dict"]) == list(build_net(state.config.network).state_dict())
+    assert (content["world_size"], content["num_threads"]) == (1, torch.get_num_threads())
+    assert content["config_digest"] == state.config.digest()
+    assert len(content["ranks"]) == 1
+
+
+def test_the_last_two_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
+    for step, is_best in ((1, True), (2, False), (3, False)):
+        save(_state(step), tmp_path, is_best)
+    assert _files(tmp_path) == {CHECKPOINT: 3, PREVIOUS: 2, BEST: 1}
+
+
+@contextmanager
+def _file_size_limit(num_bytes: int) -> Iterator[None]:
+    """Let the system refuse to write more than ``num_bytes`` into any file, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1000, 12_000])
+def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_rubbish(tmp_path: Path, num_bytes: int) -> None:
+    save(_state(1), tmp_path)
+    with (
+        _file_size_limit(num_bytes),
+        pytest.raises(CheckpointError, match=r"cannot be written \(.*File too large.*checkpoint.pth.tar, is intact"),
+    ):
+        save(_state(2), tmp_path, is_best=True)
+    assert _files(tmp_path) == {CHECKPOINT: 1}
+    save(_state(3), tmp_path)
+    assert _files(tmp_path) == {CHECKPOINT: 3, PREVIOUS: 1}
+
+
+def test_a_disk_that_fills_up_at_the_copy_of_the_best_leaves_all_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(_state(1), tmp_path, is_best=True)
+
+    def fail(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", fail)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save(_state(2), tmp_path, is_best=True)
+    assert _files(tmp_path) == {CHECKPOINT: 1, BEST: 1}
+
+
+@pytest.mark.parametrize("call", ["save", "fsync", "replace"])
+def test_a_run_that_dies_anywhere_in_a_save_leaves_a_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    save(_state(1), tmp_path)
+    module = torch if call == "save" else os
+    original = getattr(module, call)
+    num_calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def die_at_last(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if call == "replace" and num_calls == 1:
+            return original(*args, **kwargs)  # die between the two renames
+        raise Killed
+
+    monkeypatch.setattr(module, call, die_at_last)
+    with pytest.raises(Killed):
+        save(_state(2), tmp_path)
+    monkeypatch.undo()
+    newest = next(tmp_path / name for name in (CHECKPOINT, PREVIOUS) if (tmp_path / name).exists())
+    assert read(newest)["position"]["step"] == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be written .*nowhere: there was none before"):
+        save(_state(), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
+def test_a_cut_off_file_is_reported_as_damaged(tmp_path: Path, fraction: float) -> None:
+    path = save(_state(), tmp_path)
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
+    with pytest.raises(CheckpointError, match="damaged"):
+        read(path)
+
+
+def test_one_flipped_bit_in_a_weight_is_reported_as_damaged(tmp_path: Path) -> None:
+    state = _state()
+    path = save(state, tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(state.model[0].weight.detach().numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["position"]["step"] == 0  # torch itself does not look
+    with pytest.raises(CheckpointError, match=r"damaged \(wrong checksum"):
+        read(path)
+
+
+class _RunsCode:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Path.touch, (self.trace,)
+
+
+def test_a_file_that_would_run_code_is_refused_and_nothing_of_it_is_run(tmp_path: Path) -> None:
+    path, trace = tmp_path / CHECKPOINT, tmp_path / "trace"
+    torch.save({"position": {}, "format_version": 1, "state_dict": _RunsCode(trace)}, path)
+    with pytest.raises(CheckpointError, match=CHECKPOINT):
+        read(path)
+    assert not trace.exists()
+    path.write_bytes(pickle.dumps(_RunsCode(trace)))
+    with pytest.raises(CheckpointError, match=CHECKPOINT):
+        read(path)
+    assert not trace.exists()
+
+
+def test_a_file_of_the_original_trainer_can_only_serve_as_weights(tmp_path: Path) -> None:
+    content = {"epoch": 3, "arch": "resnet101", "state_dict": {}, "best_prec1": 75.0, "optimizer": {}}
+    for zipped in (True, False):
+        path = tmp_path / f"{zipped}.pth.tar"
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(CheckpointError, match=r"holds no training state.*--weights"):
+            read(path)
+
+
+def test_another_format_version_is_refused(tmp_path: Path) -> None:
+    save(_state(), tmp_path)
+    write({**read(tmp_path / CHECKPOINT), "format_version": 99}, tmp_path, is_best=False)
+    with pytest.raises(CheckpointError, match="format 99, but this version reads 1"):
+        read(tmp_path / CHECKPOINT)
+
+
+def _save_where_rank_0_cannot(folder: str) -> tuple[str, list[str], float]:
+    target, state = Path(folder), _state(step=5)
+    state.model[1].running_mean.fill_(1 + state.process.rank)
+    try:
+        save(state, target / "nowhere")
+    except CheckpointError as error:
+        message = str(error)
+    save(state, target)
+    return message, sorted(path.name for path in target.iterdir()), state.model[1].running_mean.mean().item()
+
+
+@pytest.mark.dist
+def test_one_rank_writes_for_all_and_its_failure_reaches_every_rank(tmp_path: Path) -> None:
+    first, second = run_distributed(_save_where_rank_0_cannot, 2, str(tmp_path))
+    assert "cannot be written" in first[0]
+    assert first[1] == [CHECKPOINT]
+    assert first[2] == 1.0  # after a save all ranks have the buffers that a resume would give them
+    assert second == first
+    assert len(read(tmp_path / CHECKPOINT)["ranks"]) == 2

@@ -1,0 +1,108 @@
+"""A run that was killed and resumed is, to the bit, the run that was never killed.
+
+The processes train for real and are ended by SIGKILL in the middle of an epoch, some steps after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dist.spawn import PRELOADED, TIMEOUT_S, free_port, prepare_process, run_distributed
+from tests.engine.tiny import MemoryLog, differences, make_config, make_pictures, run, run_until_killed
+from zoo.config import Experiment
+from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine.process import open_process
+from zoo.registry import build_from_config
+
+pytestmark = pytest.mark.dist
+
+KILL_AT, EVERY_STEPS = 8, 3  # of 5 steps per epoch: in the second epoch, two steps after a checkpoint
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("data"))
+
+
+def _run_rank(rank: int, world_size: int, port: int, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    prepare_process(rank, world_size, port)
+    with open_process():
+        run_until_killed(*args, **options)
+
+
+def _kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir: Path, **options: Any) -> None:
+    """Train in processes of their own and kill them, as `kill -9` does, when all have reported ``step``."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    log_dir.mkdir()
+    shared = (world_size, free_port(), (config, data, log_dir, step), options)
+    processes = [context.Process(target=_run_rank, args=(rank, *shared)) for rank in range(world_size)]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + TIMEOUT_S
+    while len(list(log_dir.glob("reached.*"))) < world_size:
+        assert all(process.is_alive() for process in processes), "a process ended by itself"
+        assert time.monotonic() < end, f"step {step} was not reached"
+        time.sleep(0.02)
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+
+
+def _numbers_of_run(config: Experiment, data: Path, log_dir: Path, options: dict[str, Any]) -> list[tuple[float, ...]]:
+    log = MemoryLog()
+    run(config, data, log_dir, log, **options)
+    return log.numbers
+
+
+@pytest.mark.parametrize("workers", [(0, 0, 0), (0, 2, 1)], ids=["no-workers", "other-workers"])
+def test_a_killed_run_ends_as_the_straight_one(data: Path, tmp_path: Path, workers: tuple[int, int, int]) -> None:
+    config = make_config(checkpoint={"every_steps": EVERY_STEPS})
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    (numbers,) = run_distributed(_numbers_of_run, 1, config, data, straight, {"workers": workers[0]}, group=False)
+    _kill_at(KILL_AT, 1, config, data, killed, workers=workers[1])
+    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 1, "step": 6, "num_pictures": 40}
+    options = {"workers": workers[2], "resume": "auto"}
+    (rest,) = run_distributed(_numbers_of_run, 1, config, data, killed, options, group=False)
+    assert rest == numbers[6:]
+    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
+
+
+@pytest.mark.parametrize(("world_size", "accumulate_steps"), [(2, 1), (2, 2), (3, 1)])
+def test_killed_processes_end_as_the_straight_ones(
+    data: Path, tmp_path: Path, world_size: int, accumulate_steps: int
+) -> None:
+    optimizer = {"batch_size": 12 if world_size == 3 else 8, "accumulate_steps": accumulate_steps}
+    config = make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer)
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    numbers = run_distributed(_numbers_of_run, world_size, config, data, straight, {})
+    _kill_at(KILL_AT - 1, world_size, config, data, killed)
+    rest = run_distributed(_numbers_of_run, world_size, config, data, killed, {"resume": "auto"})
+    assert rest == [each[6:] for each in numbers]
+    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
+
+
+def test_a_killed_run_of_a_network_of_the_zoo_ends_as_the_straight_one(tmp_path: Path) -> None:
+    pictures = make_pictures(tmp_path / "data", num_train=48, num_val=4)
+    sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
+    schedule = {"type": "linear", "mode": "step", "epochs": 2, "params": {"alpha": -0.1, "beta": 1.0}}
+    optimizer = {"batch_size": 16, "learning_rate": 0.01, "nesterov": True, "decay_norms": False, "schedule": schedule}
+    config = make_config(input=sizes, optimizer=optimizer, checkpoint={"every_steps": 2})
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = {"build": build_from_config}
+    (numbers,) = run_distributed(_numbers_of_run, 1, config, pictures, straight, options, group=False)
+    _kill_at(5, 1, config, pictures, killed, **options)
+    options["resume"] = "auto"
+    (rest,) = run_distributed(_numbers_of_run, 1, config, pictures, killed, options, group=False)
+    assert len(numbers) == 6
+    assert rest == numbers[4:]
+    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []

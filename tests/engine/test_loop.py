@@ -1,0 +1,290 @@
+"""The loop reports, validates, saves and stops when it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_pictures, run
+from zoo.config import Network
+from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
+from zoo.engine.log import TrainMetrics
+from zoo.engine.schedule import lr_factor
+from zoo.engine.validate import validate
+from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted
+
+NUM_BATCHES, EPOCHS = 5, 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("data"))
+
+
+def test_reports_come_at_the_interval_and_at_the_end_of_each_epoch_with_the_true_rate(
+    data: Path, tmp_path: Path
+) -> None:
+    log, config = MemoryLog(), make_config()
+    run(config, data, tmp_path, log, log_interval=2)
+    assert [(m.epoch, m.batch, m.step) for m in log.metrics] == [
+        (epoch, batch, epoch * NUM_BATCHES + batch) for epoch in range(EPOCHS) for batch in (2, 4, 5)
+    ]
+    schedule = config.optimizer.schedule
+    rates = [0.05 * lr_factor(schedule, m.epoch, m.batch - 1, NUM_BATCHES, 0.05) for m in log.metrics]
+    assert [metrics.lr for metrics in log.metrics] == rates
+    assert len(set(rates)) == len(rates)
+    assert all(m.images_per_s > 0 and m.peak_memory_bytes > 10**6 and m.step_s >= m.data_s > 0 for m in log.metrics)
+    assert log.metrics[0].eta_s > log.metrics[-1].eta_s == 0
+    assert log.image_shapes == [torch.Size([8, 3, 8, 8])]
+    assert log.bars[:2] == [("epoch 1/3", NUM_BATCHES, 0), ("validation", 2, 0)]
+
+
+def test_interval_averages_put_together_are_the_average_of_the_epoch(data: Path, tmp_path: Path) -> None:
+    log = MemoryLog()
+    run(make_config(), data, tmp_path, log, log_interval=2)
+    for end in (3, 6, 9):
+        parts, sizes = log.metrics[end - 3 : end], (16, 16, 8)
+        for key in ("loss", "top1", "top5"):
+            mean = sum(getattr(part, key) * size for part, size in zip(parts, sizes, strict=True)) / 40
+            assert mean == pytest.approx(getattr(parts[-1], f"epoch_{key}"))
+
+
+def test_each_epoch_ends_with_a_validation_of_the_average_and_a_checkpoint(data: Path, tmp_path: Path) -> None:
+    log = MemoryLog()
+    state = run(make_config(), data, tmp_path, log)
+    assert [(epoch, step) for epoch, step, _, _ in log.validations] == [(0, 5), (1, 10), (2, 15)]
+    scores = [result.top1 for _, _, result, _ in log.validations]
+    bests = [top1 > max(scores[:epoch], default=-1) for epoch, top1 in enumerate(scores)]
+    assert [is_best for *_, is_best in log.validations] == bests
+    assert all(result.count == 6 for _, _, result, _ in log.validations)
+    content = read(tmp_path / CHECKPOINT)
+    assert content["position"] == {"epoch": 3, "batch": 0, "step": 15, "num_pictures": 40}
+    assert content["best_prec1"] == max(scores)
+    assert read(tmp_path / PREVIOUS)["epoch"] == 2
+    last_best = max(epoch for epoch, is_best in enumerate(bests) if is_best)
+    assert read(tmp_path / BEST)["epoch"] == last_best + 1
+    assert state.ema is not None
+    assert differences(content["ema"], state.ema.state_dict()) == []
+    assert differences(content["ema"], content["state_dict"]) != []
+
+
+def test_with_an_average_it_is_the_average_that_is_scored(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[nn.Module] = []
+
+    def spy(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        scored.append(model)
+        return validate(model, *args, **kwargs)
+
+    monkeypatch.setattr("zoo.engine.loop.validate", spy)
+    for name, decay in (("with", 0.9), ("without", None)):
+        state = run(make_config(optimizer={"ema_decay": decay}), data, tmp_path / name, MemoryLog())
+        assert scored[-1] is (state.model if state.ema is None else state.ema)
+
+
+def _statistics_that_are_scored(data: str, log_dir: str) -> list[float]:
+    seen: list[float] = []
+
+    def spy(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen.append(model[1].running_mean.sum().item())
+        return validate(model, *args, **kwargs)
+
+    with mock.patch("zoo.engine.loop.validate", spy):
+        run(make_config(), Path(data), Path(log_dir), MemoryLog())
+    return seen
+
+
+@pytest.mark.dist
+def test_all_ranks_score_with_the_running_statistics_of_rank_0(data: Path, tmp_path: Path) -> None:
+    first, second = run_distributed(_statistics_that_are_scored, 2, str(data), str(tmp_path))
+    assert first == second
+    assert len(set(first)) == EPOCHS
+
+
+def test_checkpoints_inside_epochs_come_every_so_many_steps(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        "zoo.engine.checkpoint.save",
+        lambda state, folder, is_best=False: positions.append((state.epoch, state.batch, state.step)),
+    )
+    run(make_config(checkpoint={"every_steps": 4}), data, tmp_path, MemoryLog())
+    assert positions == [(0, 4, 4), (1, 0, 5), (1, 3, 8), (2, 0, 10), (2, 2, 12), (3, 0, 15)]
+
+
+def test_a_finished_run_that_is_resumed_has_nothing_left_to_do(data: Path, tmp_path: Path) -> None:
+    run(make_config(), data, tmp_path, MemoryLog())
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    log = MemoryLog()
+    run(make_config(), data, tmp_path, log, resume="auto")
+    assert log.metrics == []
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+class _Exploding(nn.Module):
+    """Multiplies by a weight whose gradient is infinite, or whose output is, from a given forward pass on."""
+
+    def __init__(self, forward_passes: int, in_gradient: bool) -> None:
+        super().__init__()
+        self.left, self.in_gradient = forward_passes, in_gradient
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.left -= 1
+        if self.left > 0:
+            return x * self.weight
+        # sqrt at 0 is finite and its derivative is not
+        return x + (self.weight - self.weight.detach()).abs().sqrt() if self.in_gradient else x / (0 * self.weight)
+
+
+def _exploding_net(forward_passes: int, in_gradient: bool = False) -> Any:
+    return lambda network: nn.Sequential(build_net(network), _Exploding(forward_passes, in_gradient))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_step_and_the_last_good_checkpoint(
+    data: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog()
+    with pytest.raises(NonFiniteLossError, match=rf"not finite at step 8; the last good .*{CHECKPOINT}"):
+        run(make_config(), data, tmp_path, log, build=_exploding_net(8))
+    assert log.metrics[-1].step == 7
+    assert read(tmp_path / CHECKPOINT)["position"]["step"] == 5
+
+
+def test_a_bad_loss_between_two_reports_is_found_before_a_save(data: Path, tmp_path: Path) -> None:
+    config = make_config(checkpoint={"every_steps": 4})
+    with pytest.raises(NonFiniteLossError, match=r"not finite at step 3; .* has no checkpoint yet"):
+        run(config, data, tmp_path, MemoryLog(), build=_exploding_net(3), log_interval=100)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_ruined_by_a_finite_loss_are_not_saved(data: Path, tmp_path: Path) -> None:
+    config = make_config(checkpoint={"every_steps": 3}, optimizer={"clip": 0.0})
+    with pytest.raises(NonFiniteLossError, match=r"weights are not finite after step 3; .* has no checkpoint yet"):
+        run(config, data, tmp_path, MemoryLog(), build=_exploding_net(3, in_gradient=True), log_interval=100)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_last_batch_that_is_too_small_is_merged_and_logged(tmp_path: Path) -> None:
+    log = MemoryLog()
+    run(make_config(), make_pictures(tmp_path / "data", num_train=17), tmp_path / "log", log)
+    assert "the last batch of each epoch has 9 pictures" in log.messages[0]
+    assert [metrics.num_batches for metrics in log.metrics] == [2] * 6
+
+
+def test_the_clamp_of_a_linear_schedule_is_logged_once(data: Path, tmp_path: Path) -> None:
+    schedule = {"type": "linear", "mode": "step", "epochs": 3, "params": {"alpha": -0.1, "beta": 1.0}}
+    log = MemoryLog()
+    run(make_config(optimizer={"schedule": schedule}), data, tmp_path, log)
+    assert len(log.messages) == 1
+    assert "held at 1e-06" in log.messages[0]
+    assert [metrics.lr for metrics in log.metrics][-4:] == [pytest.approx(1e-6)] * 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_pictures_end_the_run_with_their_name_or_are_left_out_and_counted(
+    tmp_path: Path, workers: int
+) -> None:
+    folder = make_pictures(tmp_path / "data")
+    bad = folder / "train" / "class1" / "5.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    with pytest.raises(DataError, match=r"class1/5\.png"):
+        run(make_config(), folder, tmp_path / "log", MemoryLog(), workers=workers)
+    log = MemoryLog()
+    run(make_config(), folder, tmp_path / "log2", log, workers=workers, on_bad_image="skip")
+    assert sum("left out" in message and "5.png" in message for message in log.messages) == EPOCHS
+    assert "epoch 2: 1 training pictures could not be read" in log.messages
+    assert len(log.metrics) == EPOCHS * NUM_BATCHES
+
+
+def test_a_batch_of_unreadable_pictures_ends_even_a_tolerant_run(tmp_path: Path) -> None:
+    folder = make_pictures(tmp_path / "data")
+    for path in folder.glob("train/*/*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"only 0 pictures of a batch can be read, and 2 are needed.*\.png"):
+        run(make_config(), folder, tmp_path / "log", MemoryLog(), on_bad_image="skip")
+
+
+def test_other_training_data_is_noticed_at_a_resume(data: Path, tmp_path: Path) -> None:
+    run(make_config(), data, tmp_path / "log", MemoryLog())
+    more = make_pictures(tmp_path / "data", num_train=42)
+    with pytest.raises(CheckpointError, match="42 training pictures, but the checkpoint is of a run with 40"):
+        run(make_config(), more, tmp_path / "log", MemoryLog(), resume="auto")
+
+
+@pytest.mark.parametrize("step", [3, 5, 7])
+def test_a_signal_saves_at_the_step_and_the_resumed_run_ends_as_if_there_had_been_none(
+    data: Path, tmp_path: Path, step: int
+) -> None:
+    def send(metrics: TrainMetrics) -> None:
+        if metrics.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run(make_config(), data, tmp_path / "straight", MemoryLog())
+    with pytest.raises(TrainingInterrupted, match=rf"SIGTERM at step {step} .*--resume auto") as caught:
+        run(make_config(), data, tmp_path / "stopped", MemoryLog(send))
+    assert caught.value.exit_code == 75
+    assert read(tmp_path / "stopped" / CHECKPOINT)["position"]["step"] == step
+    run(make_config(), data, tmp_path / "stopped", MemoryLog(), resume="auto")
+    ends = [read(tmp_path / name / CHECKPOINT) for name in ("straight", "stopped")]
+    assert differences(*ends) == []
+
+
+def test_a_signal_during_a_validation_stops_the_run_after_its_checkpoint(data: Path, tmp_path: Path) -> None:
+    class Interrupting(MemoryLog):
+        def validation(self, *args: Any) -> None:
+            super().validation(*args)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    log = Interrupting()
+    with pytest.raises(TrainingInterrupted, match="SIGINT at step 5"):
+        run(make_config(), data, tmp_path, log)
+    assert read(tmp_path / CHECKPOINT)["position"]["epoch"] == 1
+    assert len(log.validations) == 1
+
+
+def _interrupted_on_one_rank(data: str, log_dir: str) -> tuple[str, int]:
+    rank = torch.distributed.get_rank()
+
+    def send(metrics: TrainMetrics) -> None:
+        if rank == 1 and metrics.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01 * rank)  # the ranks are never at the same place
+
+    try:
+        run(make_config(), Path(data), Path(log_dir), MemoryLog(send))
+    except TrainingInterrupted as error:
+        return str(error), read(Path(log_dir) / CHECKPOINT)["position"]["step"]
+    raise AssertionError("the run was not interrupted")
+
+
+@pytest.mark.dist
+def test_a_signal_to_one_rank_makes_all_ranks_save_the_same_step(data: Path, tmp_path: Path) -> None:
+    first, second = run_distributed(_interrupted_on_one_rank, 2, str(data), str(tmp_path))
+    assert first == second
+    assert "SIGTERM at step 7" in first[0]
+    assert first[1] == 7
+
+
+def _frozen_net(network: Network) -> nn.Module:
+    model = build_net(network)
+    nn.init.constant_(model[-1].weight.requires_grad_(False), 0.125)
+    return model
+
+
+def test_frozen_parameters_stay_as_they_are(data: Path, tmp_path: Path) -> None:
+    state = run(make_config(), data, tmp_path, MemoryLog(), build=_frozen_net)
+    assert state.model[-1].weight.unique().tolist() == [0.125]
+    assert state.model[-1].bias.abs().min() > 0

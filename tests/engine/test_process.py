@@ -1,0 +1,118 @@
+"""Which process this is, from what launchers of all generations set."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import this_process
+from zoo.engine.process import LAUNCHER_VARIABLES, open_process, seed_everything
+from zoo.errors import ConfigError
+
+TWO_RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_without_a_launcher_the_process_is_alone_and_has_no_group() -> None:
+    with open_process() as process:
+        assert (process.rank, process.local_rank, process.world_size) == (0, 0, 1)
+        assert process.is_main
+        assert not dist.is_initialized()
+
+
+def test_a_launcher_of_one_process_needs_no_group_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    with open_process(local_rank_arg=0) as process:
+        assert process.world_size == 1
+        assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_half_set_environment_is_refused_with_the_missing_name(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    _set(monkeypatch, {name: value for name, value in TWO_RANKS.items() if name != missing})
+    with pytest.raises(ConfigError, match=f"not {missing}"), open_process():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("variables", "argument", "message"),
+    [
+        ({**TWO_RANKS, "LOCAL_RANK": "1"}, 0, "--local-rank 0 contradicts LOCAL_RANK=1"),
+        ({**TWO_RANKS, "RANK": "2"}, None, "RANK=2 is not one of WORLD_SIZE=2"),
+        ({**TWO_RANKS, "RANK": "first"}, None, "RANK='first' is not a whole number"),
+        ({name: TWO_RANKS[name] for name in TWO_RANKS if name != "LOCAL_RANK"}, None, "neither LOCAL_RANK nor"),
+    ],
+)
+def test_contradictions_of_the_environment_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], argument: int | None, message: str
+) -> None:
+    _set(monkeypatch, variables)
+    with pytest.raises(ConfigError, match=message), open_process(argument):
+        pass
+
+
+@pytest.mark.parametrize(("backend", "message"), [("nccl", "nccl needs CUDA"), ("mpi", "'mpi' is not one of")])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_a_backend_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch, backend: str, message: str) -> None:
+    _set(monkeypatch, TWO_RANKS)
+    with pytest.raises(ConfigError, match=message), open_process(backend=backend):
+        pass
+
+
+def test_a_local_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, TWO_RANKS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"local rank 1, but this machine shows 1 CUDA"), open_process():
+        pass
+
+
+def _open_with_launchers_environment() -> dict[str, Any]:
+    local_rank = int(os.environ.pop("LOCAL_RANK"))
+    with open_process(local_rank_arg=local_rank) as process:
+        found = {"rank": process.rank, "local": process.local_rank, "backend": dist.get_backend()}
+        found["gathered"] = process.gather(f"from {process.rank}")
+        found["broadcast"] = process.broadcast(f"by {process.rank}")
+        found["any"] = process.any_rank(process.rank == 1), process.any_rank(False)
+    found["left"] = not dist.is_initialized()
+    return found
+
+
+@pytest.mark.dist
+def test_two_processes_find_each_other_by_argument_and_environment_and_leave() -> None:
+    found = run_distributed(_open_with_launchers_environment, 2, group=False)
+    shared = {"backend": "gloo", "broadcast": "by 0", "any": (True, False), "left": True}
+    assert found[0] == {"rank": 0, "local": 0, "gathered": ["from 0", "from 1"], **shared}
+    assert found[1] == {"rank": 1, "local": 1, "gathered": [], **shared}
+
+
+def _draw(seed: int, rank: int) -> tuple[float, float]:
+    seed_everything(seed, rank)
+    return torch.rand(()).item(), random.random()
+
+
+def test_seeds_repeat_and_differ_between_ranks_and_runs() -> None:
+    draws = [_draw(0, 0), _draw(0, 1), _draw(1, 0), _draw(0, -1)]
+    assert _draw(0, 0) == draws[0]
+    assert len({value for draw in draws for value in draw}) == 8
+
+
+def test_alone_a_message_to_all_ranks_comes_back_as_it_is() -> None:
+    process = this_process()
+    assert (process.gather("a"), process.broadcast("b"), process.any_rank(True)) == (["a"], "b", True)

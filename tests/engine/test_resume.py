@@ -1,0 +1,196 @@
+"""Which checkpoint a run continues from, and which ones it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, build_net, make_config, this_process
+from zoo.config import Experiment
+from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, save, write
+from zoo.engine.process import Process
+from zoo.engine.start import start
+from zoo.engine.state import TrainState, build_state
+from zoo.errors import CheckpointError, ConfigError
+
+
+def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> TrainState:
+    """Write a checkpoint for each step and return the last state."""
+    config = config or make_config()
+    for step in steps:
+        torch.manual_seed(step)
+        state = build_state(config, build_net(config.network), Process())
+        state.step = step
+        state.meter.skip(step)
+        save(state, folder)
+    return state
+
+
+def _start(folder: Path, log: MemoryLog | None = None, config: Experiment | None = None, **options: Any) -> TrainState:
+    return start(config or make_config(), this_process(), folder, log or MemoryLog(), build=build_net, **options)
+
+
+def _damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _equal(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_auto_starts_anew_in_an_empty_folder(tmp_path: Path) -> None:
+    assert _start(tmp_path, resume="auto").step == 0
+
+
+def test_auto_takes_the_newest_checkpoint_and_says_where_training_is(tmp_path: Path) -> None:
+    saved = _save_steps(tmp_path, 1, 2)
+    log = MemoryLog()
+    state = _start(tmp_path, log, resume="auto")
+    assert state.step == state.meter.read()["skipped"] == 2
+    assert _equal(state.model, saved.model)
+    assert log.messages == [f"resumed from {tmp_path / CHECKPOINT}: epoch 1, 0 batches done, 2 steps in all"]
+
+
+def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1, 2)
+    _damage(tmp_path / CHECKPOINT)
+    log = MemoryLog()
+    assert _start(tmp_path, log, resume="auto").step == 1
+    assert "damaged" in log.messages[0]
+    assert log.messages[1] == f"falling back to {tmp_path / PREVIOUS}"
+
+
+def test_auto_falls_back_when_a_save_died_between_its_two_renames(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    (tmp_path / CHECKPOINT).rename(tmp_path / PREVIOUS)
+    log = MemoryLog()
+    assert _start(tmp_path, log, resume="auto").step == 1
+    assert log.messages[0] == f"there is no {tmp_path / CHECKPOINT}"
+
+
+def test_auto_never_starts_anew_over_damaged_checkpoints(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1, 2)
+    _damage(tmp_path / CHECKPOINT)
+    _damage(tmp_path / PREVIOUS)
+    with pytest.raises(CheckpointError, match=f"no good checkpoint.*{CHECKPOINT}.*{PREVIOUS}"):
+        _start(tmp_path, resume="auto")
+
+
+def test_a_path_that_is_missing_or_damaged_is_an_error_even_if_another_is_good(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1, 2)
+    with pytest.raises(CheckpointError, match=r"no checkpoint; .*missing\.pth"):
+        _start(tmp_path, resume=str(tmp_path / "missing.pth"))
+    _damage(tmp_path / CHECKPOINT)
+    with pytest.raises(CheckpointError, match="damaged"):
+        _start(tmp_path, resume=str(tmp_path / CHECKPOINT))
+
+
+def test_changed_settings_are_refused_by_name_with_both_values(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    changed = make_config(optimizer={"learning_rate": 0.5}, seed=4)
+    message = r"optimizer.learning_rate: 0.05 before, 0.5 now; seed: 0 before, 4 now.*--weights"
+    with pytest.raises(CheckpointError, match=message):
+        _start(tmp_path, config=changed, resume="auto")
+
+
+def test_a_longer_schedule_is_another_run_too(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    changed = make_config(optimizer={"schedule": {"type": "cosine", "mode": "step", "epochs": 9, "warmup_epochs": 0.5}})
+    with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: 3 before, 9 now"):
+        _start(tmp_path, config=changed, resume="auto")
+
+
+def test_settings_that_do_not_touch_the_computation_may_change(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    expected = {"source": "a paper", "scores": {"center8": {"top1": 1.0, "top5": 2.0}}}
+    changed = make_config(checkpoint={"every_steps": 7}, expected=expected)
+    assert _start(tmp_path, config=changed, resume="auto").step == 1
+
+
+def test_another_number_of_processes_is_refused_unless_allowed(tmp_path: Path) -> None:
+    saved = _save_steps(tmp_path, 1)
+    content = read(tmp_path / CHECKPOINT)
+    write({**content, "world_size": 2, "ranks": content["ranks"] * 2}, tmp_path, is_best=False)
+    with pytest.raises(CheckpointError, match=r"of 2 process\(es\), this run has 1.*--allow-world-size-change"):
+        _start(tmp_path, resume="auto")
+    log = MemoryLog()
+    state = _start(tmp_path, log, resume="auto", allow_world_size_change=True)
+    assert _equal(state.model, saved.model)
+    assert state.meter.read()["skipped"] == 0  # a part of the sums is lost, so the averages start anew
+    assert "processes: 2 at the checkpoint, 1 now; results may differ in the last bits" in log.messages
+
+
+def test_another_thread_count_and_torch_version_are_noticed(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    changes = {"num_threads": 99, "torch_version": "0.4.1"}
+    write({**read(tmp_path / CHECKPOINT), **changes}, tmp_path, is_best=False)
+    log = MemoryLog()
+    _start(tmp_path, log, resume="auto")
+    assert any(message.startswith("threads: 99 at the checkpoint") for message in log.messages)
+    assert any(message.startswith("torch: 0.4.1 at the checkpoint") for message in log.messages)
+
+
+def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tmp_path: Path) -> None:
+    folder, weights = tmp_path / "log", tmp_path / "weights.pth"
+    folder.mkdir()
+    given = build_net(make_config().network)
+    torch.save(given.state_dict(), weights)
+    log = MemoryLog()
+
+    scratch = _start(folder, resume="auto")
+    assert not _equal(scratch.model, given)
+    from_weights = _start(folder, log, resume="auto", weights=str(weights))
+    assert _equal(from_weights.model, given)
+    assert from_weights.ema is not None
+    assert _equal(from_weights.ema, given)
+    assert log.messages == [f"initial weights: {len(given.state_dict())} tensors of {weights}"]
+    saved = _save_steps(folder, 3)
+    assert _equal(_start(folder, log, resume="auto", weights=str(weights)).model, saved.model)
+    assert "are not read: the run continues" in log.messages[1]
+
+
+def test_a_new_run_warns_before_it_replaces_the_checkpoint_of_an_old_one(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    log = MemoryLog()
+    assert _start(tmp_path, log).step == 0
+    assert "will be replaced; --resume auto continues it" in log.messages[0]
+
+
+def test_a_batch_that_does_not_divide_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="batch_size = 8"):
+        start(make_config(), Process(world_size=3), tmp_path, MemoryLog(), build=build_net)
+
+
+def _start_on_rank(folders: list[str]) -> tuple[str | int, float]:
+    folder = Path(folders[torch.distributed.get_rank()])
+    try:
+        state = _start(folder, resume="auto")
+    except CheckpointError as error:
+        return str(error), 0.0
+    return state.step, state.model[0].weight.sum().item()
+
+
+@pytest.mark.dist
+def test_only_rank_0_needs_the_files_and_all_ranks_continue_or_fail_together(tmp_path: Path) -> None:
+    folders = [tmp_path / "machine0", tmp_path / "machine1"]
+    for folder in folders:
+        folder.mkdir()
+    _save_steps(folders[0], 4)
+    content = read(folders[0] / CHECKPOINT)
+    write({**content, "world_size": 2, "ranks": content["ranks"] * 2}, folders[0], is_best=False)
+    shutil.rmtree(folders[1])
+    first, second = run_distributed(_start_on_rank, 2, [str(folder) for folder in folders])
+    assert first == second
+    assert first[0] == 4
+    _damage(folders[0] / CHECKPOINT)
+    _damage(folders[0] / PREVIOUS)
+    first, second = run_distributed(_start_on_rank, 2, [str(folder) for folder in folders])
+    assert first == second
+    assert "no good checkpoint" in str(first[0])

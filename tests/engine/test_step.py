@@ -1,0 +1,205 @@
+"""One step is one step down the gradient of the mean over the global batch, however it is divided."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import make_config, this_process
+from zoo.engine.distribute import distribute
+from zoo.engine.process import Process
+from zoo.engine.state import TrainState, build_state, settle_buffers
+from zoo.engine.step import StepBatch, train_step
+
+CLASSES = 5
+
+
+def _net(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.LeakyReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(6 * 4, CLASSES)
+    )
+
+
+def _batch(num_pictures: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(num_pictures, 3, 4, 4, generator=generator)
+    return images, torch.randint(CLASSES, (num_pictures,), generator=generator)
+
+
+def _state(training: dict[str, Any] | None = None, **optimizer: Any) -> TrainState:
+    settings = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "ema_decay": None}
+    config = make_config(optimizer={**settings, **optimizer}, training=training or {})
+    return build_state(config, _net(), this_process())
+
+
+def _weights(state: TrainState) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in state.model.parameters()])
+
+
+def _gradient(images: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the gradient of the mean loss, by autograd alone."""
+    model = _net()
+    loss = F.cross_entropy(model(images), targets, label_smoothing=smoothing)
+    return torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_accumulated_parts_of_any_size_make_the_step_of_the_whole_batch(parts: int) -> None:
+    images, targets = _batch(10)
+    state = _state(accumulate_steps=parts, batch_size=30, label_smoothing=0.1)
+    before = _weights(state).clone()
+    train_step(state, StepBatch(images, targets, global_size=10))
+    torch.testing.assert_close(_weights(state), before - 0.1 * _gradient(images, targets, smoothing=0.1))
+    assert (state.step, state.batch) == (1, 1)
+
+
+def test_the_meter_sees_every_part_with_the_step_that_is_being_done() -> None:
+    images, targets = _batch(10)
+    state = _state(accumulate_steps=3, batch_size=30)
+    with torch.no_grad():
+        expected = F.cross_entropy(state.model(images), targets).item()
+    train_step(state, StepBatch(images, targets, global_size=10))
+    reading = state.meter.read()
+    assert reading["count"] == 10
+    assert reading["loss"] == pytest.approx(expected, rel=1e-6)
+    images[4] = float("inf")
+    train_step(state, StepBatch(images, targets, global_size=10))
+    assert state.meter.read()["first_bad_step"] == 2
+
+
+def test_clipping_limits_the_norm_of_the_whole_gradient() -> None:
+    images, targets = _batch(10)
+    gradient = _gradient(images, targets)
+    state = _state(clip=0.01)
+    before = _weights(state).clone()
+    train_step(state, StepBatch(images, targets, global_size=10))
+    torch.testing.assert_close(_weights(state), before - 0.1 * 0.01 * gradient / gradient.norm(), atol=1e-6, rtol=0)
+
+
+def test_the_average_follows_the_weights_by_its_decay_and_has_its_buffers() -> None:
+    images, targets = _batch(10)
+    config = make_config(optimizer={"ema_decay": 0.75, "momentum": 0.0})
+    state = build_state(config, nn.Sequential(nn.BatchNorm2d(3), _net()), Process())
+    seen = []
+    for _ in range(3):
+        train_step(state, StepBatch(images, targets, global_size=10))
+        seen.append(_weights(state).clone())
+    expected = 0.75 * (0.75 * seen[0] + 0.25 * seen[1]) + 0.25 * seen[2]
+    assert state.ema is not None
+    averaged = nn.utils.parameters_to_vector(state.ema.parameters()).detach()
+    torch.testing.assert_close(averaged, expected)
+    settle_buffers(state)
+    for buffer, own in zip(state.ema.buffers(), state.model.buffers(), strict=True):
+        assert torch.equal(buffer, own)
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_half_precision_steps_come_close_to_full_precision_with_float32_weights(amp: str) -> None:
+    images, targets = _batch(10)
+    state = _state({"amp": amp})
+    before = _weights(state).clone()
+    train_step(state, StepBatch(images, targets, global_size=10))
+    moved, expected = before - _weights(state), 0.1 * _gradient(images, targets)
+    assert _weights(state).dtype == torch.float32
+    assert (moved - expected).norm() < 0.02 * expected.norm()
+    assert not torch.equal(moved, expected)
+    assert state.scaler.is_enabled() == (amp == "fp16")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # inductor of torch 2.11
+def test_channels_last_and_torch_compile_make_the_same_step() -> None:
+    images, targets = _batch(10)
+    states = [_state(), _state({"channels_last": True, "compile": True})]
+    for state in states:
+        train_step(state, StepBatch(images, targets, global_size=10))
+    torch.testing.assert_close(_weights(states[1]), _weights(states[0]))
+    assert list(states[1].model.state_dict()) == list(_net().state_dict())
+    assert states[1].model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def _step_of_rank(bounds: list[int], parts: int) -> Tensor:
+    images, targets = _batch(bounds[-1])
+    start, end = bounds[dist.get_rank() : dist.get_rank() + 2]
+    state = _state(accumulate_steps=parts, batch_size=30)
+    train_step(state, StepBatch(images[start:end], targets[start:end], global_size=bounds[-1]))
+    return _weights(state)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("bounds", "parts"), [([0, 7, 10], 1), ([0, 2, 3, 10], 1), ([0, 7, 10], 3)])
+def test_uneven_processes_make_the_step_of_one_process_with_the_whole_batch(bounds: list[int], parts: int) -> None:
+    results = run_distributed(_step_of_rank, len(bounds) - 1, bounds, parts)
+    expected = nn.utils.parameters_to_vector(_net().parameters()) - 0.1 * _gradient(*_batch(10))
+    for result in results:
+        torch.testing.assert_close(result, expected)
+        assert torch.equal(result, results[0])
+
+
+def _num_delayed_exchanges(parts: int) -> int:
+    num_calls = 0
+    no_sync = DistributedDataParallel.no_sync
+
+    def counting(network: DistributedDataParallel) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return no_sync(network)
+
+    with mock.patch.object(DistributedDataParallel, "no_sync", counting):
+        _step_of_rank([0, 6, 12], parts)
+    return num_calls
+
+
+@pytest.mark.dist
+def test_gradients_are_exchanged_once_per_step_not_once_per_part() -> None:
+    assert run_distributed(_num_delayed_exchanges, 2, 3) == [2, 2]
+
+
+def _gradient_of_step(steps_before: int) -> Tensor:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(300, 300), nn.Tanh())]  # several buckets
+    network = distribute(nn.Sequential(*layers), this_process())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    images = torch.randn(4, 300, generator=generator)
+    for _ in range(steps_before + 1):
+        network.zero_grad()
+        network(images).square().sum().backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in network.parameters()])
+
+
+def _gradients_of_first_and_later_steps() -> tuple[Tensor, Tensor]:
+    return _gradient_of_step(0), _gradient_of_step(2)
+
+
+@pytest.mark.dist
+def test_three_processes_average_a_first_step_to_the_bit_as_a_later_one() -> None:
+    for first, later in run_distributed(_gradients_of_first_and_later_steps, 3):
+        assert torch.equal(first, later)
+
+
+def _buffers_before_and_after_sharing() -> list[Tensor]:
+    images, targets = _batch(10)
+    model = nn.Sequential(nn.BatchNorm2d(3), _net())
+    state = build_state(make_config(), model, this_process())
+    train_step(state, StepBatch(images * (1 + dist.get_rank()), targets, global_size=20))
+    assert state.ema is not None
+    before = copy.deepcopy(model[0].running_var)
+    settle_buffers(state)
+    return [before, model[0].running_var, state.ema[0].running_var]
+
+
+@pytest.mark.dist
+def test_each_rank_has_its_own_running_statistics_until_rank_0s_are_shared() -> None:
+    first, second = run_distributed(_buffers_before_and_after_sharing, 2)
+    assert not torch.allclose(first[0], second[0])
+    for shared in (*first[1:], *second[1:]):
+        assert torch.equal(shared, first[0])

@@ -1,0 +1,172 @@
+"""A training run small enough for tests: coloured noise in two classes, a network with dropout, a log in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor, nn
+
+from zoo.config import Experiment, Network, parse_experiment
+from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.engine.log import TrainMetrics
+from zoo.engine.loop import train
+from zoo.engine.process import Process
+from zoo.engine.start import start
+from zoo.engine.state import TrainState
+from zoo.engine.validate import Result
+
+SIDE_PX = 12
+
+
+def make_pictures(folder: Path, num_train: int = 40, num_val: int = 6) -> Path:
+    """Write an ImageFolder tree of PNG files and return it."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", num_train), ("val", num_val)):
+        for index in range(count):
+            target = index % 2
+            path = folder / split / f"class{target}" / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noise = generator.integers(0, 128, (SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+            noise[..., target] += 100
+            Image.fromarray(noise).save(path)
+    return folder
+
+
+def make_config(**changes: dict[str, Any] | int) -> Experiment:
+    """Return settings of a run of 3 epochs of 8 pictures per step; ``changes`` replace keys of sections."""
+    content: dict[str, Any] = {
+        "network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
+        "optimizer": {
+            "batch_size": 8,
+            "learning_rate": 0.05,
+            "ema_decay": 0.9,
+            "schedule": {"type": "cosine", "mode": "step", "epochs": 3, "warmup_epochs": 0.5},
+        },
+        "input": {"crop_train": 8, "scale_val": 8, "crop_val": 8, "color_jitter_train": True, "lighting_train": True},
+    }
+    for section, values in changes.items():
+        content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
+    return parse_experiment(content, "test")
+
+
+def build_net(network: Network) -> nn.Module:
+    """Return a small network with everything that a resume could get wrong: norms and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.LeakyReLU(network.activation_param),
+        nn.Dropout(0.3),
+        nn.Conv2d(8, 16, 3, stride=2, bias=False),
+        nn.BatchNorm2d(16),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, network.classes),
+    )
+
+
+class MemoryLog:
+    """A log that keeps what it is told; ``on_metrics`` is called with each report."""
+
+    def __init__(self, on_metrics: Callable[[TrainMetrics], object] | None = None) -> None:
+        self.messages: list[str] = []
+        self.metrics: list[TrainMetrics] = []
+        self.validations: list[tuple[int, int, Result, bool]] = []
+        self.image_shapes: list[torch.Size] = []
+        self.bars: list[tuple[str, int, int]] = []
+        self._on_metrics = on_metrics
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
+        self.bars.append((title, total, done))
+        yield lambda count: None
+
+    def train_metrics(self, metrics: TrainMetrics) -> None:
+        self.metrics.append(metrics)
+        if self._on_metrics is not None:
+            self._on_metrics(metrics)
+
+    def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
+        self.validations.append((epoch, step, result, is_best))
+
+    def images(self, step: int, images: Tensor) -> None:
+        self.image_shapes.append(images.shape)
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        pass
+
+    @property
+    def numbers(self) -> list[tuple[float, ...]]:
+        """What was reported, but for times and memory."""
+        return [(m.step, m.lr, m.loss, m.top1, m.epoch_loss, m.epoch_top1, m.epoch_top5) for m in self.metrics]
+
+
+def this_process() -> Process:
+    """Return the process that the default group describes, or one that is alone."""
+    if not dist.is_initialized():
+        return Process()
+    return Process(dist.get_rank(), dist.get_rank(), dist.get_world_size(), control=dist.new_group(backend="gloo"))
+
+
+def run(
+    config: Experiment,
+    data: Path,
+    log_dir: Path,
+    log: MemoryLog,
+    *,
+    workers: int = 0,
+    log_interval: int = 1,
+    on_bad_image: Any = "stop",
+    build: Callable[[Network], nn.Module] = build_net,
+    **start_options: Any,
+) -> TrainState:
+    """Train as the command line does, and return the state at the end."""
+    process = this_process()
+    log_dir.mkdir(exist_ok=True)
+    ranks = {"rank": process.rank, "world_size": process.world_size, "workers": workers, "on_bad_image": on_bad_image}
+    state = start(config, process, log_dir, log, build=build, **start_options)
+    train_loader = build_train_loader(data, config, **ranks)
+    val_loader = build_val_loader(
+        data,
+        scale=config.input.scale_val,
+        crop=config.input.crop_val,
+        mean=config.input.mean,
+        std=config.input.std,
+        batch_size=4,
+        **ranks,
+    )
+    train(state, train_loader, val_loader, log, log_dir, log_interval=log_interval)
+    return state
+
+
+def run_until_killed(config: Experiment, data: Path, log_dir: Path, step: int, **options: Any) -> None:
+    """Train until ``step`` is reported; then say so in a file of this rank and wait to be killed."""
+
+    def hold(metrics: TrainMetrics) -> None:
+        if metrics.step == step:
+            (log_dir / f"reached.{os.environ.get('RANK', '0')}").touch()
+            time.sleep(600)
+
+    run(config, data, log_dir, MemoryLog(hold), **options)
+
+
+def differences(first: Any, second: Any, path: str = "") -> list[str]:
+    """Return the places where two checkpoints, or parts of them, are not equal to the bit."""
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return [place for key in first for place in differences(first[key], second[key], f"{path}.{key}")]
+    if isinstance(first, (list, tuple)) and type(first) is type(second) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [place for index, pair in pairs for place in differences(*pair, f"{path}[{index}]")]
+    same = torch.equal(first, second) if isinstance(first, Tensor) else first == second
+    return [] if same else [path]

@@ -1,0 +1,41 @@
+"""Training on a GPU: nothing in a step waits for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.tiny import build_net, make_config
+from zoo.engine.process import Process, open_process
+from zoo.engine.state import TrainState, build_state
+from zoo.engine.step import StepBatch, train_step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def _state(process: Process, **training: Any) -> TrainState:
+    config = make_config(training=training, optimizer={"ema_decay": 0.9, "accumulate_steps": 2, "clip": 1.0})
+    return build_state(config, build_net(config.network), process)
+
+
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+def test_a_step_never_waits_for_the_device(amp: str) -> None:
+    with open_process() as process:
+        state = _state(process, amp=amp, channels_last=True)
+        images = torch.randn(8, 3, 8, 8, device=process.device)
+        batch = StepBatch(images, torch.arange(8, device=process.device) % 2, global_size=8)
+        for _ in range(2):  # the first steps set things up
+            train_step(state, batch)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                train_step(state, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert state.meter.read()["count"] == 5 * 8
+        assert state.meter.read()["first_bad_step"] is None

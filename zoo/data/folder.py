@@ -1,0 +1,146 @@
+"""A data set of pictures in class folders, whose augmentation depends on seed, epoch and index alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zoo.data.reading import read_picture
+from zoo.data.scan import scan_folder
+from zoo.data.seeding import seeded
+from zoo.data.transforms import Transform
+from zoo.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+OnBadImage = Literal["stop", "skip"]
+Key = tuple[int, int]  # epoch, index
+
+
+class Sample(NamedTuple):
+    """One picture: its tensor, class index and file. ``image`` is None where ``fault`` says why it is left out."""
+
+    image: Tensor | None
+    target: int
+    path: str
+    fault: str | None = None
+
+
+class Batch(NamedTuple):
+    """Pictures (N, ...), class indices (N,) int64, and one line per picture left out: what is wrong, and its file."""
+
+    images: Tensor
+    targets: Tensor
+    skipped: list[str]
+
+
+class ImageFolder(Dataset[Sample]):
+    """The pictures below ``root``, one folder per class; classes are numbered in the order of their names.
+
+    Keys are (epoch, index). ``transform`` runs with the global generators of torch and ``random`` seeded by
+    (seed, epoch, index), so that the result does not depend on who draws it. ``on_bad_image``: a picture that
+    cannot be read raises DataError ("stop") or becomes a sample without image ("skip").
+    Raises DataError for a folder without usable content, see ``zoo.data.scan``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        transform: Transform,
+        *,
+        seed: int = 0,
+        on_bad_image: OnBadImage = "stop",
+        allow_empty_classes: bool = False,
+    ) -> None:
+        found = scan_folder(root, allow_empty_classes)
+        self.root = root
+        self.classes = found.classes
+        self.transform = transform
+        self.seed = seed
+        self.on_bad_image = on_bad_image
+        # Two arrays in place of a million Python objects: each worker that touches those gets a copy of their pages.
+        self._names = np.array(found.names)
+        self._targets = np.array(found.targets)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, index: int) -> Path:
+        """Return the file of picture ``index``."""
+        return self.root / os.fsdecode(self._names[index])
+
+    def __getitem__(self, key: Key) -> Sample:
+        epoch, index = key
+        path, target = self.path(index), int(self._targets[index])
+        try:
+            picture = read_picture(path)
+        except DataError as error:
+            if self.on_bad_image == "skip":
+                return Sample(None, target, str(path), fault=str(error))
+            hint = "replace or remove the file, or leave such pictures out with --on-bad-image skip"
+            raise DataError(f"{error}; {hint}") from error
+        try:
+            with seeded(self.seed, epoch, index):
+                return Sample(self.transform(picture), target, str(path))
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
+        """Return the samples of a batch, or the user's fault that prevents it.
+
+        A loader's worker would wrap an exception into a page of traceback; as a value it arrives as it is, and
+        ``zoo.data.loader.Loader`` raises it.
+        """
+        try:
+            return [self[key] for key in keys]
+        except DataError as error:
+            return error
+
+
+def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch | DataError:
+    """Return one Batch of ``samples``, those without image left out, or the fault itself.
+
+    ``shape`` is that of one image; it is needed where none could be read.
+    """
+    if isinstance(samples, DataError):
+        return samples
+    good = [(sample.image, sample.target) for sample in samples if sample.image is not None]
+    return Batch(
+        images=torch.stack([image for image, _ in good]) if good else torch.empty(0, *shape),
+        targets=torch.tensor([target for _, target in good], dtype=torch.int64),
+        skipped=[sample.fault for sample in samples if sample.fault is not None],
+    )
+
+
+def check_num_classes(pictures: ImageFolder, num_outputs: int) -> None:
+    """Raise DataError for more classes than the network has outputs; log a notice for fewer."""
+    num_classes = len(pictures.classes)
+    if num_classes > num_outputs:
+        raise DataError(
+            f"there are {num_classes} class folders but the network has {num_outputs} outputs; {pictures.root}: "
+            f"set network.classes to {num_classes} or remove folders"
+        )
+    if num_classes < num_outputs:
+        logger.warning("%d class folders for a network with %d outputs; %s", num_classes, num_outputs, pictures.root)
+
+
+def check_classes(train: ImageFolder, val: ImageFolder) -> None:
+    """Raise DataError, naming every difference, unless both have the same classes."""
+    missing = sorted(set(train.classes) - set(val.classes))
+    unknown = sorted(set(val.classes) - set(train.classes))
+    if not missing and not unknown:
+        return
+    parts = [f"{len(missing)} only in {train.root.name}/: {', '.join(missing)}"] if missing else []
+    parts += [f"{len(unknown)} only in {val.root.name}/: {', '.join(unknown)}"] if unknown else []
+    raise DataError(
+        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); {train.root.parent}: "
+        "give both the same folders (one in val/ may be empty)"
+    )

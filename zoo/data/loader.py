@@ -1,0 +1,124 @@
+"""Loaders of a data folder: bit-identical batches whatever the number of workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from zoo.config import Experiment
+from zoo.data.folder import Batch, ImageFolder, OnBadImage, Sample, check_num_classes, collate
+from zoo.data.sampler import Key, TrainBatches, ValBatches
+from zoo.data.transforms import train_transform, val_transform
+from zoo.errors import DataError
+
+NUM_CROPS = 10
+
+BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
+
+
+class Loader(DataLoader[Sample], Generic[BatchesT]):
+    """A DataLoader that yields Batch tuples and raises what its workers found wrong as a one-line DataError."""
+
+    dataset: ImageFolder
+    batch_sampler: BatchesT
+
+    def __init__(
+        self, dataset: ImageFolder, batches: BatchesT, shape: tuple[int, ...], workers: int, pin_memory: bool
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_sampler=batches,
+            num_workers=workers,
+            collate_fn=partial(collate, shape=shape),
+            pin_memory=pin_memory,
+            worker_init_fn=_leave_process_group,
+            # The base seed of the workers comes from here and not from the global generator, whose state would
+            # then depend on the number of epochs begun. Nothing uses it: each picture is seeded by its key.
+            generator=torch.Generator(),
+            persistent_workers=workers > 0,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        """Return an iterator over the batches; reading ahead begins with this call."""
+        return _raise_faults(super().__iter__())
+
+
+def build_train_loader(
+    data: Path,
+    config: Experiment,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    pin_memory: bool = False,
+    on_bad_image: OnBadImage = "stop",
+) -> Loader[TrainBatches]:
+    """Return the loader of ``data``/train for one process; ``batch_sampler`` has the epoch and the position.
+
+    Raises DataError for a folder that cannot be used or has more classes than the network.
+    """
+    pictures = ImageFolder(data / "train", train_transform(config.input), seed=config.seed, on_bad_image=on_bad_image)
+    check_num_classes(pictures, config.network.classes)
+    batches = TrainBatches(
+        len(pictures),
+        config.optimizer.batch_size,
+        rank=rank,
+        world_size=world_size,
+        accumulate_steps=config.optimizer.accumulate_steps,
+        seed=config.seed,
+    )
+    crop = config.input.crop_train
+    return Loader(pictures, batches, (3, crop, crop), workers, pin_memory)
+
+
+def build_val_loader(
+    data: Path,
+    *,
+    scale: int,
+    crop: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    batch_size: int,
+    ten_crops: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    limit: int | None = None,
+    pin_memory: bool = False,
+    on_bad_image: OnBadImage = "stop",
+) -> Loader[ValBatches]:
+    """Return the loader of ``data``/val for one process, ``batch_size`` pictures of its own at a time.
+
+    ``batch_sampler.num_pictures`` is how many all processes score together. Raises DataError for a folder that
+    cannot be used and ConfigError for a crop larger than the scale.
+    """
+    transform = val_transform(scale, crop, mean, std, ten_crops)
+    pictures = ImageFolder(data / "val", transform, on_bad_image=on_bad_image, allow_empty_classes=True)
+    batches = ValBatches(len(pictures), batch_size, rank=rank, world_size=world_size, limit=limit)
+    shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
+    return Loader(pictures, batches, shape, workers, pin_memory)
+
+
+def _leave_process_group(worker: int) -> None:
+    """Move a worker into a process group of its own.
+
+    Ctrl-C and a launcher's SIGTERM go to whole groups. The main process answers them by finishing its step and
+    saving, for which it needs its workers; these end with it, as torch watches over that.
+    """
+    if hasattr(os, "setpgid"):  # not on Windows
+        os.setpgid(0, 0)
+
+
+def _raise_faults(batches: Iterator[Batch | DataError]) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(batch, DataError):
+            # A new one: raising a local variable ties the exception, this frame and the workers into a cycle, and
+            # when the garbage collector comes upon workers, torch waits 5 s for each of them.
+            raise DataError(*batch.args)
+        yield batch

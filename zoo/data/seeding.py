@@ -1,0 +1,34 @@
+"""Randomness that is a function of a few whole numbers, whichever process draws it and when."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def mixed_seed(*words: int) -> int:
+    """Return a 64-bit seed for ``words``, such as (seed, epoch, index); neighbours get unrelated seeds."""
+    text = " ".join(str(word) for word in words)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@contextmanager
+def seeded(*words: int) -> Iterator[None]:
+    """Run the block with the global CPU generators of torch and ``random`` seeded by ``words``.
+
+    Both are put back as they were, so that a loader without workers leaves the caller's generators alone.
+    """
+    seed = mixed_seed(*words)
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    try:
+        # Not torch.manual_seed: it also queues a call, with a stack trace, for each device not yet in use.
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)

@@ -1,0 +1,1 @@
+"""Training and validation: processes, optimizer, schedule, state, step, loop, checkpoints, meters."""

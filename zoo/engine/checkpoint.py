@@ -1,0 +1,159 @@
+"""Checkpoint files: written so that a good one always exists, read so that a damaged one is noticed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
+from zoo.errors import CheckpointError
+
+CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
+BEST = "model_best.pth.tar"
+PREVIOUS = "checkpoint.previous.pth.tar"
+TEMPORARY = ".checkpoint.pth.tar.tmp"
+FORMAT_VERSION = 1
+ZIP_MAGIC = b"PK"
+
+
+def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
+    """Write the state to ``folder`` and return the file's path; every rank has to call it, rank 0 writes.
+
+    The checkpoint before becomes ``checkpoint.previous.pth.tar``; with ``is_best`` there is a copy called
+    ``model_best.pth.tar`` too. All ranks have rank 0's running statistics afterwards. CheckpointError, on every
+    rank: the file cannot be written; what was there before is then still there.
+    """
+    settle_buffers(state)
+    ranks = state.process.gather(rank_state(state))
+    failure = None
+    if state.process.is_main:
+        try:
+            write(_content(state, ranks), folder, is_best)
+        except CheckpointError as error:
+            failure = str(error)
+    failure = state.process.broadcast(failure)
+    if failure is not None:
+        raise CheckpointError(failure)
+    return folder / CHECKPOINT
+
+
+def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a checkpoint holds: tensors and plain Python, readable with weights_only=True."""
+    return {
+        **shared_state(state),
+        "ranks": ranks,
+        "config": state.config.model_dump(mode="json"),
+        "config_digest": state.config.digest(),
+        "world_size": state.process.world_size,
+        "num_threads": torch.get_num_threads(),
+        "torch_version": str(torch.__version__),
+        "device": state.process.device.type,
+        "format_version": FORMAT_VERSION,
+    }
+
+
+def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
+    """Replace the checkpoint in ``folder`` by one with ``content``; CheckpointError if that is impossible.
+
+    At no moment, a power failure included, is there neither the old nor the new file.
+    """
+    temporary, checkpoint = folder / TEMPORARY, folder / CHECKPOINT
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            _flush_to_disk(file)
+        # The copy comes first: a run that dies here finds its older checkpoint and makes the same copy again.
+        if is_best:
+            _replace_by_copy(temporary, folder / BEST)
+        if checkpoint.exists():
+            os.replace(checkpoint, folder / PREVIOUS)
+        os.replace(temporary, checkpoint)
+        _flush_folder(folder)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(_write_failure(error, folder)) from error
+
+
+def _write_failure(error: BaseException, folder: Path) -> str:
+    cause = error.__context__ if isinstance(error.__context__, OSError) else error
+    intact = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
+    before = f"the previous checkpoint, {folder / intact[0]}, is intact" if intact else "there was none before"
+    return (
+        f"the checkpoint cannot be written ({cause}); {folder}: {before}; "
+        f"make room or mend the folder, then continue with --resume auto"
+    )
+
+
+def _flush_to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _replace_by_copy(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with open(source, "rb") as reader, open(temporary, "wb") as writer:
+            shutil.copyfileobj(reader, writer)
+            _flush_to_disk(writer)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the renames in ``folder`` durable, where the system lets a folder be flushed."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint file, its tensors on the CPU.
+
+    Only tensors and plain Python are read: a file that would run code is refused. CheckpointError: there is no
+    such file, it is damaged (every byte is checked), or it holds no training state.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint; {path}: give the path of one, or --resume auto")
+    try:
+        damage = _damage(path)
+        is_readable = damage is None and zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=True) if is_readable else None
+    except Exception as error:  # damaged bytes make the readers of zip and pickle raise nearly anything
+        damage, content = f"{type(error).__name__}: {error}", None
+    if damage:
+        raise CheckpointError(f"the checkpoint is damaged ({damage}); {path}: resume from another one")
+    if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
+        raise CheckpointError(
+            f"this file holds no training state to continue from; {path}: weights files, those of the original "
+            f"project among them, can start a new training with --weights"
+        )
+    if content["format_version"] != FORMAT_VERSION:
+        raise CheckpointError(
+            f"checkpoint format {content['format_version']!r}, but this version reads {FORMAT_VERSION}; {path}: "
+            f"continue with the version of zoo that wrote it"
+        )
+    return content
+
+
+def _damage(path: Path) -> str | None:
+    """Return what is wrong with the file's checksums, which torch.load does not look at, or None.
+
+    Files that are no zip archives have none; those that begin like one make `zipfile` raise.
+    """
+    with open(path, "rb") as file:
+        magic = file.read(len(ZIP_MAGIC))
+    if magic != ZIP_MAGIC:
+        return None if magic else "it is empty"
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    return f"wrong checksum of {damaged}" if damaged else None

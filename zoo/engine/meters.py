@@ -1,0 +1,108 @@
+"""Running loss and accuracy, summed on the device and read by the host only when somebody looks."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+TOP1, TOP5, COUNT, SKIPPED, FIRST_BAD = range(5)
+NO_BAD_STEP = -1
+
+
+class Reading(TypedDict):
+    """Mean loss (nats per picture), accuracies (percent), pictures seen and left out, first bad step."""
+
+    loss: float
+    top1: float
+    top5: float
+    count: int
+    skipped: int
+    first_bad_step: int | None
+
+
+class Meter:
+    """Sums of loss, top-1 hits, top-5 hits and pictures since the last `reset`, kept on ``device``.
+
+    Hits and pictures are int64 and the loss is float64, so the sums of a whole data set are exact (devices
+    without float64, which is MPS, sum the loss in float32).
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        loss_dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        self._loss = torch.zeros((), dtype=loss_dtype, device=self.device)
+        self._counts = torch.zeros(5, dtype=torch.int64, device=self.device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything seen so far."""
+        self._loss.zero_()
+        self._counts.zero_()
+        self._counts[FIRST_BAD].fill_(NO_BAD_STEP)
+
+    @torch.no_grad()
+    def update(self, loss_sum: Tensor, logits: Tensor, targets: Tensor, step: int) -> None:
+        """Add one batch without waiting for the device.
+
+        ``loss_sum``: the loss summed over the pictures (nats), 0-d. ``logits``: (N, classes).
+        ``targets``: (N,). ``step``: the number remembered if this is the first loss that is not finite.
+        With fewer than five classes top-5 means "among all of them", that is 100 percent.
+        """
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        hits = best == targets[:, None]
+        self._loss += loss_sum
+        self._counts[TOP1] += hits[:, 0].sum()
+        self._counts[TOP5] += hits.sum()
+        self._counts[COUNT] += len(targets)
+        first_bad = self._counts[FIRST_BAD]
+        is_first_bad = ~torch.isfinite(loss_sum) & (first_bad == NO_BAD_STEP)
+        first_bad.masked_fill_(is_first_bad, step)
+
+    def skip(self, count: int) -> None:
+        """Add ``count`` pictures that could not be read and are in no average."""
+        if count:
+            self._counts[SKIPPED] += count
+
+    def read(self, reduce: bool = False) -> Reading:
+        """Return the averages so far, over all processes if ``reduce`` (one all-reduce, on every rank).
+
+        This waits for the device. The averages are NaN when no picture was seen.
+        """
+        rows = [[self._loss.item(), *self._counts.tolist()]]
+        if reduce and dist.is_initialized() and dist.get_world_size() > 1:
+            rows = self._rows_of_all_ranks(rows[0])
+        loss, top1, top5, count, skipped = (sum(column) for column in list(zip(*rows, strict=True))[:-1])
+        bad_steps = [int(row[-1]) for row in rows if row[-1] != NO_BAD_STEP]
+        pictures = count or float("nan")
+        return Reading(
+            loss=loss / pictures,
+            top1=100 * top1 / pictures,
+            top5=100 * top5 / pictures,
+            count=int(count),
+            skipped=int(skipped),
+            first_bad_step=min(bad_steps, default=None),
+        )
+
+    def _rows_of_all_ranks(self, row: list[float]) -> list[list[float]]:
+        """Return the rows of all ranks: each fills its own line of a matrix of zeros, which is then summed.
+
+        Unlike a plain sum this carries the first bad step (a minimum) too, and float64 holds every count
+        below 2**53 exactly.
+        """
+        table = torch.zeros(dist.get_world_size(), len(row), dtype=torch.float64, device=self.device)
+        table[dist.get_rank()] = torch.tensor(row, dtype=torch.float64, device=self.device)
+        dist.all_reduce(table)
+        rows: list[list[float]] = table.tolist()
+        return rows
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of the sums on the CPU, for a checkpoint."""
+        return {"loss": self._loss.to("cpu", copy=True), "counts": self._counts.to("cpu", copy=True)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        self._loss.copy_(state["loss"])
+        self._counts.copy_(state["counts"])

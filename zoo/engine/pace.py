@@ -1,0 +1,100 @@
+"""How fast training goes, and what it takes, as the host sees it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Literal, TypeVar
+
+import torch
+
+from zoo.engine.log import TrainMetrics
+from zoo.engine.meters import Reading
+from zoo.engine.state import TrainState
+
+BatchT = TypeVar("BatchT")
+Average = Literal["loss", "top1", "top5"]
+
+
+class Pace:
+    """Times of the steps since the last `take`, in seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._data_s = 0.0
+        self._begin = time.perf_counter()
+        self._all_steps = 0
+        self._all_s = 0.0
+
+    def timed(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
+        """Yield the batches of ``loader``; each counts as a step, and waiting for it as waiting for data."""
+        self._begin = time.perf_counter()
+        batches = iter(loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self._data_s += time.perf_counter() - asked
+            if batch is None:
+                return
+            self._num_steps += 1
+            yield batch
+
+    def take(self) -> tuple[float, float, float]:
+        """Return the seconds since the last call, and per step: all of it, and the wait for data."""
+        now = time.perf_counter()
+        elapsed, num_steps = now - self._begin, max(self._num_steps, 1)
+        times = elapsed, elapsed / num_steps, self._data_s / num_steps
+        self._all_steps += self._num_steps
+        self._all_s += elapsed
+        self._begin, self._num_steps, self._data_s = now, 0, 0.0
+        return times
+
+    def expected_s(self, num_steps: int) -> float:
+        """Return how long ``num_steps`` steps take at the average pace of all steps up to the last `take`."""
+        return num_steps * self._all_s / max(self._all_steps, 1)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory that tensors on a CUDA device took so far, or else that the whole process took."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource  # not there on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def metrics_since(
+    before: Reading, now: Reading, state: TrainState, num_batches: int, lr: float, pace: Pace
+) -> TrainMetrics:
+    """Return what happened between two readings of one epoch; begins a new interval of ``pace``.
+
+    ``num_batches``: per epoch. ``lr``: the rate of the last step.
+    """
+    elapsed_s, step_s, data_s = pace.take()
+    return TrainMetrics(
+        step=state.step,
+        epoch=state.epoch,
+        batch=state.batch,
+        num_batches=num_batches,
+        loss=_mean_between(before, now, "loss"),
+        top1=_mean_between(before, now, "top1"),
+        top5=_mean_between(before, now, "top5"),
+        epoch_loss=now["loss"],
+        epoch_top1=now["top1"],
+        epoch_top5=now["top5"],
+        lr=lr,
+        images_per_s=(now["count"] - before["count"]) / elapsed_s,
+        step_s=step_s,
+        data_s=data_s,
+        peak_memory_bytes=peak_memory_bytes(state.process.device),
+        eta_s=pace.expected_s(state.config.optimizer.schedule.epochs * num_batches - state.step),
+    )
+
+
+def _mean_between(before: Reading, now: Reading, key: Average) -> float:
+    total_before = before[key] * before["count"] if before["count"] else 0.0  # the mean of nothing is NaN
+    return (now[key] * now["count"] - total_before) / (now["count"] - before["count"])

@@ -1,0 +1,162 @@
+"""The processes of a run: which one this is, what device it has, and how they exchange small things."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zoo.errors import ConfigError
+
+BACKENDS = ("nccl", "gloo")
+CPU = torch.device("cpu")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of ``world_size`` processes; ``local_rank`` counts those of one machine."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+    control: dist.ProcessGroup | None = None
+    """A Gloo group of all processes for host-side messages, which never wait for a GPU; None when alone."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes the files of the run."""
+        return self.rank == 0
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether ``flag`` is true on at least one rank."""
+        if self.control is None:
+            return flag
+        number = torch.tensor(int(flag))
+        dist.all_reduce(number, dist.ReduceOp.MAX, group=self.control)
+        return bool(number)
+
+    def gather(self, item: Any) -> list[Any]:
+        """Return the items of all ranks, in rank order, on rank 0 and an empty list on the others."""
+        if self.control is None:
+            return [item]
+        items: list[Any] = [None] * self.world_size if self.is_main else []
+        dist.gather_object(item, items if self.is_main else None, dst=0, group=self.control)
+        return items
+
+    def broadcast(self, item: Any) -> Any:
+        """Return rank 0's ``item`` on every rank; what the others pass is not looked at."""
+        if self.control is None:
+            return item
+        box = [item]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+
+@contextmanager
+def open_process(local_rank_arg: int | None = None, backend: str | None = None) -> Iterator[Process]:
+    """Join the run that the launcher's environment describes, or run alone without one; leave it at the end.
+
+    ``local_rank_arg``: what ``--local-rank`` said, None without it; the variable LOCAL_RANK serves as well.
+    ``backend``: "nccl", "gloo", or None for NCCL with CUDA and Gloo without. Each process gets the CUDA device
+    of its local rank, or the CPU. ConfigError: the environment is half set or contradicts the argument, there
+    are fewer devices than local ranks, or the backend cannot work here.
+    """
+    world_size = _world_size()
+    local_rank = _local_rank(local_rank_arg, world_size)
+    device = _open_device(local_rank)
+    if world_size == 1:
+        yield Process(0, local_rank, 1, device)
+        return
+    dist.init_process_group(_backend(backend, device))
+    try:
+        control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
+        yield Process(dist.get_rank(), local_rank, world_size, device, control)
+        # Only after success: whoever leaves first must not close the connections of a rank that still works,
+        # but after an error on this rank alone nobody would come to the barrier.
+        dist.barrier(control)
+    finally:
+        dist.destroy_process_group()
+
+
+def _world_size() -> int:
+    """Return WORLD_SIZE, 1 without it; ConfigError if the variables that belong together are half set."""
+    given = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if not given:
+        return 1
+    values = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES if name != "LOCAL_RANK"}
+    alone = values["WORLD_SIZE"] == "1"
+    missing = [name for name, value in values.items() if value is None and not (alone and "MASTER" in name)]
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(given)} set, but not {', '.join(missing)}; environment of the distributed run: "
+            f"start with torchrun or torch.distributed.launch, or unset {' and '.join(given)} to run alone"
+        )
+    rank, world_size = _integer("RANK"), _integer("WORLD_SIZE")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK={rank} is not one of WORLD_SIZE={world_size} ranks; environment: ranks count from 0")
+    return world_size
+
+
+def _local_rank(argument: int | None, world_size: int) -> int:
+    """Return the local rank of the environment or the argument, 0 for a process alone without either."""
+    variable = _integer("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
+    if variable is not None and argument is not None and variable != argument:
+        raise ConfigError(
+            f"--local-rank {argument} contradicts LOCAL_RANK={variable}; command line and environment: give one of them"
+        )
+    local_rank = argument if variable is None else variable
+    if local_rank is None and world_size > 1:
+        raise ConfigError(
+            f"WORLD_SIZE={world_size}, but neither LOCAL_RANK nor --local-rank; environment: "
+            f"start with torchrun or torch.distributed.launch"
+        )
+    return local_rank or 0
+
+
+def _integer(name: str) -> int:
+    value = os.environ[name]
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={value!r} is not a whole number; environment: start with torchrun")
+    return int(value)
+
+
+def _open_device(local_rank: int) -> torch.device:
+    """Return this process's CUDA device, made the current one, or the CPU where there is no CUDA."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank}, but this machine shows {torch.cuda.device_count()} CUDA device(s); "
+            f"--nproc_per_node (and CUDA_VISIBLE_DEVICES): start at most one process per device"
+        )
+    torch.cuda.set_device(local_rank)
+    torch.backends.cudnn.benchmark = True  # all training batches have one shape
+    return torch.device("cuda", local_rank)
+
+
+def _backend(name: str | None, device: torch.device) -> str:
+    if name is None:
+        return "nccl" if device.type == "cuda" else "gloo"
+    if name not in BACKENDS:
+        raise ConfigError(f"{name!r} is not one of {', '.join(BACKENDS)}; --dist-backend: give one of them")
+    if name == "nccl" and device.type != "cuda":
+        raise ConfigError("nccl needs CUDA, which this machine lacks; --dist-backend: leave it out for gloo")
+    return name
+
+
+def seed_everything(seed: int, rank: int) -> None:
+    """Seed torch (CPU and all CUDA devices) and Python's `random` with a function of (seed, rank).
+
+    Rank -1 stands for what all ranks have in common: the initial weights.
+    """
+    mixed = random.Random(f"zoo {seed} {rank}").getrandbits(63)
+    random.seed(mixed)
+    torch.manual_seed(mixed)

@@ -1,0 +1,127 @@
+"""Continuing a run: which checkpoint, and whether it is one of this very run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.config import Experiment
+from zoo.engine import checkpoint
+from zoo.engine.process import Process
+from zoo.engine.state import TrainState, load_rank_state, load_shared_state
+from zoo.errors import CheckpointError
+
+AUTO = "auto"
+# Settings that do not change what is computed, by the beginning of their keys; all others may not differ.
+HARMLESS_KEYS = ("checkpoint.", "expected")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read, and what to tell the user about the choice."""
+
+    path: Path
+    content: dict[str, Any]
+    notices: list[str]
+
+
+def find_checkpoint(resume: str | None, folder: Path, process: Process) -> Found | None:
+    """Return the checkpoint that ``resume`` asks for, the same on every rank; None for a fresh start.
+
+    ``resume``: None, the path of a file, or "auto" for the newest good one of ``folder``, which may be none.
+    Rank 0 reads and hands out, so that only its machine needs the file. CheckpointError, on every rank: the file
+    is missing or damaged, or "auto" finds only damaged ones.
+    """
+    answer: Found | CheckpointError | None = None
+    if process.is_main and resume is not None:
+        try:
+            answer = _newest(folder) if resume == AUTO else Found(Path(resume), checkpoint.read(Path(resume)), [])
+        except CheckpointError as error:
+            answer = error
+    answer = process.broadcast(answer)
+    if isinstance(answer, CheckpointError):
+        raise answer
+    return answer
+
+
+def _newest(folder: Path) -> Found | None:
+    candidates = [folder / checkpoint.CHECKPOINT, folder / checkpoint.PREVIOUS]
+    notices: list[str] = []
+    for path in candidates:
+        try:
+            if path.exists():
+                content = checkpoint.read(path)
+                return Found(path, content, [*notices, f"falling back to {path}"] if notices else [])
+            notices.append(f"there is no {path}")
+        except CheckpointError as error:
+            notices.append(str(error))
+    if not any(path.exists() for path in candidates):
+        return None
+    raise CheckpointError(
+        f"no good checkpoint to resume from: {'; '.join(notices)}; start anew in another --log-dir, or remove "
+        f"the damaged files"
+    )
+
+
+def restore(state: TrainState, found: Found, allow_world_size_change: bool = False) -> list[str]:
+    """Bring ``state`` and the generators to where the checkpoint was written; return notices for the user.
+
+    CheckpointError: the checkpoint was written with other settings, or with another number of processes and that
+    is not allowed. With another number of processes the averages of the running epoch start anew.
+    """
+    saved = found.content
+    _check_config(saved["config"], state.config, found.path)
+    same_ranks = saved["world_size"] == state.process.world_size
+    if not same_ranks and not allow_world_size_change:
+        raise CheckpointError(
+            f"the checkpoint is of {saved['world_size']} process(es), this run has {state.process.world_size}; "
+            f"{found.path}: start as many, or give --allow-world-size-change (it will not be the same run to the bit)"
+        )
+    load_shared_state(state, saved)
+    if state.process.rank < len(saved["ranks"]):
+        load_rank_state(state, saved["ranks"][state.process.rank])
+    if not same_ranks:
+        state.meter.reset()
+    position = f"epoch {state.epoch + 1}, {state.batch} batches done, {state.step} steps in all"
+    return [*found.notices, f"resumed from {found.path}: {position}", *_differences(saved, state)]
+
+
+def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
+    """Yield a notice for everything that makes the run another one in the last bits."""
+    now = {
+        "world_size": ("processes", state.process.world_size),
+        "num_threads": ("threads", torch.get_num_threads()),
+        "torch_version": ("torch", str(torch.__version__)),
+        "device": ("device", state.process.device.type),
+    }
+    for key, (name, value) in now.items():
+        if saved[key] != value:
+            yield f"{name}: {saved[key]} at the checkpoint, {value} now; results may differ in the last bits"
+
+
+def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
+    before, now = dict(_leaves(saved)), dict(_leaves(config.model_dump(mode="json")))
+    keys = [key for key in sorted(before | now) if not key.startswith(HARMLESS_KEYS)]
+    changes = [
+        f"{key}: {before.get(key, 'absent')!r} before, {now.get(key, 'absent')!r} now"
+        for key in keys
+        if before.get(key, "absent") != now.get(key, "absent")
+    ]
+    if changes:
+        raise CheckpointError(
+            f"the checkpoint was written with other settings ({'; '.join(changes)}); {path}: put the settings back "
+            f"to continue, or start a new training from these weights with --weights and another --log-dir"
+        )
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of nested settings; lists count as values."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,146 @@
+"""Everything that one training step changes, which is everything that a resume has to bring back."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from zoo.config import Experiment
+from zoo.engine.distribute import distribute
+from zoo.engine.meters import Meter
+from zoo.engine.optim import build_optimizer
+from zoo.engine.process import Process
+
+POSITION = ("epoch", "batch", "step", "num_pictures")
+
+
+@dataclass
+class TrainState:
+    """A training run between two steps."""
+
+    config: Experiment
+    process: Process
+    model: nn.Module
+    """The bare network: its state dict has neither ``module.`` nor ``_orig_mod.`` in front."""
+    network: nn.Module
+    """What a step calls: the bare network, or torch.compile and DistributedDataParallel around it."""
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    ema: nn.Module | None
+    """A copy of the bare network with the moving average of its weights, None without `ema_decay`."""
+    meter: Meter
+    """Sums over the pictures that this rank saw in the running epoch."""
+    epoch: int = 0
+    """Index of the running epoch."""
+    batch: int = 0
+    """Batches of the running epoch that are done."""
+    step: int = 0
+    """Optimizer steps done since the start of training."""
+    best_top1: float = 0.0
+    """Best validation so far, percent."""
+    num_pictures: int = 0
+    """Size of the training data, 0 until it is known: steps are a position in this very data."""
+
+    @property
+    def scored_model(self) -> nn.Module:
+        """The bare network that validations score: the moving average when there is one."""
+        return self.model if self.ema is None else self.ema
+
+
+def build_state(config: Experiment, model: nn.Module, process: Process) -> TrainState:
+    """Return the state of a run that starts from ``model``, which is moved to the process's device."""
+    model.to(process.device)
+    if config.training.channels_last:
+        model.to(memory_format=torch.channels_last)
+    compiled: nn.Module = torch.compile(model) if config.training.compile else model  # type: ignore[assignment]
+    return TrainState(
+        config=config,
+        process=process,
+        model=model,
+        network=distribute(compiled, process),
+        optimizer=build_optimizer(model, config.optimizer),
+        scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
+        ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
+        meter=Meter(process.device),
+    )
+
+
+def update_average(state: TrainState) -> None:
+    """Move the average, if there is one, by ``1 - ema_decay`` towards the weights; the first step sets it.
+
+    Not `torch.optim.swa_utils.AveragedModel`, which copies its counter to the device at each step and waits.
+    Buffers are not averaged; `settle_buffers` copies them.
+    """
+    decay = state.config.optimizer.ema_decay
+    if state.ema is None or decay is None:
+        return
+    move = get_ema_multi_avg_fn(decay if state.step > 0 else 0.0)
+    move(list(state.ema.parameters()), list(state.model.parameters()), state.step)
+
+
+def settle_buffers(state: TrainState) -> None:
+    """Give all ranks rank 0's buffers (running statistics), and the average those of the network.
+
+    For whoever reads them: unsynchronised norms have seen other pictures on each rank. A collective: every rank
+    has to call it.
+    """
+    if state.process.world_size > 1:
+        for buffer in state.model.buffers():
+            dist.broadcast(buffer, src=0)
+    if state.ema is not None:
+        for buffer, source in zip(state.ema.buffers(), state.model.buffers(), strict=True):
+            buffer.copy_(source)
+
+
+def shared_state(state: TrainState) -> dict[str, Any]:
+    """Return what is the same on all ranks: tensors and plain Python only.
+
+    The keys up to ``optimizer`` are those of the original project's files. The learning rate is a function of
+    the step, so that no scheduler appears.
+    """
+    return {
+        "epoch": state.epoch,
+        "arch": state.config.network.arch,
+        "state_dict": state.model.state_dict(),
+        "best_prec1": state.best_top1,
+        "optimizer": state.optimizer.state_dict(),
+        "ema": None if state.ema is None else state.ema.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "position": {key: getattr(state, key) for key in POSITION},
+    }
+
+
+def rank_state(state: TrainState) -> dict[str, Any]:
+    """Return what each rank has for itself: its generators and its sums of the running epoch."""
+    rng = {"torch": torch.get_rng_state(), "python": random.getstate(), "device": None}
+    if state.process.device.type == "cuda":
+        rng["device"] = torch.cuda.get_rng_state(state.process.device)
+    return {"rng": rng, "meter": state.meter.state()}
+
+
+def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
+    """Overwrite the state with what `shared_state` returned; keys and shapes have to match exactly."""
+    state.model.load_state_dict(saved["state_dict"])
+    state.optimizer.load_state_dict(saved["optimizer"])
+    state.scaler.load_state_dict(saved["scaler"])
+    if state.ema is not None:
+        state.ema.load_state_dict(saved["ema"])
+    state.best_top1 = saved["best_prec1"]
+    for key in POSITION:
+        setattr(state, key, saved["position"][key])
+
+
+def load_rank_state(state: TrainState, saved: dict[str, Any]) -> None:
+    """Overwrite generators and sums with what `rank_state` returned."""
+    state.meter.load_state(saved["meter"])
+    torch.set_rng_state(saved["rng"]["torch"])
+    random.setstate(saved["rng"]["python"])
+    if saved["rng"]["device"] is not None and state.process.device.type == "cuda":
+        torch.cuda.set_rng_state(saved["rng"]["device"], state.process.device)

@@ -1,0 +1,184 @@
+"""Scores a network on every picture of a data set exactly once, on any number of processes.
+
+Each process scores its own pictures with the bare module (no DDP wrapper), so no rank waits for another until
+one all-reduce at the very end: ranks may hold different numbers of batches, or none.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.data.folder import Batch
+from zoo.engine.meters import Meter, Reading
+from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.errors import VerificationError, ZooError
+
+logger = logging.getLogger(__name__)
+
+NUM_CROPS = 10
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A validation: accuracies in percent, mean loss in nats per picture, pictures scored and left out."""
+
+    top1: float
+    top5: float
+    loss: float
+    count: int
+    skipped: int
+    protocol: str
+
+    def to_json(self, weights_md5: str | None, environment: dict[str, Any]) -> dict[str, Any]:
+        """Return the contents of a result file; a loss that is not finite becomes null (JSON has no NaN)."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {**asdict(self), "loss": loss, "weights_md5": weights_md5, "environment": environment}
+
+
+def _do_nothing(_: int) -> None:
+    pass
+
+
+def validate(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    device: torch.device,
+    world_size: int = 1,
+    *,
+    num_pictures: int,
+    protocol: Protocol = PROTOCOLS["center224"],
+    amp: str = "off",
+    advance: Callable[[int], object] = _do_nothing,
+) -> Result:
+    """Return the scores of ``model`` over the pictures of all ranks' loaders; every rank gets the same.
+
+    ``num_pictures``: how many the loaders of all ranks hold together; VerificationError if another number was
+    seen. ``protocol`` says whether batches are (N, 3, h, w) or ten crops (N, 10, 3, h, w), whose logits are
+    averaged before loss and accuracy, as published. ``amp``: "off", "bf16" or "fp16". ``advance`` is called
+    with 1 after each batch. The modes of all modules are restored.
+    """
+    net = unwrap(model)
+    forward = _ShrinkingForward(net, device, amp)
+    score = partial(_ten_crop_mean, forward) if protocol.ten_crops else forward
+    meter = Meter(device)
+    with _evaluating(net), torch.inference_mode():
+        for index, batch in enumerate(loader):
+            meter.skip(len(batch.skipped))
+            if len(batch.targets):
+                targets = batch.targets.to(device, non_blocking=True)
+                logits = score(batch.images)
+                meter.update(F.cross_entropy(logits, targets, reduction="sum"), logits, targets, index)
+            advance(1)
+    return _checked_result(meter.read(reduce=world_size > 1), num_pictures, protocol)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside DDP and torch.compile: no collectives, no recompilation for a last batch."""
+    while (inner := _wrapped_by(model)) is not None:
+        model = inner
+    return model
+
+
+def _wrapped_by(model: nn.Module) -> nn.Module | None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)  # torch.compile's wrapper, whose class is not public
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode, and each back into its own mode (norms may be frozen) after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _ten_crop_mean(forward: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Return the mean over the crops of the logits, (N, classes), for images (N, 10, 3, h, w)."""
+    return forward(images.flatten(0, 1)).unflatten(0, (-1, NUM_CROPS)).mean(dim=1)
+
+
+def _checked_result(reading: Reading, num_pictures: int, protocol: Protocol) -> Result:
+    seen = reading["count"] + reading["skipped"]
+    if seen != num_pictures:
+        raise VerificationError(
+            f"{reading['count']} pictures scored and {reading['skipped']} left out, but the data set has "
+            f"{num_pictures}; validation over all processes: this is a fault of zoo, please report it"
+        )
+    if reading["count"] == 0:
+        raise VerificationError(
+            f"none of {num_pictures} pictures could be scored; validation data: mend the files left out"
+        )
+    if reading["first_bad_step"] is not None:
+        logger.warning(
+            "the validation loss is not finite, first in batch %d: the weights are damaged, "
+            "or half precision overflows",
+            reading["first_bad_step"],
+        )
+    return Result(
+        top1=reading["top1"],
+        top5=reading["top5"],
+        loss=reading["loss"],
+        count=reading["count"],
+        skipped=reading["skipped"],
+        protocol=protocol.name,
+    )
+
+
+class _ShrinkingForward:
+    """Calls a network on as many pictures at once as the memory holds, halving the number when it is full."""
+
+    def __init__(self, model: nn.Module, device: torch.device, amp: str) -> None:
+        self._model = model
+        self._device = device
+        self._amp = amp
+        self._at_once: int | None = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the logits of images (N, 3, h, w), at least float32, (N, classes)."""
+        while True:
+            at_once = min(self._at_once or len(images), len(images))
+            try:
+                return torch.cat([self._logits(part) for part in images.split(at_once)])
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                if at_once == 1:
+                    raise ZooError(
+                        f"out of memory with one picture of {tuple(images.shape[1:])} at a time; "
+                        f"validation on {self._device}: use a smaller crop, or free memory on the device"
+                    ) from error
+            self._at_once = at_once // 2
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            logger.warning("out of memory with %d pictures at once: trying %d", at_once, self._at_once)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        with self._autocast():
+            logits: Tensor = self._model(images.to(self._device, non_blocking=True))
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._amp == "off":
+            return nullcontext()
+        return torch.autocast(self._device.type, AMP_DTYPES[self._amp])
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device is out of memory; the CPU's allocator has no error class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
