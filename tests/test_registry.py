@@ -1,0 +1,193 @@
+"""zoo.get and its relatives: names, variants, arguments, weights, preprocessing, errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+
+import zoo
+from zoo import config
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
+from zoo.models import ARCHITECTURES
+from zoo.registry import build_from_config, options_of, published
+
+
+def norms_of(model):
+    return {type(m) for m in model.modules() if isinstance(m, ABN)}
+
+
+@pytest.fixture
+def meta():
+    with torch.device("meta"):
+        yield
+
+
+def test_all_names_are_listed_in_a_natural_order_and_matched_by_wildcards():
+    names = zoo.list_models()
+    assert set(names) == set(ARCHITECTURES) | set(published())
+    assert zoo.list_models("resnet[0-9]*[0-9]")[:3] == ["resnet18", "resnet34", "resnet34_ipabn-sync_lr_512"]
+    assert len(zoo.list_models(pretrained=True)) == 9
+    assert zoo.list_models("densenet*", pretrained=True) == ["densenet264_ipabn_lr_256"]
+
+
+@pytest.mark.usefixtures("meta")
+def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
+    model = zoo.get("resnext101_ipabn_lr_512")
+    assert norms_of(model) == {InPlaceABN}
+    assert sum(p.numel() for p in model.parameters()) == 42_902_312  # the 3x3 stem
+    assert norms_of(zoo.get("resnext101_ipabn-sync_lr_256")) == {InPlaceABNSync}
+    changed = zoo.get("resnext101_ipabn_lr_512", norm="standard", input_3x3=False, classes=5, activation="relu")
+    assert norms_of(changed) == {ABN}
+    assert changed.classifier.fc.out_features == 5
+    assert not hasattr(changed.mod1, "conv2")
+    assert changed.bn_out.activation == "relu"
+
+
+@pytest.mark.usefixtures("meta")
+def test_every_published_variant_builds():
+    for name in zoo.list_models(pretrained=True):
+        assert zoo.get(name).classifier.fc.out_features == 1000
+
+
+def test_unknown_names_and_options_name_what_there_is():
+    with pytest.raises(zoo.ConfigError, match="unknown network 'resnet59'; the nearest names are resnet50"):
+        zoo.get("resnet59")
+    with pytest.raises(
+        zoo.ConfigError, match="resnet18 has no option 'input_3x3'; its options are dilation, keep_outputs"
+    ):
+        zoo.get("resnet18", input_3x3=True)
+    with pytest.raises(zoo.ConfigError, match="wider_resnet16 has no option 'dilation'; it has no options of its own"):
+        zoo.get("wider_resnet16", dilation=2)
+    with pytest.raises(zoo.ConfigError, match="norm 'batchnorm' is not one of"):
+        zoo.get("resnet18", norm="batchnorm")
+    with pytest.raises(zoo.ConfigError, match="'relu' is not one of leaky_relu, elu, identity"):
+        zoo.get("resnet18", norm="inplace", activation="relu")
+    for classes in (-1, 2.5, True):
+        with pytest.raises(zoo.ConfigError, match=f"classes must be an integer >= 0, got {classes}"):
+            zoo.get("resnet18", classes=classes)
+
+
+def test_options_are_those_of_the_family():
+    assert options_of("resnet50") == ["dilation", "keep_outputs"]
+    assert options_of("densenet121") == options_of("resnext50") == ["input_3x3", "dilation"]
+    assert options_of("wider_resnet38") == []
+    assert options_of("wider_resnet38_a2") == ["dilation"]
+
+
+@pytest.mark.usefixtures("meta")
+def test_pretrained_finds_the_only_variant_and_says_where_several_or_none_are():
+    with pytest.raises(zoo.WeightsError, match="has no published weights"):
+        zoo.get("resnet18", pretrained=True)
+    with pytest.raises(zoo.WeightsError, match="several published weights, name one of them: resnext101_stdbn_lr_256"):
+        zoo.get("resnext101", pretrained=True)
+    with pytest.raises(zoo.ConfigError, match="nearest names"):
+        zoo.get("densenet", pretrained=True)
+    md5 = published()["densenet264_ipabn_lr_256"]["md5"]
+    with pytest.raises(zoo.WeightsError, match=rf"drive\.google\.com.*{md5}"):
+        zoo.get("densenet264", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"norm": "standard"}, {"activation": "elu"}, {"activation_param": 0.2}, {"dilation": 2}]
+)
+def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
+    (key,) = arguments
+    with pytest.raises(zoo.ConfigError, match=f"densenet264_ipabn_lr_256 was trained with {key}="):
+        zoo.get("densenet264", pretrained=True, **arguments)
+
+
+def test_weights_load_strictly_from_a_path_whatever_the_name(tmp_path):
+    source = zoo.get("resnet18", norm="inplace", classes=10)
+    torch.save({"state_dict": {f"module.{k}": v for k, v in source.state_dict().items()}}, tmp_path / "w.pth.tar")
+    model = zoo.get("resnet18", norm="inplace", classes=10, weights=tmp_path / "w.pth.tar")
+    for key, value in source.state_dict().items():
+        assert torch.equal(model.state_dict()[key], value)
+    with pytest.raises(zoo.WeightsError, match="mod2"):
+        zoo.get("resnet34", classes=10, weights=tmp_path / "w.pth.tar")
+
+
+def test_features_and_headless_networks_drop_the_files_classifier_and_say_so(tmp_path, caplog):
+    torch.save(zoo.get("densenet121", classes=10).state_dict(), tmp_path / "w.pth")
+    with caplog.at_level(logging.INFO, "zoo"):
+        zoo.get("densenet121", features_only=True, weights=tmp_path / "w.pth")
+    assert "classifier" in caplog.text
+
+
+def test_signed_scale_reads_negative_scales_as_trained(tmp_path):
+    source = zoo.get("resnet18", norm="standard", classes=4).eval()
+    with torch.no_grad():
+        source.mod3.block1.convs.bn1.weight.neg_()
+    torch.save(source.state_dict(), tmp_path / "w.pth")
+    x = torch.randn(2, 3, 64, 64)
+    signed = zoo.get("resnet18", classes=4, weights=tmp_path / "w.pth", signed_scale=True).eval()
+    absolute = zoo.get("resnet18", classes=4, weights=tmp_path / "w.pth", norm="inplace").eval()
+    with torch.no_grad():
+        assert torch.equal(signed(x), source(x))
+        assert not torch.allclose(absolute(x.clone()), source(x), atol=1e-3)
+    with pytest.raises(zoo.ConfigError, match="signed_scale"):
+        zoo.get("resnet18", norm="inplace", signed_scale=True)
+
+
+def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp_path):
+    settings = {
+        "network": {
+            "arch": "resnet18",
+            "bn_mode": "inplace",
+            "activation": "elu",
+            "activation_param": 1.0,
+            "classes": 3,
+        },
+        "input": {"scale_val": 36, "crop_val": 32, "crop_train": 32},
+    }
+    experiment = config.parse_experiment(settings, source="test")
+    model = build_from_config(experiment.network)
+    path = tmp_path / "checkpoint.pth.tar"
+    torch.save({"state_dict": model.state_dict(), "config": experiment.model_dump(mode="json")}, path)
+    loaded = zoo.get(path)
+    assert loaded.mod1.bn1.activation == "elu"
+    assert loaded.classifier.fc.out_features == 3
+    assert (loaded.pretrained_cfg["scale"], loaded.pretrained_cfg["crop"]) == (36, 32)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
+    torch.save(model.state_dict(), path)
+    with pytest.raises(zoo.WeightsError, match="does not say which network"):
+        zoo.get(path)
+
+
+def test_pretrained_cfg_holds_the_published_preprocessing():
+    cfg = zoo.get("resnet18", classes=2).pretrained_cfg
+    assert cfg == {
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "scale": 256,
+        "crop": 224,
+        "interpolation": "bilinear",
+        "source": None,
+    }
+
+
+@pytest.mark.usefixtures("meta")
+def test_experiments_build_what_they_say():
+    for path in sorted(config.experiments_dir().glob("*.json")):
+        experiment = config.load_experiment(path)
+        model = build_from_config(experiment.network)
+        assert model.classifier.fc.out_features == experiment.network.classes
+    for name in published():
+        experiment = config.load_experiment(config.experiments_dir() / f"{name}.json")
+        keys = [list(m.state_dict()) for m in (build_from_config(experiment.network), zoo.get(name))]
+        assert keys[0] == keys[1]
+
+
+@pytest.mark.usefixtures("meta")
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"arch": "resnet19"}, "network.arch 'resnet19': unknown network 'resnet19'; the nearest names are resnet18"),
+        ({"arch": "resnet50", "dilation": 2}, "dilation must be 1 or four positive integers"),
+    ],
+)
+def test_impossible_networks_of_experiments_name_the_json_path(network, message):
+    with pytest.raises(zoo.ConfigError, match=re.escape(message)):
+        build_from_config(config.Network(**network))

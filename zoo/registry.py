@@ -1,0 +1,246 @@
+"""Names of networks: what each stands for, which have published weights, and `get`, which builds them."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from zoo import config
+from zoo.errors import ConfigError, WeightsError, nearest
+from zoo.layers.init import init_weights
+from zoo.layers.norm import NormFactory, norm_act
+from zoo.models import ARCHITECTURES, Network
+from zoo.weights import load_weights, read_checkpoint
+
+
+@cache
+def published() -> dict[str, dict[str, Any]]:
+    """Return the published classification networks by name: settings, scores, md5, Drive id and licence."""
+    entries = json.loads(files("zoo").joinpath("published.json").read_text())
+    return {entry["name"]: entry for entry in entries if entry["arch"] is not None}
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Return the names that match the shell-style ``pattern``, sorted: architectures and published variants.
+
+    With ``pretrained`` only the published variants.
+    """
+    names = list(published()) if pretrained else [*ARCHITECTURES, *published()]
+    return sorted(fnmatch.filter(names, pattern), key=_natural_order)
+
+
+def options_of(arch: str) -> list[str]:
+    """Return the names of the options of an architecture's family (``input_3x3``, ``dilation``, ...)."""
+    builder = ARCHITECTURES[arch]
+    common = {"norm", "classes", "features_only", *getattr(builder, "keywords", {})}
+    return [name for name in inspect.signature(builder).parameters if name not in common]
+
+
+def get(
+    name: str | os.PathLike[str],
+    *,
+    pretrained: bool = False,
+    weights: str | os.PathLike[str] | None = None,
+    norm: str | NormFactory | None = None,
+    activation: str | None = None,
+    activation_param: float | None = None,
+    classes: int | None = None,
+    features_only: bool = False,
+    signed_scale: bool = False,
+    **arch: Any,
+) -> Network:
+    """Return a network, initialised as the published ones were, or with weights.
+
+    Args:
+        name: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
+            activation and stem; arguments given here win), or the path of a checkpoint of this package's trainer.
+        pretrained: load the published weights of the variant; an architecture stands for its only variant.
+        weights: path of a weights file to load, strictly.
+        norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
+        activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
+        activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
+        classes: default 1000, or those of the checkpoint; 0 leaves the classifier out: the last map is returned.
+        features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
+        signed_scale: read the scales of a file with their sign, as the in-place networks of December 2017 were
+            trained: the network is built with the standard norm, whose scale is signed.
+        **arch: options of the family: ``input_3x3``, ``dilation``, ``keep_outputs``.
+
+    Raises ConfigError for an unknown name or option, naming those that exist, and WeightsError for weights that cannot
+    be had or do not fit.
+    """
+    given = {
+        "norm": norm,
+        "activation": activation,
+        "activation_param": activation_param,
+        "classes": classes,
+        **arch,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    if signed_scale:
+        given["norm"] = _signed_norm(norm)
+    name = os.fspath(name)
+    if os.path.isfile(name):
+        if pretrained:
+            raise ConfigError(f"{name} is a checkpoint: pretrained=True goes with a published name")
+        settings, preprocessing = _of_checkpoint(name)
+        weights = name if weights is None else weights
+    else:
+        name = _only_variant(name) if pretrained else name
+        settings, preprocessing = _of_name(name), config.Input()
+        if pretrained:
+            _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
+    model = _build({**settings, **given}, features_only)
+    model.pretrained_cfg = _pretrained_cfg(preprocessing, name)
+    if weights is not None:
+        load_weights(model, weights)
+    elif pretrained:
+        raise WeightsError(
+            f"{name}: downloading is not part of this version. Fetch {_drive_url(name)} with a browser "
+            f"(md5 {published()[name]['md5']}) and give its path: zoo.get({name!r}, weights=PATH)"
+        )
+    return model
+
+
+def build_from_config(network: config.Network) -> Network:
+    """Return the freshly initialised network of an experiment's ``network`` section.
+
+    Raises ConfigError, with the JSON path, where the architecture does not exist or lacks an option.
+    """
+    try:
+        model = _build(_of_config(network), False, network.weight_init, network.weight_gain_multiplier)
+    except ConfigError as error:
+        raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
+    return model
+
+
+def _build(
+    settings: dict[str, Any], features_only: bool, init_method: str = "xavier_normal", init_gain: float = 1.0
+) -> Network:
+    """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
+    options = dict(settings)
+    arch, norm = options.pop("arch"), options.pop("norm", "standard")
+    activation, activation_param = (
+        options.pop("activation", "leaky_relu"),
+        options.pop("activation_param", 0.01),
+    )
+    classes = options.pop("classes", 1000)
+    if arch not in ARCHITECTURES:
+        raise ConfigError(_unknown(arch, ARCHITECTURES))
+    if not isinstance(classes, int) or isinstance(classes, bool) or classes < 0:
+        raise ConfigError(f"classes must be an integer >= 0, got {classes!r}")
+    known = options_of(arch)
+    for option in options:
+        if option not in known:
+            have = f"its options are {', '.join(known)}" if known else "it has no options of its own"
+            raise ConfigError(f"{arch} has no option {option!r}; {have}")
+    try:
+        model = ARCHITECTURES[arch](
+            norm_act(norm, activation, activation_param), classes, features_only=features_only, **options
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if features_only and hasattr(model, "bn_out"):
+        model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
+    init_weights(model, init_method, init_gain, activation, activation_param)
+    return model
+
+
+def _of_name(name: str) -> dict[str, Any]:
+    """Return the settings that an architecture or a published variant fixes."""
+    if name in ARCHITECTURES:
+        return {"arch": name}
+    if name not in published():
+        raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
+    entry = published()[name]
+    settings = {key: entry[key] for key in ("arch", "norm", "activation", "activation_param", "classes")}
+    return settings | ({"input_3x3": True} if entry["input_3x3"] else {})
+
+
+def _of_config(network: config.Network) -> dict[str, Any]:
+    """Return the settings of an experiment's ``network`` section."""
+    settings = {
+        "arch": network.arch,
+        "norm": network.bn_mode,
+        "activation": network.activation,
+        "activation_param": network.activation_param,
+        "classes": network.classes,
+    }
+    if network.input_3x3 and not network.arch.startswith("wider"):  # the published WideResNet file has it, to no effect
+        settings["input_3x3"] = True
+    if network.dilation != 1:
+        settings["dilation"] = network.dilation
+    return settings
+
+
+def _of_checkpoint(path: str) -> tuple[dict[str, Any], config.Input]:
+    """Return the settings and the preprocessing that a checkpoint of the trainer carries."""
+    checkpoint = read_checkpoint(path)
+    if not isinstance(checkpoint.get("config"), dict):
+        raise WeightsError(
+            f"{path} does not say which network it belongs to; name one: zoo.get(ARCHITECTURE, weights={path!r})"
+        )
+    experiment = config.parse_experiment(checkpoint["config"], source=path)
+    return _of_config(experiment.network), experiment.input
+
+
+def _only_variant(name: str) -> str:
+    """Return the published variant that ``name`` is, or the only one of the architecture that it is."""
+    if name in published():
+        return name
+    _of_name(name)
+    variants = [variant for variant, entry in published().items() if entry["arch"] == name]
+    if not variants:
+        raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
+    if len(variants) > 1:
+        raise WeightsError(f"{name} has several published weights, name one of them: {', '.join(variants)}")
+    return variants[0]
+
+
+def _check_contradictions(name: str, settings: dict[str, Any], given: dict[str, Any], signed_scale: bool) -> None:
+    """Raise ConfigError where an argument differs from what the published weights were trained with."""
+    if signed_scale:
+        given = {key: value for key, value in given.items() if key != "norm"}
+    for key, value in given.items():
+        if settings.get(key, value) != value or (key not in settings and value):
+            raise ConfigError(
+                f"{name} was trained with {key}={settings.get(key, False)!r}, not {value!r}; leave {key} out, or give "
+                "weights=PATH to load the file into another network"
+            )
+
+
+def _signed_norm(norm: str | NormFactory | None) -> str:
+    if norm not in (None, "standard"):
+        raise ConfigError(
+            f"signed_scale=True builds the network with norm='standard'; it does not go with norm={norm!r}"
+        )
+    return "standard"
+
+
+def _pretrained_cfg(preprocessing: config.Input, name: str) -> dict[str, Any]:
+    return {
+        "mean": tuple(preprocessing.mean),
+        "std": tuple(preprocessing.std),
+        "scale": preprocessing.scale_val,
+        "crop": preprocessing.crop_val,
+        "interpolation": "bilinear",
+        "source": _drive_url(name) if name in published() else name if os.path.isfile(name) else None,
+    }
+
+
+def _drive_url(name: str) -> str:
+    return f"https://drive.google.com/file/d/{published()[name]['drive_id']}/view"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    return f"unknown network {name!r}; the nearest names are {', '.join(nearest(name, known))} (zoo list shows all)"
+
+
+def _natural_order(name: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
