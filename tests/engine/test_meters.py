@@ -23,11 +23,11 @@ def _logits_with_target_at_rank(ranks: list[int], classes: int) -> tuple[Tensor,
 
 
 def _read_once_per_rank() -> tuple[Reading, int]:
-    """Rank 0 sees one right picture, rank 1 two wrong ones with a NaN at step 7 and 3 skips, 2 nothing."""
+    """Rank 0 has a right picture, bad at step 11; rank 1 two wrong, bad at step 7, and 3 skips; rank 2 nothing."""
     meter = Meter("cpu")
     rank = dist.get_rank()
     if rank == 0:
-        meter.update(torch.tensor(0.5), *_logits_with_target_at_rank([0], 10), step=0)
+        meter.update(torch.tensor(float("inf")), *_logits_with_target_at_rank([0], 10), step=11)
     if rank == 1:
         meter.update(torch.tensor(float("nan")), *_logits_with_target_at_rank([9, 4], 10), step=7)
         meter.skip(3)

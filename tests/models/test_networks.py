@@ -168,13 +168,12 @@ def test_in_place_and_standard_norms_compute_the_same_network(name):
         for module in inplace.modules():
             if isinstance(module, InPlaceABN):
                 module.weight.sub_(module.eps)
-    size = 32 if name.startswith("wider") else 64
-    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    x = torch.randn(4, 3, 64, 64, dtype=torch.float64)
     for model in (standard, inplace):
         torch.manual_seed(1)  # the same dropout
         model(x.clone()).square().sum().backward()
     pairs = list(zip(inplace.parameters(), standard.parameters(), strict=True))
-    assert all(relative_error(ours.grad, truth.grad) < 1e-7 for ours, truth in pairs)
+    assert max(relative_error(ours.grad, truth.grad) for ours, truth in pairs) < 1e-6
     for ours, truth in zip(inplace.buffers(), standard.buffers(), strict=True):
         assert relative_error(ours, truth) < 1e-9
 

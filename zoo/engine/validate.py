@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.data.folder import Batch
+from zoo.data.loader import NUM_CROPS
 from zoo.engine.meters import Meter, Reading
 from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import VerificationError, ZooError
 
 logger = logging.getLogger(__name__)
 
-NUM_CROPS = 10
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

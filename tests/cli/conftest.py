@@ -1,0 +1,53 @@
+"""One tiny training run, made by the command line, that several tests look at."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.engine.tiny import make_pictures
+from zoo.cli import main
+
+SETTINGS = {
+    "network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
+    "optimizer": {"batch_size": 8, "learning_rate": 0.01, "schedule": {"epochs": 2}},
+    "input": {"crop_train": 10, "scale_val": 12, "crop_val": 10},
+}
+NUM_VAL = 7
+
+
+class Run(NamedTuple):
+    """A finished run: its experiment file, its pictures, and the folder that it wrote."""
+
+    config: Path
+    data: Path
+    log_dir: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.log_dir / "checkpoint.pth.tar"
+
+
+@pytest.fixture(autouse=True)
+def _restored_logger() -> Iterator[None]:
+    logger = logging.getLogger("zoo")
+    before = logger.handlers, logger.level
+    yield
+    logger.handlers, logger.level = before
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two epochs of 3 steps on 24 pictures; 7 pictures to validate with."""
+    root = tmp_path_factory.mktemp("run")
+    config = root / "tiny.json"
+    config.write_text(json.dumps(SETTINGS))
+    data = make_pictures(root / "data", num_train=24, num_val=NUM_VAL)
+    command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1", "--log-hist"]
+    assert main(command) == 0
+    return Run(config, data, root / "log")

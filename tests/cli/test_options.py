@@ -1,0 +1,96 @@
+"""The options of the command line change only on purpose: they are written down in cli_options.json.
+
+After a wanted change: python -m tests.cli.test_options
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zoo.cli import build_parser, main
+from zoo.errors import DataError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cli_options.json"
+
+
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    actions = build_parser()._actions
+    (commands,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+def _options() -> dict[str, dict[str, object]]:
+    """Return, for each command, its options with their defaults, and its positional arguments."""
+    return {
+        name: {
+            "/".join(action.option_strings) or str(action.metavar): str(action.default)
+            for action in parser._actions
+            if action.dest != "help"
+        }
+        for name, parser in _commands().items()
+    }
+
+
+def test_commands_and_options_are_those_written_down() -> None:
+    assert _options() == json.loads(GOLDEN.read_text())
+
+
+def test_every_option_has_a_help_text() -> None:
+    for name, parser in _commands().items():
+        for action in parser._actions:
+            assert action.help, f"{name} {action.dest}"
+
+
+def test_help_and_mistakes_are_answered_without_importing_torch() -> None:
+    code = "import sys, zoo.cli; zoo.cli.build_parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("command", [[], ["no-such-command"], ["train"], ["train", "a", "b", "-j", "-1"]])
+def test_wrong_arguments_exit_with_code_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(command)
+    assert error.value.code == 2
+    assert "usage: zoo" in capsys.readouterr().err
+
+
+def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "no-such-file.json", "data"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("zoo train: ")
+    assert "no-such-file.json" in error
+    assert "Traceback" not in error
+
+
+def test_debug_shows_where_a_users_fault_was_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, pretrained: bool) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr("zoo.registry.list_models", fail)
+    with pytest.raises(KeyError, match="broken"):
+        main(["list"])
+
+
+def test_the_exit_code_is_that_of_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, pretrained: bool) -> None:
+        error = DataError("broken")
+        error.exit_code = 75
+        raise error
+
+    monkeypatch.setattr("zoo.registry.list_models", fail)
+    assert main(["list"]) == 75
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(_options(), indent=2) + "\n")

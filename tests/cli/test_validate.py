@@ -1,0 +1,163 @@
+"""``zoo validate`` and scripts/test_imagenet.py score weights by name, file and protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cli.conftest import NUM_VAL, SETTINGS, Run
+from zoo.cli import main
+from zoo.cli.scoring import Subject, score
+from zoo.config import parse_experiment
+from zoo.engine.process import Process
+from zoo.weights import md5_of, read_checkpoint
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def _result(command: list[str], folder: Path) -> dict[str, Any]:
+    assert main([*command, "--json", str(folder / "result.json")]) == 0
+    content: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return content
+
+
+def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
+    command = ["test-imagenet", str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0"]
+    result = _result(command, tmp_path)
+    last = json.loads((finished.log_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {key: result[key] for key in ("top1", "top5", "loss", "count")} == {
+        "top1": last["top1"],
+        "top5": last["top5"],
+        "loss": pytest.approx(last["loss"], rel=1e-5),
+        "count": NUM_VAL,
+    }
+    assert result["protocol"] == "center10-scale12"
+    assert result["weights_md5"] == md5_of(finished.checkpoint)
+    assert result["environment"]["torch"] == torch.__version__
+
+
+def test_a_checkpoint_alone_says_which_network_it_belongs_to(finished: Run, tmp_path: Path) -> None:
+    by_config = ["validate", str(finished.config), str(finished.data), "--weights", str(finished.checkpoint)]
+    by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data)]
+    assert _result([*by_config, "-j", "0"], tmp_path) == _result([*by_checkpoint, "-j", "0"], tmp_path)
+
+
+def test_crop_scale_and_ten_crops_make_a_protocol_of_their_own(finished: Run, tmp_path: Path) -> None:
+    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--limit", "3"]
+    result = _result([*command, "--crop", "8", "--scale", "-1", "--ten_crops", "--batch-size", "2"], tmp_path)
+    assert (result["protocol"], result["count"]) == ("tencrop8-scaleoriginal", 3)
+
+
+def test_published_protocols_go_by_name(finished: Run, tmp_path: Path) -> None:
+    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--limit", "1"]
+    assert _result([*command, "--protocol", "center224"], tmp_path)["protocol"] == "center224"
+
+
+@pytest.mark.parametrize("option", [["--crop", "8"], ["--scale", "8"], ["--ten-crops"]])
+def test_a_protocol_leaves_nothing_to_choose(
+    finished: Run, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["validate", str(finished.checkpoint), str(finished.data), "--protocol", "center224", *option]
+    assert main(command) == 2
+    assert "--protocol center224 fixes scale, crop" in capsys.readouterr().err
+
+
+def test_a_crop_larger_than_the_scaled_picture_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(finished.checkpoint), str(finished.data), "--crop", "320"]) == 2
+    assert "a crop of 320 px does not fit into pictures scaled to 12 px" in capsys.readouterr().err
+
+
+def test_an_architecture_without_published_weights_needs_a_file(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "resnet18", str(finished.data)]) == 2
+    assert "resnet18 has no published weights" in capsys.readouterr().err
+    assert main(["validate", str(finished.config), str(finished.data)]) == 2
+    assert "no published weights of tiny" in capsys.readouterr().err
+
+
+def test_weights_whose_classifier_does_not_fit_get_no_score(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "three.json"
+    config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "classes": 3}}))
+    assert main(["test-imagenet", str(config), str(finished.checkpoint), str(finished.data)]) == 2
+    assert "random classifier" in capsys.readouterr().err
+
+
+def test_a_moving_average_is_what_gets_scored(finished: Run, tmp_path: Path) -> None:
+    content = read_checkpoint(finished.checkpoint)
+    averaged = {key: tensor.clone() for key, tensor in content["state_dict"].items()}
+    averaged["classifier.fc.weight"].zero_()
+    averaged["classifier.fc.bias"].copy_(torch.tensor([0.0, 1000.0]))
+    torch.save({**content, "ema": averaged}, tmp_path / "checkpoint.pth.tar")
+    result = _result(["validate", str(tmp_path / "checkpoint.pth.tar"), str(finished.data), "-j", "0"], tmp_path)
+    assert result["top1"] == pytest.approx(100 * 3 / 7)  # 3 of 7 pictures are of the second class
+
+
+def test_the_original_test_script_still_works(
+    finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["-j", "0", str(finished.config), str(finished.checkpoint), str(finished.data)]
+    monkeypatch.setattr(sys, "argv", ["test_imagenet.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPTS / "test_imagenet.py"), run_name="__main__")
+    assert end.value.code == 0
+    assert f" {NUM_VAL} |        0 |" in capsys.readouterr().out
+
+
+def test_pictures_of_a_class_that_the_network_does_not_know_are_refused(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    shutil.copytree(data / "val" / "class0", data / "val" / "class2")
+    assert main(["validate", str(finished.checkpoint), str(data), "-j", "0"]) == 2
+    assert "3 class folders but the network has 2 outputs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ten_crops", "batch_size"),
+    [(1, False, 80), (3, False, 26), (1, True, 8), (3, True, 2), (9, True, 1)],
+)
+def test_the_batch_size_is_the_experiments_share_of_each_process(
+    world_size: int, ten_crops: bool, batch_size: int
+) -> None:
+    experiment = parse_experiment({"optimizer": {"batch_size": 80}}, "test")
+    subject = Subject("net", nn.Identity(), experiment, None)
+    protocol = subject.own_protocol._replace(ten_crops=ten_crops)
+    with (
+        mock.patch("zoo.cli.scoring.build_val_loader", side_effect=StopIteration) as build,
+        pytest.raises(StopIteration),
+    ):
+        score(subject, protocol, Process(world_size=world_size), Path(), workers=0)
+    assert build.call_args.kwargs["batch_size"] == batch_size
+
+
+@pytest.mark.dist
+def test_three_launched_processes_score_every_picture_once(finished: Run, tmp_path: Path) -> None:
+    alone = _result(["validate", str(finished.checkpoint), str(finished.data), "-j", "0"], tmp_path)
+    launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "3"]
+    script = [str(SCRIPTS / "test_imagenet.py"), str(finished.config), str(finished.checkpoint), str(finished.data)]
+    options = ["-j", "0", "--batch-size", "2", "--json", str(tmp_path / "launched.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(
+        [*launcher, *script, *options], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    launched = json.loads((tmp_path / "launched.json").read_text())
+    assert {key: launched[key] for key in ("top1", "top5", "count")} == {
+        key: alone[key] for key in ("top1", "top5", "count")
+    }
+    assert launched["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    assert done.stdout.count("| center10-scale12") == 1

@@ -1,0 +1,10 @@
+"""One thread per test process: faster for small tensors, and the same bits on every machine."""
+
+import os
+
+# Before torch is imported: processes that a test starts inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+torch.set_num_threads(1)

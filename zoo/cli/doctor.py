@@ -1,0 +1,80 @@
+"""``zoo doctor``: what this machine has, which back ends are in use, and why another one is not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``doctor``."""
+    parser = commands.add_parser("doctor", help="print versions, devices, back ends and caches")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; returns 0 whatever they are."""
+    for title, findings in (("versions", _versions()), ("devices", _devices()), ("norm kernels", _kernels()),
+                            ("files", _files())):  # fmt: skip
+        print(f"{title}:")
+        for name, finding in findings.items():
+            print(f"  {name:<14}{finding}")
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    from zoo.report.environment import describe_environment
+
+    described = describe_environment(torch.device("cpu"))
+    names = ("zoo", "commit", "python", "torch", "torchvision", "platform")
+    return {name: str(described[name] or "not known") for name in names}
+
+
+def _devices() -> dict[str, str]:
+    import torch
+
+    from zoo.report.environment import cpu_model, device_name
+
+    gpus = [device_name(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    built = torch.version.cuda or torch.version.hip
+    why_not = f"no device found (torch is built for CUDA {built})" if built else "torch is built without it"
+    mps = "available, but slower paths and no tests: use at your own risk"
+    return {
+        "cpu": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch",
+        "cuda": ", ".join(gpus) or why_not,
+        "mps": mps if torch.backends.mps.is_available() else "not available",
+    }
+
+
+def _kernels() -> dict[str, str]:
+    from zoo.ops.abn import backend
+
+    return backend.describe()
+
+
+def _files() -> dict[str, str]:
+    from zoo.config import experiments_dir
+    from zoo.data.cache import cache_dir
+    from zoo.data.sample import SAMPLE_NAME
+
+    cache = cache_dir()
+    sample = "unpacked" if (cache / SAMPLE_NAME).is_dir() else "not yet unpacked (zoo quickstart does)"
+    return {
+        "cache": f"{cache} ({_writable(cache)}; ZOO_CACHE sets another)",
+        "sample": sample,
+        "experiments": str(experiments_dir()),
+    }
+
+
+def _writable(folder: Path) -> str:
+    """Say whether ``folder`` can be written, or made where it does not exist yet; leaves nothing behind."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return "writable"
+    except OSError as error:
+        return f"not writable: {error.strerror}"

@@ -1,0 +1,103 @@
+"""``zoo validate``: score weights on a folder of pictures, by a published protocol or any crop."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zoo.cli.options import add_loader_options, add_process_options, positive
+from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.errors import ConfigError
+
+PROTOCOL_HELP = (
+    "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
+    "320: documented nowhere in the original project, the usual convention of its time)"
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``validate``, and ``test-imagenet``, which takes the arguments of the original test script."""
+    parser = commands.add_parser("validate", help="score weights on DATA/val")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a model or experiment (zoo list), an experiment file, or a checkpoint of zoo train",
+    )
+    parser.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
+    parser.add_argument("--weights", metavar="FILE", type=Path, help="weights (default: the published ones)")
+    _add_options(parser)
+    script = commands.add_parser("test-imagenet", help="the same, as CONFIG CHECKPOINT DATA")
+    script.add_argument("name", metavar="CONFIG", help="an experiment file")
+    script.add_argument("weights", metavar="CHECKPOINT", type=Path, help="weights or a checkpoint of zoo train")
+    script.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
+    _add_options(script)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_loader_options(parser, workers=4)
+    parser.add_argument("--protocol", choices=PROTOCOLS, help=PROTOCOL_HELP)
+    parser.add_argument(
+        "-c", "--crop", type=positive, metavar="PX", help="side of the crop (default: the experiment's crop_val)"
+    )
+    parser.add_argument(
+        "-s", "--scale", type=scale, metavar="PX",
+        help="shorter side before the crop, -1 for no resizing (default: the experiment's scale_val)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ten_crops", "--ten-crops", action="store_true",
+        help="average the logits of the corners, the centre and their mirror images",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N",
+        help="pictures at once and process (default: the experiment's over the number of processes, a tenth of "
+        "that for ten crops); halved by itself when memory is full",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="score only N pictures, spread evenly over the data"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores to FILE")
+    add_process_options(parser)
+    parser.set_defaults(run=run)
+
+
+def scale(text: str) -> int:
+    """Return ``text`` as a size in px or -1; argparse reports the ValueError."""
+    return -1 if text == "-1" else positive(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score the weights, print a table and write the JSON file; returns 0."""
+    if args.protocol and (args.crop or args.scale or args.ten_crops):
+        raise ConfigError(
+            f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
+            f"leave out --crop, --scale and --ten-crops, or --protocol"
+        )
+    from zoo.cli.scoring import load_subject, score
+    from zoo.engine.process import open_process
+    from zoo.report.files import write_json
+    from zoo.report.results import results_table
+
+    with open_process(args.local_rank, args.dist_backend) as process:
+        subject = load_subject(args.name, args.weights)
+        result = score(
+            subject,
+            _protocol(args, subject.own_protocol),
+            process,
+            args.data,
+            workers=args.workers,
+            batch_size=args.batch_size,
+            limit=args.limit,
+            on_bad_image=args.on_bad_image,
+            print_freq=args.print_freq,
+        )
+        if process.is_main:
+            print(results_table(subject.title, [result], subject.experiment.expected))
+            if args.json is not None:
+                write_json(args.json, subject.result_json(result, process))
+    return 0
+
+
+def _protocol(args: argparse.Namespace, default: Protocol) -> Protocol:
+    if args.protocol:
+        return PROTOCOLS[args.protocol]
+    return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)

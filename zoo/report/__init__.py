@@ -1,0 +1,1 @@
+"""What is written down: logs of a run, tables, and the machine and versions a number was measured with."""

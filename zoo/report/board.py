@@ -1,0 +1,82 @@
+"""The TensorBoard side of a run's log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from zoo.config import Experiment
+from zoo.engine.log import TrainMetrics
+from zoo.engine.validate import Result
+
+NUM_IMAGES = 8
+HISTOGRAM_NAMES = ("fc", "bn_out")
+
+
+class Board:
+    """An event file in ``log_dir``: scalars, input pictures, settings, hyper-parameters, histograms.
+
+    ``step``: the steps a resumed run has done; TensorBoard hides what was written of later ones before.
+    """
+
+    def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:
+        self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
+        self._mean = torch.tensor(config.input.mean).view(3, 1, 1)
+        self._std = torch.tensor(config.input.std).view(3, 1, 1)
+        indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
+        self._writer.add_text("config", f"    {indented}", step)
+        self._add_hparams(_flat(config.model_dump(exclude={"expected"})))
+
+    def _add_hparams(self, values: dict[str, Any]) -> None:
+        """Write the summaries of SummaryWriter.add_hparams, which would put them into a run of its own."""
+        plain = {key: value for key, value in values.items() if isinstance(value, (bool, int, float, str))}
+        for summary in hparams(plain, {"val/top1": 0.0, "val/top5": 0.0, "val/loss": 0.0}):
+            self._writer.file_writer.add_summary(summary)
+
+    def train(self, metrics: TrainMetrics) -> None:
+        """Write train/* at the optimizer step: means since the last report, learning rate, speed, memory."""
+        scalars = {
+            "loss": metrics.loss,
+            "top1": metrics.top1,
+            "top5": metrics.top5,
+            "lr": metrics.lr,
+            "images_per_s": metrics.images_per_s,
+            "peak_memory_gb": metrics.peak_memory_bytes / 1e9,
+        }
+        for name, value in scalars.items():
+            self._writer.add_scalar(f"train/{name}", value, metrics.step)
+
+    def validation(self, step: int, result: Result) -> None:
+        """Write val/* at the number of optimizer steps the weights have seen."""
+        for name in ("loss", "top1", "top5"):
+            self._writer.add_scalar(f"val/{name}", getattr(result, name), step)
+        self._writer.flush()
+
+    def images(self, step: int, images: Tensor) -> None:
+        """Write a few normalised input pictures (N, 3, H, W) as they look to a person."""
+        pictures = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
+        self._writer.add_images("train/inputs", pictures, step)
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Write histograms of the parameters whose names contain ``fc`` or ``bn_out``, as published."""
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in HISTOGRAM_NAMES):
+                self._writer.add_histogram(name, parameter.detach().float().cpu(), step)
+
+    def close(self) -> None:
+        """Write what is pending and close the event file."""
+        self._writer.close()
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dictionaries under names such as ``optimizer.learning_rate``."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,0 +1,100 @@
+"""What a person sees while a command runs: lines of text that do not tear the progress bar, and the bar."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 30.0
+BAR_FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}|"
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints log records on stderr, above a progress bar if one is open."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record's message, unless a bar shows it or it is for log files only."""
+        if getattr(record, "only_in_files", False) or (getattr(record, "shown_by_bar", False) and is_terminal()):
+            return
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
+def is_terminal() -> bool:
+    """Whether stderr is a terminal, where bars are drawn; elsewhere plain lines are printed."""
+    return sys.stderr.isatty()
+
+
+def set_up_console(rank: int) -> None:
+    """Send zoo's log records to stderr: all of rank 0, of the others warnings, with the rank."""
+    handler = ConsoleHandler()
+    if rank != 0:
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
+    logger = logging.getLogger("zoo")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [handler]
+
+
+class Progress:
+    """How far a loop is: a bar on a terminal, plain lines elsewhere, nothing at all if not ``show``.
+
+    The lines come every ``every`` batches, or without it whenever nothing was printed for 30 seconds. A context
+    manager.
+    """
+
+    def __init__(self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None) -> None:
+        self._title, self._total, self._done = title, total, done
+        self._lines = show and not is_terminal()
+        self._every = every
+        self._last_line_s = time.monotonic()
+        size = shutil.get_terminal_size()  # tqdm alone draws nothing on terminals that do not tell their size
+        self._bar: tqdm[Any] = tqdm(
+            desc=title,
+            total=total,
+            initial=done,
+            bar_format=f"{BAR_FORMAT} {{elapsed}}<{{remaining}}",
+            ncols=size.columns,
+            nrows=size.lines,
+            leave=False,
+            disable=self._lines or not show,
+        )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def advance(self, count: int) -> None:
+        """Count ``count`` more batches as done."""
+        self._bar.update(count)
+        self._done += count
+        if self._lines and self._is_line_due():
+            logger.info("%s: %d/%d batches", self._title, self._done, self._total)
+            self._last_line_s = time.monotonic()
+
+    def tell(self, text: str) -> None:
+        """Show ``text`` behind the bar; where there is none the caller has printed a line of its own."""
+        self._bar.bar_format = f"{BAR_FORMAT} {text}"
+        self._last_line_s = time.monotonic()
+
+    def _is_line_due(self) -> bool:
+        if self._every is not None:
+            return self._done % self._every == 0
+        return time.monotonic() - self._last_line_s > HEARTBEAT_S
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -1,0 +1,42 @@
+"""A file of one JSON object a line, to which a run and all its resumptions append."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """Appends records to a file; each is one write, so a killed process leaves whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        _drop_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append {"event": ..., "time_s": seconds since 1970, ...}; NaN and infinities become null."""
+        record = {"event": event, "time_s": round(time.time(), 3), **fields}
+        text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
+        self._file.write(f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Put all records on the disk and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off an incomplete last line, which a full disk or a power failure may have left."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,147 @@
+"""The log of a training run: text, JSON lines, TensorBoard and the progress bar (zoo/engine/log.py: Log)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from zoo.config import Experiment
+from zoo.engine.log import TrainMetrics
+from zoo.engine.validate import Result
+from zoo.report.board import Board
+from zoo.report.console import Progress, format_duration
+from zoo.report.environment import describe_environment
+from zoo.report.jsonlines import JsonLines
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class RunLog:
+    """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
+
+    A context manager; all files are in ``log_dir``, which is made. A second run with the same folder appends.
+    """
+
+    def __init__(self, log_dir: Path, rank: int, config: Experiment, *, histograms: bool = False) -> None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._log_dir = log_dir
+        self._config = config
+        self._histograms = histograms
+        self._is_main = rank == 0
+        self._progress: Progress | None = None
+        self._board: Board | None = None
+        self._metrics = JsonLines(log_dir / METRICS_FILE) if self._is_main else None
+        self._text = logging.FileHandler(log_dir / f"training_{rank}.log", encoding="utf-8")
+        self._text.setFormatter(logging.Formatter("%(asctime)s - %(message)s"))
+        logging.getLogger("zoo").addHandler(self._text)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            reason = f"stopped: {type(error).__name__}: {error}"
+            logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+        logging.getLogger("zoo").removeHandler(self._text)
+        self._text.close()
+
+    def begin(self, step: int, device: torch.device, world_size: int) -> None:
+        """Record the settings and the machine; with ``step`` > 0 that a run goes on after that many steps.
+
+        TensorBoard then hides what an interrupted run had written beyond this step.
+        """
+        if self._metrics is None:
+            return
+        self._metrics.write(
+            "resume" if step else "start",
+            step=step,
+            world_size=world_size,
+            config_digest=self._config.digest(),
+            environment=describe_environment(device),
+        )
+        self._board = Board(self._log_dir, self._config, step)
+
+    def message(self, text: str) -> None:
+        """Record one line of text."""
+        logger.info("%s", text)
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
+        """Open a bar of ``total`` batches of which ``done`` are done; yields ``advance(count)``."""
+        with Progress(title, total, done, show=self._is_main) as progress:
+            self._progress = progress
+            try:
+                yield progress.advance
+            finally:
+                self._progress = None
+
+    def train_metrics(self, metrics: TrainMetrics) -> None:
+        """Record the numbers of a log interval."""
+        logger.info("%s", _train_line(metrics), extra={"shown_by_bar": True})
+        if self._progress is not None:
+            self._progress.tell(_bar_text(metrics))
+        if self._metrics is not None:
+            self._metrics.write("train", **asdict(metrics))
+        if self._board is not None:
+            self._board.train(metrics)
+
+    def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
+        """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
+        logger.info("%s", _validation_line(epoch, result, is_best))
+        if self._metrics is not None:
+            self._metrics.write("validation", epoch=epoch, step=step, is_best=is_best, **asdict(result))
+        if self._board is not None:
+            self._board.validation(step, result)
+
+    def images(self, step: int, images: Tensor) -> None:
+        """Record the first pictures of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
+        if self._board is not None:
+            self._board.images(step, images)
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Record histograms of the classifier and of the last norm, if they were asked for."""
+        if self._board is not None and self._histograms:
+            self._board.parameters(step, model)
+
+
+def _train_line(metrics: TrainMetrics) -> str:
+    """Return the values since the last line, and in brackets the averages of the epoch."""
+    return (
+        f"epoch {metrics.epoch + 1} [{metrics.batch}/{metrics.num_batches}] "
+        f"time {metrics.step_s:.3f} s, data {metrics.data_s:.3f} s, "
+        f"loss {metrics.loss:.4f} ({metrics.epoch_loss:.4f}), "
+        f"top-1 {metrics.top1:.2f} ({metrics.epoch_top1:.2f}), "
+        f"top-5 {metrics.top5:.2f} ({metrics.epoch_top5:.2f}), "
+        f"lr {metrics.lr:.3g}, {metrics.images_per_s:.0f} images/s, "
+        f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {format_duration(metrics.eta_s)}"
+    )
+
+
+def _bar_text(metrics: TrainMetrics) -> str:
+    return (
+        f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, top-1 {metrics.top1:.1f}, "
+        f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
+    )
+
+
+def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
+    skipped = f", {result.skipped} left out" if result.skipped else ""
+    return (
+        f"epoch {epoch + 1} validation: top-1 {result.top1:.2f}, top-5 {result.top5:.2f}, "
+        f"loss {result.loss:.4f} over {result.count} pictures{skipped}{', the best so far' * is_best}"
+    )
