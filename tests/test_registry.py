@@ -70,6 +70,30 @@ def test_unknown_names_and_options_name_what_there_is():
             zoo.get("resnet18", classes=classes)
 
 
+@pytest.mark.usefixtures("meta")
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("resnet18", {"num_classes": 10}, "no option 'num_classes'; .* the nearest argument is 'classes'"),
+        ("resnet18", {"activation_param": "0.1"}, "must be positive, got '0.1'"),
+        ("resnext50", {"input_3x3": "no"}, "input_3x3 must be True or False, got 'no'"),
+        ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function decides on the activation itself"),
+        ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
+        ("resnet18", {"features_only": True, "classes": 10}, "builds no classifier; leave classes out"),
+        ("resnet18", {"features_only": True, "keep_outputs": True}, "leave keep_outputs out"),
+        ("resnet18", {"signed_scale": True}, "give weights=PATH"),
+        (5, {}, "must be text or a path, got 5"),
+        ("no/such/file.pth", {}, "there is no such file"),
+        ("checkpoint.pth.tar", {}, "there is no such file"),
+        (".", {}, "is a folder"),
+        (config.experiments_dir() / "resnet50_ipabn-sync_lr_512.json", {}, "is no checkpoint"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, arguments, message):
+    with pytest.raises(zoo.ConfigError, match=message):
+        zoo.get(name, **arguments)
+
+
 def test_options_are_those_of_the_family():
     assert options_of("resnet50") == ["dilation", "keep_outputs"]
     assert options_of("densenet121") == options_of("resnext50") == ["input_3x3", "dilation"]
@@ -127,8 +151,8 @@ def test_signed_scale_reads_negative_scales_as_trained(tmp_path):
     with torch.no_grad():
         assert torch.equal(signed(x), source(x))
         assert not torch.allclose(absolute(x.clone()), source(x), atol=1e-3)
-    with pytest.raises(zoo.ConfigError, match="signed_scale"):
-        zoo.get("resnet18", norm="inplace", signed_scale=True)
+    with pytest.raises(zoo.ConfigError, match="norm='standard', not with norm='inplace'"):
+        zoo.get("resnet18", norm="inplace", weights=tmp_path / "w.pth", signed_scale=True)
 
 
 def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp_path):

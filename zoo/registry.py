@@ -17,7 +17,10 @@ from zoo.errors import ConfigError, WeightsError, nearest
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, Network
+from zoo.models.network import check_classes
 from zoo.weights import load_weights, read_checkpoint
+
+SWITCHES = ("input_3x3", "keep_outputs")
 
 
 @cache
@@ -68,8 +71,8 @@ def get(
         activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
         classes: default 1000, or those of the checkpoint; 0 leaves the classifier out: the last map is returned.
         features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
-        signed_scale: read the scales of a file with their sign, as the in-place networks of December 2017 were
-            trained: the network is built with the standard norm, whose scale is signed.
+        signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
+            2017 were trained: the network is built with the standard norm, whose scale is signed.
         **arch: options of the family: ``input_3x3``, ``dilation``, ``keep_outputs``.
 
     Raises ConfigError for an unknown name or option, naming those that exist, and WeightsError for weights that cannot
@@ -83,12 +86,10 @@ def get(
         **arch,
     }
     given = {key: value for key, value in given.items() if value is not None}
+    name = _check_arguments(name, given, weights, pretrained, features_only, signed_scale)
     if signed_scale:
-        given["norm"] = _signed_norm(norm)
-    name = os.fspath(name)
+        given["norm"] = "standard"
     if os.path.isfile(name):
-        if pretrained:
-            raise ConfigError(f"{name} is a checkpoint: pretrained=True goes with a published name")
         settings, preprocessing = _of_checkpoint(name)
         weights = name if weights is None else weights
     else:
@@ -120,36 +121,68 @@ def build_from_config(network: config.Network) -> Network:
     return model
 
 
+def _check_arguments(
+    name: Any, given: dict[str, Any], weights: Any, pretrained: bool, features_only: bool, signed_scale: bool
+) -> str:
+    """Return the name as text; raise ConfigError for arguments of `get` that do not go together."""
+    if not isinstance(name, (str, os.PathLike)):
+        raise ConfigError(f"the name of a network must be text or a path, got {name!r}")
+    name = os.fspath(name)
+    norm = given.get("norm")
+    is_file = os.path.isfile(name)
+    problems = {
+        "pretrained=True goes with the name of a network, not with a checkpoint": pretrained and is_file,
+        "pretrained=True and weights=PATH are two sources of weights; give one": pretrained and weights is not None,
+        "a norm function decides on the activation itself; leave activation and activation_param out": callable(norm)
+        and not given.keys().isdisjoint({"activation", "activation_param"}),
+        "features_only=True builds no classifier; leave classes out": features_only and given.get("classes", 0) != 0,
+        "features_only=True returns the stages already; leave keep_outputs out": features_only
+        and given.get("keep_outputs", False),
+        "signed_scale=True says how to read weights; give weights=PATH": signed_scale
+        and not (weights or pretrained or is_file),
+        f"signed_scale=True builds the network with norm='standard', not with norm={norm!r}": signed_scale
+        and norm not in (None, "standard"),
+    }
+    for problem, present in problems.items():
+        if present:
+            raise ConfigError(f"{name}: {problem}")
+    return name
+
+
 def _build(
     settings: dict[str, Any], features_only: bool, init_method: str = "xavier_normal", init_gain: float = 1.0
 ) -> Network:
     """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
     options = dict(settings)
     arch, norm = options.pop("arch"), options.pop("norm", "standard")
-    activation, activation_param = (
-        options.pop("activation", "leaky_relu"),
-        options.pop("activation_param", 0.01),
-    )
+    activation, activation_param = options.pop("activation", "leaky_relu"), options.pop("activation_param", 0.01)
     classes = options.pop("classes", 1000)
     if arch not in ARCHITECTURES:
         raise ConfigError(_unknown(arch, ARCHITECTURES))
-    if not isinstance(classes, int) or isinstance(classes, bool) or classes < 0:
-        raise ConfigError(f"classes must be an integer >= 0, got {classes!r}")
-    known = options_of(arch)
-    for option in options:
-        if option not in known:
-            have = f"its options are {', '.join(known)}" if known else "it has no options of its own"
-            raise ConfigError(f"{arch} has no option {option!r}; {have}")
+    check_classes(classes)
+    _check_options(arch, options)
     try:
-        model = ARCHITECTURES[arch](
-            norm_act(norm, activation, activation_param), classes, features_only=features_only, **options
-        )
+        factory = norm_act(norm, activation, activation_param)
+        model = ARCHITECTURES[arch](factory, classes, features_only=features_only, **options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if features_only and hasattr(model, "bn_out"):
         model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
     init_weights(model, init_method, init_gain, activation, activation_param)
     return model
+
+
+def _check_options(arch: str, options: dict[str, Any]) -> None:
+    """Raise ConfigError for an option that the architecture does not have, or a switch that is no boolean."""
+    known = options_of(arch)
+    for option, value in options.items():
+        if option not in known:
+            have = f"its options are {', '.join(known)}" if known else "it has no options of its own"
+            common = [key for key in inspect.signature(get).parameters if key not in ("name", "arch")]
+            hint = nearest(option, [*known, *common], 1)[0]
+            raise ConfigError(f"{arch} has no option {option!r}; {have}; the nearest argument is {hint!r}")
+        if option in SWITCHES and not isinstance(value, bool):
+            raise ConfigError(f"{arch}: {option} must be True or False, got {value!r}")
 
 
 def _of_name(name: str) -> dict[str, Any]:
@@ -181,6 +214,8 @@ def _of_config(network: config.Network) -> dict[str, Any]:
 
 def _of_checkpoint(path: str) -> tuple[dict[str, Any], config.Input]:
     """Return the settings and the preprocessing that a checkpoint of the trainer carries."""
+    if path.endswith(".json"):
+        raise ConfigError(f"{path} is no checkpoint; zoo train and zoo validate take experiment files")
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint.get("config"), dict):
         raise WeightsError(
@@ -215,14 +250,6 @@ def _check_contradictions(name: str, settings: dict[str, Any], given: dict[str, 
             )
 
 
-def _signed_norm(norm: str | NormFactory | None) -> str:
-    if norm not in (None, "standard"):
-        raise ConfigError(
-            f"signed_scale=True builds the network with norm='standard'; it does not go with norm={norm!r}"
-        )
-    return "standard"
-
-
 def _pretrained_cfg(preprocessing: config.Input, name: str) -> dict[str, Any]:
     return {
         "mean": tuple(preprocessing.mean),
@@ -239,6 +266,9 @@ def _drive_url(name: str) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
+    if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
+        kind = "is a folder" if os.path.isdir(name) else "there is no such file"
+        return f"{name}: {kind}; give the name of a network or the path of a checkpoint (zoo list shows all names)"
     return f"unknown network {name!r}; the nearest names are {', '.join(nearest(name, known))} (zoo list shows all)"
 
 

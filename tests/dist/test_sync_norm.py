@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
 
 import pytest
@@ -11,7 +13,8 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
-from zoo.layers import ABN, InPlaceABNSync, active_group, set_active_group
+import zoo
+from zoo.layers import ABN, InPlaceABNSync, active_group, freeze_norms, set_active_group
 
 pytestmark = pytest.mark.dist
 
@@ -104,8 +107,9 @@ def _count_collectives() -> dict[str, Counter]:
     z.sum().backward()
     seen["backward"] = Counter(calls)
     calls.clear()
-    layer.eval()
-    layer(x * 1).sum().backward()
+    for evaluated in (layer, InPlaceABNSync(3, track_running_stats=False)):
+        evaluated.eval()
+        evaluated(x * 1).sum().backward()
     seen["evaluation"] = Counter(calls)
     for name, original in originals.items():
         setattr(dist, name, original)
@@ -130,12 +134,21 @@ def _against_torch() -> list[float]:
     gathered: list = [None, None]
     dist.all_gather_object(gathered, x)
     theirs = nn.BatchNorm2d(4).double()
-    whole = theirs(torch.cat(gathered))
+    batch = torch.cat(gathered).requires_grad_()
+    whole = theirs(batch)
     start = sum(int(size) for size in sizes[:rank])
-    z = ours(x.clone())
-    scale = 1 + 1e-5  # |weight| + eps against weight
+    rows = slice(start, start + len(x))
+    with torch.no_grad():
+        ours.weight.sub_(ours.eps)  # |weight| + eps against weight
+    leaf = x.clone().requires_grad_()
+    z = ours(leaf * 1)
+    z.pow(3).sum().backward()
+    whole.pow(3).sum().backward()
+    dist.all_reduce(ours.weight.grad)
     return [
-        relative_error(z / scale, whole[start : start + len(x)]),
+        relative_error(z, whole[rows]),
+        relative_error(leaf.grad, batch.grad[rows]),
+        relative_error(ours.weight.grad, theirs.weight.grad),
         relative_error(ours.running_mean, theirs.running_mean),
         relative_error(ours.running_var, theirs.running_var),
     ]
@@ -179,12 +192,46 @@ def _subgroup() -> tuple[bool, bool, float]:
     everybody = active_group(True)
     layer = nn.Sequential(InPlaceABNSync(2, activation="identity"))
     mean = float("nan")
-    if group is not None:
-        set_active_group(layer, group)
+    set_active_group(layer, group)
+    if rank > 0:
         layer(torch.full((2, 2, 1, 1), float(rank)))
         mean = layer[0].running_mean[0].item()
     dist.barrier()
-    return group is again and nobody is None and everybody is dist.group.WORLD, group is not None, mean
+    return group is again and nobody is None and everybody is dist.group.WORLD, rank > 0, mean
+
+
+def _copies_of_a_grouped_layer() -> tuple[bool, bool, float]:
+    group = active_group(dist.get_rank() > 0)
+    layer = InPlaceABNSync(2, activation="identity")
+    layer.set_group(group)
+    clone, pickled = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
+    clone(torch.full((2, 2, 1, 1), float(dist.get_rank())))
+    dist.barrier()
+    return clone.group is group, pickled.group is None, clone.running_mean[0].item()
+
+
+def test_a_deep_copy_shares_the_group_and_a_pickle_leaves_it_behind():
+    results = run_distributed(_copies_of_a_grouped_layer, 3)
+    assert all(shared and dropped for shared, dropped, _ in results)
+    assert [round(mean, 6) for _, _, mean in results] == [0.0, 0.15, 0.15]
+
+
+def _frozen_and_features_under_ddp() -> bool:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 64, 64)
+    frozen = zoo.get("resnet18", norm="sync", classes=3)
+    freeze_norms(frozen)
+    features = zoo.get("densenet121", norm="sync", features_only=True)
+    for network in (frozen, features):
+        model = nn.parallel.DistributedDataParallel(network)
+        for _ in range(2):  # the second step finds gradients that the first did not deliver
+            out = model(x)
+            sum(o.square().mean() for o in (out if isinstance(out, list) else [out])).backward()
+    return all(p.grad is not None for n in (frozen, features) for p in n.parameters() if p.requires_grad)
+
+
+def test_frozen_norms_and_feature_networks_train_under_ddp():
+    assert run_distributed(_frozen_and_features_under_ddp, 2) == [True, True]
 
 
 def test_only_the_active_processes_are_synchronised():

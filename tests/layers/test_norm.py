@@ -106,7 +106,10 @@ def test_in_place_layers_overwrite_their_input_unless_told_not_to(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("settings", [{"activation": "gelu"}, {"activation_param": 0.0}, {"activation_param": -1.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"activation": "gelu"}, *({"activation_param": value} for value in (0.0, -1.0, "0.1", float("inf"), None))],
+)
 def test_bad_activations_fail_at_construction(cls, settings):
     with pytest.raises(ValueError, match="activation"):
         cls(3, **settings)
@@ -164,6 +167,28 @@ def test_copies_and_pickles_compute_the_same(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+def test_a_training_batch_between_evaluation_and_its_backward_is_allowed(cls):
+    layer, x = scrambled(cls(3)), torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(copy.deepcopy(layer).eval()(x * 1).square().sum(), x)[0]
+    z = layer.eval()(x * 1)
+    layer.train()(torch.randn(4, 3, 5, 5, dtype=torch.float64))
+    assert torch.equal(torch.autograd.grad(z.square().sum(), x)[0], expected)
+
+
+@pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
+def test_a_refused_input_and_the_layers_statistics_are_left_as_they_were(cls):
+    layer, leaf = cls(3), torch.randn(4, 3, 5, 5, requires_grad=True)
+    single, before = torch.randn(1, 3, 1, 1), leaf.detach().clone()
+    with pytest.raises(RuntimeError, match=r"leaf tensor .* inplace = False"):
+        layer(leaf)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        layer(single)
+    assert torch.equal(leaf, before)
+    assert layer.num_batches_tracked == 0
+    assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_activations_are_half_and_parameters_and_statistics_float32(cls, dtype):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), cls(8), nn.Conv2d(8, 8, 3))
@@ -190,6 +215,10 @@ def test_frozen_norms_use_and_keep_their_statistics_whatever_train_says(cls):
     assert net[0].weight.grad is not None
     with pytest.raises(ValueError, match="no ABN"):
         freeze_norms(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) cannot be frozen: it is not of this package"):
+        freeze_norms(nn.Sequential(cls(3), nn.BatchNorm2d(3)))
+    with pytest.raises(ValueError, match="has no running statistics"):
+        freeze_norms(cls(3, track_running_stats=False))
 
 
 @pytest.mark.parametrize("kind", ["standard", "inplace", "sync"])

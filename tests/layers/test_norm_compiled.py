@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, init_weights
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, init_weights
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
 
 LAYERS = 6
@@ -124,3 +124,18 @@ def test_a_compiled_norm_leaves_its_input_as_it_is():
     before = x.clone()
     torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     assert torch.equal(x, before)
+
+
+class Recomputed(nn.Module):
+    """A chain whose middle is computed again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Conv2d(3, 3, 1, bias=False), chain(InPlaceABN)
+
+    def forward(self, x):
+        return checkpoint(self.middle, self.first(x))
+
+
+def test_recomputation_compiles_and_counts_the_batch_once():
+    compare(Recomputed, lambda network: torch.compile(network, backend="aot_eager"))

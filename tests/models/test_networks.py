@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import nn
 
@@ -221,6 +223,7 @@ def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
         ("resnext50", [1, 1, 1, [1, 1, 1]], [4, 4, 8, 16, 16]),
         ("wider_resnet16_a2", True, [1, 2, 4, 8, 8, 8, 8]),
         ("wider_resnet16_a2", (1, 2, 4, 4), [1, 2, 4, 8, 8, 8, 8]),
+        ("wider_resnet16_a2", 1, [1, 2, 4, 8, 16, 32, 32]),
         ("densenet121", 2, [4, 4, 4, 4, 4]),
         ("densenet121", [1, 1, 2, 4], [4, 4, 8, 8, 8]),
     ],
@@ -244,6 +247,11 @@ def test_dilation_keeps_the_map_size_and_the_keys(name, dilation, reductions):
         ("densenet121", [1, 1]),
         ("densenet121", "2"),
         ("densenet121", 0),
+        ("densenet121", True),
+        ("resnet18", True),
+        ("resnet18", 1.0),
+        ("resnext50", True),
+        ("wider_resnet16_a2", "no"),
     ],
 )
 def test_impossible_dilations_are_refused_with_their_value(name, dilation):
@@ -287,6 +295,41 @@ def test_norms_of_ones_own_work_in_pre_activation_networks_and_v1_says_what_it_n
         zoo.get("resnet18", norm=norm)
 
 
+def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
+    torch.manual_seed(0)
+    plain = zoo.get("resnext50", norm="inplace", classes=0)
+    wrapped = zoo.get("resnext50", norm=lambda channels: nn.Sequential(InPlaceABN(channels)), classes=0)
+    wrapped.load_state_dict(dict(zip(wrapped.state_dict(), plain.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(plain(x), wrapped(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_whole_networks_export_with_a_dynamic_batch(training):
+    model = zoo.get("resnet18", norm="inplace", classes=5).train(training)
+    x = torch.randn(4, 3, 64, 64)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(copy.deepcopy(model), (x,), dynamic_shapes={"x": {0: batch}})
+    larger = torch.randn(6, 3, 64, 64)
+    with torch.no_grad():
+        assert relative_error(program.module()(larger), model(larger.clone())) < 1e-4
+
+
+def test_a_whole_network_is_differentiated_by_func_grad():
+    model = zoo.get("resnet18", norm="inplace", classes=5).double()
+    x, target = torch.randn(4, 3, 64, 64, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+
+    def loss(parameters):
+        own = {name: buffer.clone() for name, buffer in buffers.items()}  # what is changed in place is made inside
+        return F.cross_entropy(torch.func.functional_call(model, (parameters, own), (x,)), target)
+
+    gradients = torch.func.grad(loss)({name: p.detach() for name, p in parameters.items()})
+    F.cross_entropy(model(x), target).backward()
+    for name, parameter in parameters.items():
+        assert relative_error(gradients[name], parameter.grad) < 1e-9
+
+
 def test_reset_classifier_and_forward_features():
     model = zoo.get("resnet18", classes=10)
     x = torch.randn(2, 3, 64, 64)
@@ -295,8 +338,13 @@ def test_reset_classifier_and_forward_features():
     assert model(x).shape == (2, 3)
     model.reset_classifier(0)
     assert model(x).shape == (2, 512, 2, 2)
-    with pytest.raises(ValueError, match="features_only"):
+    with pytest.raises(zoo.ConfigError, match="features_only"):
         zoo.get("resnet18", features_only=True).reset_classifier(3)
+    model.reset_classifier(3)
+    for bad in (-1, 2.5):
+        with pytest.raises(zoo.ConfigError, match=f"got {bad}"):
+            model.reset_classifier(bad)
+    assert model(x).shape == (2, 3)
 
 
 def test_every_parameter_is_initialised_and_reproducible():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import nn
 
-_groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+_groups: dict[tuple[Any, tuple[int, ...]], Any] = {}
 
 
-def active_group(active: bool) -> dist.ProcessGroup | None:
-    """Return the group of all processes that call this with ``active=True``; None if none does, or to one that did not.
+def active_group(active: bool) -> Any:
+    """Return the group of all processes that call this with ``active=True``; None if none does.
 
-    Collective: every process of the default group calls it.  A group is made once and cached.
+    Collective: every process of the default group calls it.  A group is made once and cached.  A process that is not
+    active gets torch's mark for that, with which norms do not synchronise.
     """
     world_size = dist.get_world_size()
     answers: list[bool] = [False] * world_size
@@ -21,14 +24,13 @@ def active_group(active: bool) -> dist.ProcessGroup | None:
         return None
     if len(ranks) == world_size:
         return dist.group.WORLD
-    if ranks not in _groups:
-        group = dist.new_group(list(ranks))
-        # The others get a mark that is no group; to them the group is as little use as to a caller without one.
-        _groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
-    return _groups[ranks]
+    key = (dist.group.WORLD, ranks)  # a group does not outlive the default group that it was made in
+    if key not in _groups:
+        _groups[key] = dist.new_group(list(ranks))
+    return _groups[key]
 
 
-def set_active_group(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+def set_active_group(module: nn.Module, group: Any) -> None:
     """Make every synchronised norm in ``module`` (every submodule with ``set_group``) use ``group``."""
     for submodule in module.modules():
         set_group = getattr(submodule, "set_group", None)

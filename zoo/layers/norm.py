@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from zoo.ops.abn.functional import (
     check_activation,
     check_count,
     check_input,
+    check_overwritable,
     inplace_abn,
     synchronised_group,
 )
@@ -65,10 +67,10 @@ class ABN(_NormBase):
         mean, var, training = self.running_mean, self.running_var, self._use_batch_statistics()
         if training:
             check_count(x)
-        if training and mean is not None and var is not None:
-            # The batch's own statistics first, so that a momentum of 1 / batches needs no number on the host, and a
-            # recomputation saves the same tensors as the forward pass whose statistics count.
-            mean, var = torch.zeros_like(mean), torch.ones_like(var)
+        if mean is not None and var is not None:
+            # Never the layer's own: backward keeps them, and a later batch moves those in place. In training they
+            # receive the batch's statistics, so that a momentum of 1 / batches needs no number on the host.
+            mean, var = (torch.zeros_like(mean), torch.ones_like(var)) if training else (mean.clone(), var.clone())
         z = F.batch_norm(x, mean, var, self.weight, self.bias, training, momentum=1.0, eps=self.eps)
         if mean is not None and var is not None and training and self._track():
             self._merge(mean, var)
@@ -133,6 +135,11 @@ class InPlaceABN(ABN):
     def _forward(self, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         batch = self._use_batch_statistics()
         keep = not batch or self._track()  # running statistics are either read or moved, or left alone
+        # All that may be refused is refused before the batch is counted.
+        check_input(x, [self.weight, self.running_mean])
+        check_overwritable(x, self.inplace)
+        if batch and group is None:
+            check_count(x)
         momentum = self._next_momentum() if batch and keep else 0.0
         return inplace_abn(
             x,
@@ -155,7 +162,8 @@ class InPlaceABNSync(InPlaceABN):
 
     Processes may hold different numbers of values, none included; at least two are needed over the whole group.  One
     all-gather in forward, one all-reduce in backward, no communication in evaluation.  Weight and bias gradients are
-    local sums, for DistributedDataParallel to average.  Without a process group it is `InPlaceABN`.
+    local sums, for DistributedDataParallel to average.  Without a process group it is `InPlaceABN`.  A deep copy shares
+    the group; a pickle loses it (None).
     """
 
     def __init__(self, *args: Any, group: dist.ProcessGroup | None = None, **kwargs: Any) -> None:
@@ -168,7 +176,19 @@ class InPlaceABNSync(InPlaceABN):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised and activated x; with ``inplace`` (the default) x itself, overwritten."""
-        return self._forward(x, group=synchronised_group(self.group) if self._use_batch_statistics() else None)
+        return self._forward(x, group=synchronised_group(self.group) if self.training else None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:
+        """Return a copy that synchronises over the same group; a group itself cannot be copied."""
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        memo[id(self.group)] = self.group
+        clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: all but the group, which means nothing to another process."""
+        return {**self.__dict__, "group": None}
 
 
 def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
@@ -205,17 +225,26 @@ def out_of_place(norm: Any) -> Any:
     """Make a norm leave its input as it is, and return it; for inputs that somebody else still needs."""
     if hasattr(norm, "inplace"):
         norm.inplace = False
+    for layer in norm.modules():
+        if isinstance(layer, InPlaceABN):
+            layer.inplace = False
     return norm
 
 
 def freeze_norms(module: nn.Module) -> int:
     """Fix all norms of ``module`` (running statistics, no gradients, whatever ``train()`` says); return their number.
 
-    Raises ValueError where there is no norm of this package to freeze.
+    Set ``frozen = False`` on a norm to let it follow ``train()`` again; the state dict does not know of it.  Raises
+    ValueError where there is nothing to freeze, or a norm that cannot be: one without running statistics, or one of
+    another package, which would follow ``train()``.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     if not norms:
         raise ValueError(f"{type(module).__name__} has no ABN, InPlaceABN or InPlaceABNSync to freeze")
+    for name, norm in module.named_modules():
+        if isinstance(norm, _NormBase) and (norm not in norms or norm.running_mean is None):
+            why = "is not of this package" if norm not in norms else "has no running statistics"
+            raise ValueError(f"{name or 'the module'} ({type(norm).__name__}) cannot be frozen: it {why}")
     for norm in norms:
         norm.frozen = True
         norm.eval()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -19,6 +20,9 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
     directly, torch's runs every norm's forward twice and updates them twice.  ``module`` must not overwrite ``args``:
     the residual blocks and dense modules of this package do not.
     """
+
+    if torch.compiler.is_compiling():  # a compiled graph updates buffers once by itself, and takes no context
+        return torch_checkpoint(module, *args, use_reentrant=False)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _paused_statistics(module)

@@ -8,12 +8,11 @@ from functools import partial
 
 from torch import nn
 
-from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.dense import DenseModule
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.stem import build_stem
-from zoo.models.network import Network
+from zoo.models.network import Network, dilation_per_module
 
 GROWTH = 32
 
@@ -36,7 +35,7 @@ class DenseNet(Network):
         dilation: int | Sequence[int] = 1,
     ) -> None:
         super().__init__(features_only)
-        dilations = _dilation_per_module(dilation)
+        dilations = dilation_per_module(dilation, any_number=True)
         channels, reduction = 2 * GROWTH, 4
         self.mod1 = build_stem(channels, norm, input_3x3)
         self._add_stage("mod1", channels=channels, reduction=reduction)
@@ -61,17 +60,6 @@ def _transition(in_channels: int, out_channels: int, norm: NormFactory, pool: bo
     if pool:
         layers["pool"] = nn.AvgPool2d(2)
     return nn.Sequential(layers)
-
-
-def _dilation_per_module(dilation: int | Sequence[int]) -> list[int]:
-    dilations = [dilation] * 4 if isinstance(dilation, int) else dilation
-    if (
-        not isinstance(dilations, Sequence)
-        or len(dilations) != 4
-        or not all(type(d) is int and d > 0 for d in dilations)
-    ):
-        raise ConfigError(f"dilation must be a positive integer or four of them (mod2 to mod5), got {dilation!r}")
-    return list(dilations)
 
 
 ARCHITECTURES = {

@@ -7,8 +7,32 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.errors import ConfigError
 from zoo.layers.head import build_classifier
 from zoo.layers.init import init_weights
+
+
+def check_classes(classes: Any) -> None:
+    """Raise ConfigError unless ``classes`` is a whole number >= 0."""
+    if type(classes) is not int or classes < 0:
+        raise ConfigError(f"classes must be an integer >= 0, got {classes!r}")
+
+
+def dilation_per_module(dilation: Any, any_number: bool) -> list[int]:
+    """Return four dilations, of mod2 to mod5: ``dilation`` itself, or four times the number that it is.
+
+    ``any_number``: numbers other than 1 may stand for all modules.  Raises ConfigError for anything else.
+    """
+
+    def is_dilation(value: Any) -> bool:
+        return type(value) is int and value > 0
+
+    if is_dilation(dilation) and (any_number or dilation == 1):
+        return [dilation] * 4
+    if isinstance(dilation, Sequence) and len(dilation) == 4 and all(map(is_dilation, dilation)):
+        return list(dilation)
+    number = "a positive integer" if any_number else "1"
+    raise ConfigError(f"dilation must be {number} or four positive integers (mod2 to mod5), got {dilation!r}")
 
 
 class FeatureInfo:
@@ -100,7 +124,8 @@ class Network(nn.Module):
     def reset_classifier(self, classes: int) -> None:
         """Replace the classifier by a newly initialised one for ``classes`` classes; 0 removes it."""
         if self.features_only:
-            raise ValueError("a network built with features_only has no classifier to reset")
+            raise ConfigError("a network built with features_only has no classifier to reset")
+        check_classes(classes)
         if hasattr(self, "classifier"):
             del self.classifier
         if classes > 0:

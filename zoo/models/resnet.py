@@ -8,12 +8,11 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.stem import max_pool
-from zoo.models.network import Network
+from zoo.models.network import Network, dilation_per_module
 
 
 class ResNet(Network):
@@ -36,7 +35,7 @@ class ResNet(Network):
         keep_outputs: bool = False,
     ) -> None:
         super().__init__(features_only)
-        dilations = _dilation_per_module(dilation)
+        dilations = dilation_per_module(dilation, any_number=False)
         self.keep_outputs = keep_outputs
         stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, 64, 7, stride=2), bn1=norm(64))
         if dilations[0] == 1:
@@ -66,17 +65,6 @@ class ResNet(Network):
             return super().forward(x)
         outputs = self.forward_stages(x)
         return [*outputs, self.classifier(outputs[-1])] if hasattr(self, "classifier") else outputs
-
-
-def _dilation_per_module(dilation: int | Sequence[int]) -> list[int]:
-    dilations = [1] * 4 if dilation == 1 else dilation
-    if (
-        not isinstance(dilations, Sequence)
-        or len(dilations) != 4
-        or not all(type(d) is int and d > 0 for d in dilations)
-    ):
-        raise ConfigError(f"dilation must be 1 or four positive integers (mod2 to mod5), got {dilation!r}")
-    return list(dilations)
 
 
 ARCHITECTURES = {

@@ -64,7 +64,7 @@ class ResNeXt(Network):
 
 def _dilation_per_module(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
     """Return one entry per module; raise ConfigError for another shape."""
-    entries = [1] * 4 if isinstance(dilation, int) and dilation == 1 else dilation
+    entries = [1] * 4 if type(dilation) is int and dilation == 1 else dilation
     if (
         isinstance(entries, Sequence)
         and len(entries) == 4
@@ -78,7 +78,7 @@ def _dilation_per_module(dilation: int | Sequence[BlockDilation], structure: Seq
 
 
 def _fits(entry: BlockDilation, blocks: int) -> bool:
-    per_block = [entry] * blocks if isinstance(entry, int) else entry
+    per_block = [entry] * blocks if type(entry) is int else entry
     return (
         isinstance(per_block, Sequence)
         and len(per_block) == blocks

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
@@ -30,8 +31,8 @@ class WiderResNet(Network):
 class WiderResNetA2(Network):
     """WiderResNet with two pools, strides in mod4 to mod6 and channel dropout in mod6 (0.3) and mod7 (0.5).
 
-    ``dilation`` (a truth value, as published) keeps the output at 1/8: mod5 and mod6 lose their strides, mod5 is
-    dilated by 2, mod6 and mod7 by 4.
+    ``dilation`` (a truth value, as published, but the number 1 is none) keeps the output at 1/8: mod5 and mod6 lose
+    their strides, mod5 is dilated by 2, mod6 and mod7 by 4.
     """
 
     def __init__(
@@ -41,11 +42,14 @@ class WiderResNetA2(Network):
         *,
         structure: Sequence[int],
         features_only: bool = False,
-        dilation: bool | Sequence[int] = False,
+        dilation: bool | int | Sequence[int] = False,
     ) -> None:
         super().__init__(features_only)
-        strides = {4: 2} if dilation else {4: 2, 5: 2, 6: 2}
-        dilations = {5: 2, 6: 4, 7: 4} if dilation else {}
+        if not isinstance(dilation, (int, list, tuple)):
+            raise ConfigError(f"dilation must be true, false, a number or a list of numbers, got {dilation!r}")
+        dilated = dilation is True or (bool(dilation) and dilation != 1)
+        strides = {4: 2} if dilated else {4: 2, 5: 2, 6: 2}
+        dilations = {5: 2, 6: 4, 7: 4} if dilated else {}
         dropout = {6: 0.3, 7: 0.5}
         _add_modules(self, norm, classes, structure, range(2, 4), strides, dilations, dropout)
 

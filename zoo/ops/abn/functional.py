@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +19,8 @@ def check_activation(activation: str, activation_param: float, known: tuple[str,
     """Raise ValueError unless the activation is one of ``known`` and its slope or alpha is positive."""
     if activation not in known:
         raise ValueError(f"activation {activation!r} is not one of {', '.join(known)}")
-    if activation in ("leaky_relu", "elu") and not activation_param > 0:
+    number = isinstance(activation_param, (int, float)) and math.isfinite(activation_param)
+    if activation in ("leaky_relu", "elu") and not (number and activation_param > 0):
         raise ValueError(f"activation_param of {activation} must be positive, got {activation_param!r}")
 
 
@@ -49,12 +52,14 @@ def inplace_abn(
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     check_input(x, [weight, bias, running_mean, running_var])
+    check_overwritable(x, inplace)
     if training or running_mean is None or running_var is None:
         mean, var, count = _batch_statistics(x, group)
         if training and running_mean is not None and running_var is not None:
             update_running(running_mean, running_var, mean, var, count, momentum)
     else:
-        mean, var, count, group = running_mean, running_var, None, None
+        # A copy of what backward keeps: a training batch in between may move the running statistics in place.
+        mean, var, count, group = running_mean, running_var.clone(), None, None
     inplace = inplace and not torch.compiler.is_compiling()
     return ActivatedBatchNorm.apply(
         x, weight, bias, mean, var, count, eps, activation, activation_param, inplace, group
@@ -92,7 +97,7 @@ def inplace_abn_sync(
         activation,
         activation_param,
         inplace=inplace,
-        group=synchronised_group(group),
+        group=synchronised_group(group) if training else None,
     )
 
 
@@ -113,6 +118,15 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
             raise ValueError(
                 f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {x.shape[1]}"
             )
+
+
+def check_overwritable(x: Tensor, inplace: bool) -> None:
+    """Raise RuntimeError, before anything is touched, if x is to be overwritten and autograd does not allow it."""
+    if inplace and torch.is_grad_enabled() and x.requires_grad and x.is_leaf and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"a leaf tensor that requires grad, of shape {tuple(x.shape)}, cannot be overwritten; put an operation "
+            "before the norm, or set the norm's inplace = False"
+        )
 
 
 def values_per_channel(x: Tensor) -> int:
@@ -137,8 +151,9 @@ def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> tuple[Tenso
     count: int | Tensor = local_count
     if group is not None:
         mean, var, count = gather_statistics(mean, var, local_count, group)
-    # Two local values are enough for the whole group, so that the global count is waited for only without them.
-    if local_count < 2:
+    # Two local values are enough for the whole group, so that the global count is waited for only without them; a
+    # compiled graph cannot wait at all.
+    if local_count < 2 and not (group is not None and torch.compiler.is_compiling()):
         check_count(x, int(count))
     return mean, var, count
 
