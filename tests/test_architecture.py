@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROWS = ["errors", "config", "ops", "layers", "models", "weights", "convert", "registry", "data", "engine", "report", "cli"]
+ROWS = [
+    "errors",
+    "config",
+    "ops",
+    "layers",
+    "models",
+    "weights",
+    "convert",
+    "registry",
+    "data",
+    "engine",
+    "report",
+    "cli",
+]
 FILES = sorted((ROOT / "zoo").rglob("*.py"))
 
 
