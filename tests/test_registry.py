@@ -109,8 +109,14 @@ def test_pretrained_finds_the_only_variant_and_says_where_several_or_none_are():
         zoo.get("resnext101", pretrained=True)
     with pytest.raises(zoo.ConfigError, match="nearest names"):
         zoo.get("densenet", pretrained=True)
+
+
+@pytest.mark.usefixtures("meta")
+def test_pretrained_fetches_the_weights_unless_that_is_forbidden(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
     md5 = published()["densenet264_ipabn_lr_256"]["md5"]
-    with pytest.raises(zoo.WeightsError, match=rf"drive\.google\.com.*{md5}"):
+    with pytest.raises(zoo.WeightsError, match=rf"ZOO_OFFLINE.*drive\.google\.com.*{md5}.*{tmp_path}"):
         zoo.get("densenet264", pretrained=True)
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-import json
 import os
 import re
 from collections.abc import Iterable
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from zoo import config
@@ -18,16 +15,10 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, Network
 from zoo.models.network import check_classes
-from zoo.weights import load_weights, read_checkpoint
+from zoo.weights import fetch_weights, load_weights, read_checkpoint
+from zoo.weights.index import drive_page, published
 
 SWITCHES = ("input_3x3", "keep_outputs")
-
-
-@cache
-def published() -> dict[str, dict[str, Any]]:
-    """Return the published classification networks by name: settings, scores, md5, Drive id and licence."""
-    entries = json.loads(files("zoo").joinpath("published.json").read_text())
-    return {entry["name"]: entry for entry in entries if entry["arch"] is not None}
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -64,7 +55,8 @@ def get(
     Args:
         name: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
             activation and stem; arguments given here win), or the path of a checkpoint of this package's trainer.
-        pretrained: load the published weights of the variant; an architecture stands for its only variant.
+        pretrained: load the published weights of the variant, downloaded when they are not in the cache, verified
+            always; an architecture stands for its only variant.
         weights: path of a weights file to load, strictly.
         norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
         activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
@@ -102,10 +94,7 @@ def get(
     if weights is not None:
         load_weights(model, weights)
     elif pretrained:
-        raise WeightsError(
-            f"{name}: downloading is not part of this version. Fetch {_drive_url(name)} with a browser "
-            f"(md5 {published()[name]['md5']}) and give its path: zoo.get({name!r}, weights=PATH)"
-        )
+        load_weights(model, fetch_weights(name))
     return model
 
 
@@ -257,12 +246,8 @@ def _pretrained_cfg(preprocessing: config.Input, name: str) -> dict[str, Any]:
         "scale": preprocessing.scale_val,
         "crop": preprocessing.crop_val,
         "interpolation": "bilinear",
-        "source": _drive_url(name) if name in published() else name if os.path.isfile(name) else None,
+        "source": drive_page(name) if name in published() else name if os.path.isfile(name) else None,
     }
-
-
-def _drive_url(name: str) -> str:
-    return f"https://drive.google.com/file/d/{published()[name]['drive_id']}/view"
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

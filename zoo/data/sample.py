@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from zoo.data.cache import cache_dir
 from zoo.errors import DataError
+from zoo.weights.cache import cache_dir
 
 SAMPLE_NAME = "fashion-mnist"
 CLASSES = (

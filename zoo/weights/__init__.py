@@ -1,4 +1,4 @@
-"""Weights files: reading them safely, and loading them into a network strictly."""
+"""Weights files: fetching the published ones, reading files safely, and loading them into a network strictly."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import os
 
 from torch import nn
 
+from zoo.weights.fetch import fetch_weights
 from zoo.weights.fit import LoadReport, load_state_dict
 from zoo.weights.read import md5_of, read_checkpoint, read_state_dict
 
-__all__ = ["LoadReport", "load_state_dict", "load_weights", "md5_of", "read_checkpoint", "read_state_dict"]
+__all__ = [
+    "LoadReport",
+    "fetch_weights",
+    "load_state_dict",
+    "load_weights",
+    "md5_of",
+    "read_checkpoint",
+    "read_state_dict",
+]
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:

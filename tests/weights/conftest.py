@@ -1,0 +1,43 @@
+"""A cache of its own, a server that nothing else uses, and published weights of 300 kB."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.weights.server import Server
+from zoo.weights import download
+from zoo.weights.index import all_published
+
+NAME = "resnet34_ipabn-sync_lr_512"
+CONTENT = b"PK\x03\x04" + random.Random(0).randbytes(300_000)
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the weights in an empty cache; the md5 of NAME is that of CONTENT."""
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.delenv("ZOO_OFFLINE", raising=False)
+    monkeypatch.setitem(all_published()[NAME], "md5", MD5)
+    monkeypatch.setattr(download, "READ_TIMEOUT_S", 0.2)
+    return tmp_path / "cache" / "weights"
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server, set as the mirror, that gives CONTENT under any path."""
+    with Server(CONTENT) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setenv("ZOO_WEIGHTS_URL", server.url)
+        yield server
+        server.is_over.set()
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,145 @@
+"""``zoo fetch`` and ``zoo verify`` say what is in the cache, and whether it is what was published."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.weights.conftest import CONTENT, MD5, NAME
+from tests.weights.server import Server, fails
+from zoo.cli import main
+from zoo.weights.cache import fresh_md5, sidecar_of, weights_path
+from zoo.weights.index import all_published
+from zoo.weights.verify import audit_cache
+
+OTHER = "resnet50_ipabn-sync_lr_512"
+ROOT = Path(__file__).parents[2]
+
+
+def states(cache: Path) -> dict[str, str]:
+    return {str(finding.path.relative_to(cache)): finding.status for finding in audit_cache()}
+
+
+def put(cache: Path, **files: bytes) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (cache / name).write_bytes(content)
+
+
+def test_fetch_prints_where_the_files_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", NAME]) == 0
+    assert capsys.readouterr().out == f"{weights_path(NAME)}\n"
+
+
+def test_fetch_notices_a_wrong_name_before_the_first_download(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", NAME, "resnet35"]) == 2
+    assert "zoo fetch: no published weights are called 'resnet35'" in capsys.readouterr().err
+    assert server.requests == []
+
+
+def test_fetch_all_asks_for_every_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for entry in all_published().values():
+        monkeypatch.setitem(entry, "md5", MD5)
+    assert main(["fetch", "all"]) == 0
+    assert [path for path, _ in server.requests] == [f"/{name}.pth.tar" for name in all_published()]
+
+
+def test_fetch_without_names_lists_all_and_downloads_nothing(
+    server: Server, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cache, **{f"{NAME}.pth.tar": CONTENT})
+    assert main(["fetch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 10 + 1
+    yes = [line for line in lines if "| yes " in line]
+    assert len(yes) == 1
+    assert all(word in yes[0] for word in (NAME, "0.30", MD5, "ImageNet terms of access"))
+    assert server.requests == []
+
+
+def test_a_download_that_fails_exits_with_2(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.usual = fails(404)
+    assert main(["fetch", NAME]) == 2
+    assert f"zoo fetch: {NAME}: the server answered 404 Not Found" in capsys.readouterr().err
+
+
+def test_the_audit_tells_good_damaged_partial_and_unknown_files_apart(cache: Path) -> None:
+    put(
+        cache,
+        **{
+            f"{NAME}.pth.tar": CONTENT,
+            f"{NAME}.pth.tar.lock": b"",
+            f"{OTHER}.pth.tar": CONTENT,
+            f"{OTHER}.pth.tar.part": CONTENT[:9],
+            "mine.pth": b"my own",
+            f"{NAME}.pth(1).tar": CONTENT,
+        },
+    )
+    (cache / "folder").mkdir()
+    for _ in range(2):  # the second time there are sidecars
+        assert states(cache) == {
+            "folder": "unknown",
+            "mine.pth": "unknown",
+            f"{NAME}.pth(1).tar": "unknown",
+            f"{NAME}.pth.tar": "ok",
+            f"{OTHER}.pth.tar": "damaged",
+            f"{OTHER}.pth.tar.part": "partial",
+        }
+    notes = {finding.path.name: finding.note for finding in audit_cache()}
+    assert notes[f"{NAME}.pth(1).tar"] == f"holds {NAME}; rename it to {NAME}.pth.tar"
+    assert MD5 in notes[f"{OTHER}.pth.tar"]
+    assert notes[f"{OTHER}.pth.tar.part"].startswith("9 bytes; ")
+
+
+def test_the_audit_reads_the_file_and_does_not_believe_its_sidecar(cache: Path) -> None:
+    path = weights_path(NAME)
+    put(cache, **{path.name: CONTENT})
+    fresh_md5(path)
+    recorded = json.loads(sidecar_of(path).read_text())
+    path.write_bytes(CONTENT[:-1] + b"!" if CONTENT[-1:] != b"!" else CONTENT[:-1] + b"?")
+    os.utime(path, ns=(recorded["mtime_ns"], recorded["mtime_ns"]))  # as when a disk forgets
+    assert states(cache) == {path.name: "damaged"}
+
+
+def test_verify_exits_with_3_when_a_file_is_damaged_and_leaves_it(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cache, **{f"{NAME}.pth.tar": CONTENT, "mine.pth": b"my own"})
+    assert main(["verify"]) == 0
+    put(cache, **{f"{OTHER}.pth.tar": CONTENT})
+    assert main(["verify"]) == 3
+    streams = capsys.readouterr()
+    assert f"zoo verify: 1 of 3 files are not as published: {OTHER}.pth.tar is damaged" in streams.err
+    assert "| ok " in streams.out
+    assert (cache / f"{OTHER}.pth.tar").read_bytes() == CONTENT
+    assert main(["verify", NAME]) == 0
+
+
+@pytest.mark.parametrize(("files", "state"), [({}, "missing"), ({f"{NAME}.pth.tar.part": b"x"}, "partial")])
+def test_verify_exits_with_3_when_a_named_file_is_not_there(
+    files: dict[str, bytes], state: str, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cache, **files)
+    assert main(["verify", NAME]) == 3
+    assert f"is {state}" in capsys.readouterr().err
+
+
+def test_verify_of_an_empty_cache_or_an_unknown_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify"]) == 0
+    assert f"{cache} holds no weights" in capsys.readouterr().out
+    assert main(["verify", "resnet35"]) == 2
+
+
+def test_the_files_of_the_cache_have_the_names_that_md5sum_looks_for(cache: Path) -> None:
+    names = [line.split("  ")[1] for line in (ROOT / "checksums.md5").read_text().splitlines()]
+    assert names == [weights_path(name).name for name in all_published()]
+    put(cache, **dict.fromkeys(names[:1], CONTENT))
+    command = ["md5sum", "-c", "--ignore-missing", str(ROOT / "checksums.md5")]
+    checked = subprocess.run(command, cwd=cache, capture_output=True, text=True, check=False)
+    assert checked.stdout == f"{names[0]}: FAILED\n"

@@ -1,0 +1,71 @@
+"""``zoo fetch`` and ``zoo verify``: published weights into the cache, and a check of what is there."""
+
+from __future__ import annotations
+
+import argparse
+
+from zoo.errors import VerificationError
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``fetch`` and ``verify``."""
+    parser = commands.add_parser("fetch", help="download published weights into the cache and verify them")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="published weights, or all; without: list what there is"
+    )
+    parser.set_defaults(run=run_fetch)
+    parser = commands.add_parser("verify", help="read the weights in the cache and compare their md5")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="published weights (default: all files in the cache)")
+    parser.set_defaults(run=run_verify)
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    """Fetch the weights named and print where each is; without names print a table of them; returns 0."""
+    from zoo.weights.fetch import fetch_weights
+    from zoo.weights.index import all_published, entry_of
+
+    if not args.names:
+        return _list()
+    names = list(all_published()) if args.names == ["all"] else args.names
+    for name in names:  # a mistake in the last name is noticed before the first download
+        entry_of(name)
+    for name in names:
+        print(fetch_weights(name))
+    return 0
+
+
+def _list() -> int:
+    from zoo.report.tables import markdown_table
+    from zoo.weights.cache import weights_dir, weights_path
+    from zoo.weights.index import all_published
+
+    rows = []
+    for name, entry in all_published().items():
+        path = weights_path(name)
+        size_mb = path.stat().st_size / 1e6 if path.is_file() else None
+        rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry["md5"], entry["licence"]])
+    print(markdown_table(["name", "in the cache", "MB", "md5", "licence"], rows))
+    print(f"The cache is {weights_dir()}; zoo fetch NAME downloads, zoo verify reads and compares.")
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Print what is to be said of each file; returns 0.
+
+    Raises VerificationError if a file is damaged, or one that was named is missing or partial.
+    """
+    from zoo.report.tables import markdown_table
+    from zoo.weights.cache import weights_dir
+    from zoo.weights.verify import audit_cache
+
+    findings = audit_cache(args.names)
+    if not findings:
+        print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
+        return 0
+    print(markdown_table(["file", "state", "note"], [[str(f.path), f.status, f.note] for f in findings]))
+    faults = {"damaged", "missing", "partial"} if args.names else {"damaged"}
+    bad = [finding for finding in findings if finding.status in faults]
+    if bad:
+        listed = ", ".join(f"{finding.path.name} is {finding.status}" for finding in bad)
+        raise VerificationError(f"{len(bad)} of {len(findings)} files are not as published: {listed}; see their notes")
+    return 0
