@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo import layers
+    from zoo import convert, layers
     from zoo.data.transforms import transforms
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models
@@ -20,6 +20,7 @@ __all__ = [
     "DataError",
     "WeightsError",
     "ZooError",
+    "convert",
     "get",
     "layers",
     "list_models",
@@ -38,6 +39,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-    if name == "layers":
-        return import_module("zoo.layers")
+    if name in ("convert", "layers"):
+        return import_module(f"zoo.{name}")
     return getattr(import_module(_HOMES.get(name, "zoo.errors")), name)

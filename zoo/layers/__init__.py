@@ -1,5 +1,6 @@
 """Modules that networks are built of, and the norm layers as drop-in replacements."""
 
+from zoo.layers.convert import convert_norm
 from zoo.layers.groups import active_group, set_active_group
 from zoo.layers.init import init_weights
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, freeze_norms, norm_act
@@ -12,6 +13,7 @@ __all__ = [
     "InPlaceABNSync",
     "active_group",
     "checkpoint",
+    "convert_norm",
     "freeze_norms",
     "init_weights",
     "inplace_abn",

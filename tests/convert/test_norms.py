@@ -1,0 +1,154 @@
+"""Plain and in-place norms turn into each other exactly where that is possible, and say where it is not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import zoo
+from tests.convert.networks import IMAGES, outputs, scrambled
+from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.errors import ConfigError, ConversionError, WeightsError
+from zoo.layers import ABN
+
+CASES = [
+    ("resnet18", {}),
+    ("resnet50", {}),
+    ("resnext50", {}),
+    ("resnext50", {"input_3x3": True}),
+    ("wider_resnet16", {}),
+    ("densenet121", {}),
+    ("densenet121", {"input_3x3": True, "dilation": 2}),
+]
+
+
+def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:
+    """Return, from the published structure, the norms that do not directly follow a convolution."""
+    with torch.device("meta"):
+        norms = [name for name, part in zoo.get(arch, **options).named_modules() if isinstance(part, ABN)]
+    if arch.startswith("resnet"):
+        return ()
+    if arch.startswith("densenet"):
+        return tuple(n for n in norms if n == "bn_out" or n.startswith("tra") or ".convs1." in n)
+    return tuple(n for n in norms if n == "bn_out" or (n.endswith(".bn1") and not n.startswith("mod1.")))
+
+
+@pytest.mark.parametrize(("arch", "options"), CASES)
+def test_negative_scales_fold_into_the_filters_and_the_outputs_stay(arch, options):
+    given = scrambled(arch, positive=unfoldable(arch, **options), **options)
+    before = copy.deepcopy(given)
+    converted, report = standard_to_inplace(given, arch, images=IMAGES, **options)
+    expected = outputs(given, arch, **options)
+    found = outputs(converted, arch, norm="inplace", **options)
+    assert (found - expected).abs().max() <= 1e-10 * expected.abs().max()
+    assert report.exact
+    assert report.max_difference <= 1e-10 * report.max_output
+    assert all(torch.equal(given[key], before[key]) for key in given)
+    assert list(converted) == list(given)
+
+
+@pytest.mark.parametrize(("arch", "options"), CASES)
+def test_norms_that_follow_no_convolution_are_refused_by_name_and_nothing_else_is(arch, options):
+    given = scrambled(arch, **options)
+    names = unfoldable(arch, **options)
+    if not names:
+        standard_to_inplace(given, arch, compare_with_source=False, **options)
+        return
+    with pytest.raises(ConversionError) as error:
+        standard_to_inplace(given, arch, **options)
+    assert {line.split()[0] for line in str(error.value).splitlines()[1:]} == set(names)
+
+
+def test_training_goes_on_as_before():
+    given = scrambled("resnet18")
+    converted, _ = standard_to_inplace(given, "resnet18", images=IMAGES)
+    gradients = []
+    for norm, weights in (("standard", given), ("inplace", converted)):
+        model = zoo.get("resnet18", classes=10, norm=norm).double()
+        model.load_state_dict(weights)
+        loss = model(IMAGES.clone()).square().sum()
+        loss.backward()
+        gradients.append((loss.item(), model.mod3.block1.convs.bn2.bias.grad, model.mod3.block1.convs.bn2.running_var))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-9)
+    assert torch.allclose(gradients[0][1], gradients[1][1], rtol=1e-7, atol=1e-9)
+    assert torch.allclose(gradients[0][2], gradients[1][2], rtol=1e-9)
+
+
+def test_scales_below_eps_are_refused_unless_the_approximation_is_asked_for():
+    given = scrambled("resnet18", positive=True)
+    given["mod2.block1.convs.bn2.weight"][:3] = torch.tensor([0.0, 5e-6, -5e-6])
+    with pytest.raises(ConversionError, match=r"mod2\.block1\.convs\.bn2 .*3 scales with \|scale\| < eps"):
+        standard_to_inplace(given, "resnet18")
+    converted, report = standard_to_inplace(given, "resnet18", allow_approximate=True, images=IMAGES)
+    assert not report.exact
+    assert report.clamped == {"mod2.block1.convs.bn2": 3}
+    assert torch.equal(converted["mod2.block1.convs.bn2.weight"][:3], torch.zeros(3, dtype=torch.float64))
+    assert 0 < report.max_difference < 1e-3
+
+
+def test_unfoldable_negative_scales_become_eps_when_the_approximation_is_asked_for():
+    given = scrambled("resnext50", positive=unfoldable("resnext50"))
+    given["bn_out.weight"][5] = -0.5
+    converted, report = standard_to_inplace(given, "resnext50", allow_approximate=True, images=IMAGES)
+    assert report.clamped == {"bn_out": 1}
+    assert converted["bn_out.weight"][5] == 0
+
+
+@pytest.mark.parametrize(("arch", "options"), CASES[:1] + CASES[3:4] + CASES[5:6])
+def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
+    given = scrambled(arch, **options)
+    converted, report = inplace_to_standard(given, arch, images=IMAGES, **options)
+    expected = outputs(given, arch, norm="inplace", **options)
+    assert torch.allclose(outputs(converted, arch, **options), expected, rtol=1e-9, atol=1e-12)
+    assert report.exact
+    norms = [key for key in given if key.endswith("running_var")]
+    assert {f"{name}.running_var" for name in report.layers} == set(norms)
+
+
+def test_there_and_back_is_the_absolute_scale():
+    given = scrambled("resnet18")
+    back, _ = inplace_to_standard(standard_to_inplace(given, "resnet18", images=IMAGES)[0], "resnet18", images=IMAGES)
+    assert torch.allclose(back["mod1.bn1.weight"], given["mod1.bn1.weight"].abs(), rtol=1e-12)
+
+
+def test_the_kind_of_number_is_kept():
+    given = {key: value.float() if value.is_floating_point() else value for key, value in scrambled("resnet18").items()}
+    for convert in (standard_to_inplace, inplace_to_standard, relu_to_leaky_relu):
+        converted, _ = convert(given, "resnet18", images=IMAGES)
+        assert {key: value.dtype for key, value in converted.items()} == {key: v.dtype for key, v in given.items()}
+
+
+def test_leaky_relu_takes_relu_weights_as_they_are_and_reports_the_difference():
+    given = scrambled("resnet18", activation="relu")
+    converted, report = relu_to_leaky_relu(given, "resnet18", images=IMAGES)
+    assert all(torch.equal(converted[key], given[key]) for key in given)
+    difference = outputs(given, "resnet18", activation="relu") - outputs(converted, "resnet18")
+    assert not report.exact
+    assert report.max_difference == pytest.approx(difference.abs().max().item(), rel=1e-6)
+    assert "mod2.block1.convs.bn2" not in report.layers  # has no activation
+
+
+def test_without_comparison_there_is_no_difference_in_the_report():
+    _, report = relu_to_leaky_relu(scrambled("resnet18"), "resnet18", compare_with_source=False)
+    assert report.max_difference is None
+    assert "not compared" in str(report)
+    assert report.to_json()["exactness"] == "approximate"
+
+
+def test_unknown_networks_options_and_weights_that_do_not_fit_are_named():
+    given = scrambled("resnet18")
+    with pytest.raises(ConfigError, match="unknown architecture 'resnet19'; the nearest names are resnet18"):
+        standard_to_inplace(given, "resnet19")
+    with pytest.raises(ConfigError, match=r"resnet18 cannot be built: .*input_3x3"):
+        standard_to_inplace(given, "resnet18", input_3x3=True)
+    with pytest.raises(WeightsError, match="missing in the file"):
+        standard_to_inplace(given, "resnet34")
+
+
+def test_weights_that_are_not_finite_are_not_compared():
+    given = scrambled("resnet18")
+    given["classifier.fc.bias"][0] = float("nan")
+    with pytest.raises(ConversionError, match="not finite"):
+        inplace_to_standard(given, "resnet18", images=IMAGES)

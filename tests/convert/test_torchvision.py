@@ -1,0 +1,70 @@
+"""torchvision's ResNets compute the same under this package's names, and the way back is exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+
+import zoo
+from tests.convert.networks import IMAGES, outputs, scramble
+from zoo.convert import from_torchvision, to_torchvision
+from zoo.convert.torchvision import torchvision_key
+from zoo.errors import ConfigError, ConversionError, WeightsError
+
+
+def torchvision_resnet(depth: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return scramble(getattr(torchvision.models, f"resnet{depth}")(num_classes=10)).double().eval()
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50])
+def test_outputs_are_torchvisions_and_the_way_back_gives_the_same_file(depth):
+    model, arch = torchvision_resnet(depth), f"resnet{depth}"
+    given = model.state_dict()
+    converted, report = from_torchvision(given, arch, images=IMAGES)
+    with torch.no_grad():
+        expected = model(IMAGES)
+    assert torch.allclose(outputs(converted, arch, activation="relu"), expected, rtol=1e-10, atol=1e-12)
+    assert report.exact
+    assert report.max_difference <= 1e-12 * report.max_output
+    back, _ = to_torchvision(converted, arch, compare_with_source=False)
+    assert list(back) == list(given)
+    assert all(torch.equal(back[key], given[key]) for key in given)
+
+
+@pytest.mark.parametrize("depth", [101, 152])
+def test_the_keys_of_the_deep_networks_correspond_one_to_one_with_the_same_shapes(depth):
+    with torch.device("meta"):
+        own = zoo.get(f"resnet{depth}").state_dict()
+        other = getattr(torchvision.models, f"resnet{depth}")().state_dict()
+    assert {torchvision_key(key): value.shape for key, value in own.items()} == {k: v.shape for k, v in other.items()}
+    assert len(own) == len(other)
+
+
+def test_all_missing_and_unknown_keys_are_named():
+    given = torchvision_resnet(18).state_dict()
+    given["layer9.conv"] = given.pop("layer1.0.conv1.weight")
+    with pytest.raises(ConversionError, match=r"missing \(1\): layer1.0.conv1.weight; unknown \(1\): layer9.conv"):
+        from_torchvision(given, "resnet18")
+    with pytest.raises(ConversionError, match=r"missing .*mod1\.conv1\.weight.*unknown .*layer9\.conv"):
+        to_torchvision(given, "resnet18")
+
+
+def test_weights_of_another_width_do_not_fit():
+    given = dict(torchvision_resnet(18).state_dict())
+    given["layer1.0.conv1.weight"] = torch.zeros(64, 32, 3, 3)
+    with pytest.raises(WeightsError, match=r"mod2\.block1\.convs\.conv1\.weight: \(64, 32, 3, 3\)"):
+        from_torchvision(given, "resnet18", compare_with_source=False)
+
+
+def test_a_file_from_before_batch_counters_gets_them():
+    given = {key: value for key, value in torchvision_resnet(18).state_dict().items() if "num_batches" not in key}
+    converted, _ = from_torchvision(given, "resnet18", images=IMAGES)
+    assert converted["mod1.bn1.num_batches_tracked"] == 0
+    outputs(converted, "resnet18", activation="relu")
+
+
+def test_networks_that_torchvision_does_not_have_are_refused():
+    with pytest.raises(ConfigError, match="'resnext50' is no network that torchvision has too"):
+        from_torchvision({}, "resnext50")

@@ -1,0 +1,111 @@
+"""Folds evaluation-mode norms into the convolutions before them, for inference."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.convert.networks import StateDict, compare_exact, load_network, state_dict_like
+from zoo.convert.report import ConversionReport
+from zoo.layers.convert import NormPlan, apply_plans, replace_modules
+from zoo.layers.norm import ABN, InPlaceABN, activate_
+from zoo.layers.trace import Trace
+
+
+class Activation(nn.Module):
+    """What is left of a folded norm: its activation, which overwrites the convolution's output.
+
+    ``activation`` and ``activation_param`` are those of the norm; residual blocks read them.
+    """
+
+    def __init__(self, activation: str = "identity", activation_param: float = 0.01) -> None:
+        super().__init__()
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Overwrite x with its activation and return it."""
+        return activate_(x, self.activation, self.activation_param)
+
+    def extra_repr(self) -> str:
+        """Return the name of the activation, with its parameter where it has one."""
+        return self.activation + (f"[{self.activation_param}]" if self.activation in ("leaky_relu", "elu") else "")
+
+
+def fold_network(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` for inference, in evaluation mode, its norms folded into the convolutions before them.
+
+    With scale g, shift b and running statistics m, v: filters become g / sqrt(v + eps) times themselves and the bias
+    b + (bias - m) g / sqrt(v + eps). Only norms that directly follow a Conv2d that feeds nothing else can be folded;
+    the others stay, in-place ones as `ABN` (plain batch norm and activation). ``model`` is left as it is. Raises
+    ConversionError if it cannot be traced.
+    """
+    return _fold(model)[0]
+
+
+def fold(
+    state_dict: StateDict,
+    arch: str,
+    *,
+    norm: str = "standard",
+    activation: str = "leaky_relu",
+    activation_param: float = 0.01,
+    compare_with_source: bool = True,
+    images: Tensor | None = None,
+    **options: Any,
+) -> tuple[dict[str, Tensor], ConversionReport]:
+    """Return the state dict of the folded network, fold_network(zoo.get(arch, ...)); exact in evaluation mode.
+
+    ``norm`` ("standard", "inplace" or "sync") says how scales are read; the report's ``kept`` names norms that stay.
+    """
+    settings = {"activation": activation, "activation_param": activation_param, **options}
+    source = load_network(state_dict, arch, norm, **settings)
+    folded, convolutions, kept = _fold(source)
+    converted = state_dict_like(folded, state_dict)
+    measured: dict[str, Any] = {}
+    if compare_with_source:
+        folded.load_state_dict(converted)  # rounded to the weights' kind of number
+        measured = compare_exact(source, folded, images, state_dict)
+    reason = f"{len(convolutions)} norms are part of the convolutions before them, {len(kept)} do not follow one"
+    report = ConversionReport("fold", arch, tuple(convolutions.values()), True, reason, tuple(kept), **measured)
+    return converted, report
+
+
+@torch.no_grad()
+def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
+    """Return the folded copy, the convolution of each folded norm, and the norms that stay."""
+    folded = copy.deepcopy(model).eval().requires_grad_(False)
+    in_place = {name: part for name, part in folded.named_modules() if isinstance(part, InPlaceABN)}
+    plans = [NormPlan(name, norm, norm.activation, norm.activation_param, True) for name, norm in in_place.items()]
+    apply_plans(folded, plans, "standard")
+    trace = Trace(folded)
+    norms = {name: part for name, part in trace.modules.items() if _has_statistics(part)}
+    convolutions = {name: conv for name in norms if (conv := trace.convolution_before(name)) is not None}
+    replaced: dict[int, nn.Module] = {}
+    for name, conv in convolutions.items():
+        norm = norms[name]
+        _fold_into(trace.modules[conv], norm)
+        replaced[id(norm)] = (
+            Activation(norm.activation, norm.activation_param) if isinstance(norm, ABN) else Activation()
+        )
+    replace_modules(folded, replaced)
+    return folded, convolutions, [name for name in norms if name not in convolutions]
+
+
+def _has_statistics(module: Any) -> bool:
+    return type(module) in (nn.BatchNorm2d, ABN) and module.running_mean is not None
+
+
+def _fold_into(conv: Any, norm: Any) -> None:
+    """Multiply the filters of ``conv`` and set its bias so that it computes what ``norm`` made of its output."""
+    factor = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        factor = factor * norm.weight.double()
+    bias = -norm.running_mean.double() if conv.bias is None else conv.bias.double() - norm.running_mean.double()
+    bias = bias * factor if norm.bias is None else bias * factor + norm.bias.double()
+    dtype = conv.weight.dtype
+    conv.weight.copy_((conv.weight.double() * factor[:, None, None, None]).to(dtype))
+    conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)

@@ -1,0 +1,96 @@
+"""Networks that a state dict belongs to, in float64 evaluation mode, and the difference of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import ConfigError, ConversionError, VerificationError, nearest
+from zoo.layers.norm import norm_act
+from zoo.models import ARCHITECTURES
+from zoo.weights import load_state_dict
+
+StateDict = Mapping[str, Tensor]
+RANDOM_SIZE = (2, 3, 64, 64)
+# Differences of this many roundings, relative to the largest output, are rounding; more is a fault.
+ROUNDINGS = 1e4
+
+
+def build_empty(
+    arch: str, classes: int, norm: str, activation: str, activation_param: float, options: dict[str, Any]
+) -> nn.Module:
+    """Return the architecture on the meta device; ConfigError for unknown names and options."""
+    if arch not in ARCHITECTURES:
+        names = ", ".join(nearest(arch, ARCHITECTURES))
+        raise ConfigError(f"unknown architecture {arch!r}; the nearest names are {names}")
+    try:
+        factory = norm_act(norm, activation, activation_param)
+        with torch.device("meta"):
+            return ARCHITECTURES[arch](factory, classes, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{arch} cannot be built: {error}") from error
+
+
+def load_network(
+    state_dict: StateDict,
+    arch: str,
+    norm: str = "standard",
+    activation: str = "leaky_relu",
+    activation_param: float = 0.01,
+    **options: Any,
+) -> nn.Module:
+    """Return the architecture with the state dict in float64 and evaluation mode.
+
+    The number of classes is that of the state dict, none without a classifier. Raises WeightsError if it does not fit.
+    """
+    bias = state_dict.get("classifier.fc.bias")
+    model = build_empty(arch, 0 if bias is None else len(bias), norm, activation, activation_param, options)
+    model = model.double().to_empty(device="cpu").eval()
+    load_state_dict(model, state_dict, source=f"the state dict given for {arch}")
+    return model
+
+
+def state_dict_like(model: nn.Module, given: StateDict) -> dict[str, Tensor]:
+    """Return a copy of the model's state dict in the kind of floating-point number that ``given`` has."""
+    dtype = next((tensor.dtype for tensor in given.values() if tensor.is_floating_point()), torch.float32)
+    return {
+        key: tensor.detach().to(given[key].dtype if key in given else dtype, copy=True)
+        if tensor.is_floating_point()
+        else tensor.detach().clone()
+        for key, tensor in model.state_dict().items()
+    }
+
+
+@torch.no_grad()
+def compare(source: nn.Module, target: nn.Module, images: Tensor | None = None) -> dict[str, Any]:
+    """Return the largest difference of two float64 networks' outputs and the largest output of the source.
+
+    ``images`` (N, 3, H, W); default two of 64x64, normally distributed, always the same. Raises ConversionError for
+    outputs that are not finite.
+    """
+    if images is None:
+        images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    images = images.double()
+    expected, found = source(images.clone()), target(images.clone())
+    if not (expected.isfinite().all() and found.isfinite().all()):
+        raise ConversionError(
+            f"the outputs on {len(images)} pictures are not finite; comparison before and after: the weights are "
+            "damaged, or skip the comparison (compare_with_source=False, --no-compare)"
+        )
+    return {"max_difference": (expected - found).abs().max().item(), "max_output": expected.abs().max().item()}
+
+
+def compare_exact(source: nn.Module, target: nn.Module, images: Tensor | None, given: StateDict) -> dict[str, Any]:
+    """Return what `compare` does; VerificationError if the difference is more than rounding of ``given``."""
+    measured = compare(source, target, images)
+    dtype = next((tensor.dtype for tensor in given.values() if tensor.is_floating_point()), torch.float32)
+    allowed = ROUNDINGS * torch.finfo(dtype).eps * measured["max_output"]
+    if measured["max_difference"] > allowed:
+        raise VerificationError(
+            f"an exact conversion changed the outputs by {measured['max_difference']:.2e}, more than the rounding of "
+            f"{dtype} explains ({allowed:.2e}); this is a fault of zoo, please report it"
+        )
+    return measured
