@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import runpy
@@ -144,12 +145,46 @@ def test_the_batch_size_is_the_experiments_share_of_each_process(
     assert build.call_args.kwargs["batch_size"] == batch_size
 
 
+def test_a_file_without_settings_asks_for_the_name_of_its_network(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(read_checkpoint(finished.checkpoint)["state_dict"], tmp_path / "bare.pth")
+    assert main(["validate", str(tmp_path / "bare.pth"), str(finished.data)]) == 2
+    assert "does not say which network it belongs to" in capsys.readouterr().err
+
+
+def test_predictions_agree_with_the_scores_picture_by_picture(finished: Run, tmp_path: Path) -> None:
+    file = tmp_path / "predictions.csv"
+    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--predictions", str(file)]
+    result = _result([*command, "--batch-size", "3"], tmp_path)
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    names = sorted(path.relative_to(finished.data).as_posix() for path in finished.data.glob("val/*/*.png"))
+    assert [row["path"] for row in rows] == names
+    assert [row["target"] for row in rows] == [name.split("/")[1].removeprefix("class") for name in names]
+    hits = sum(row["class1"] == row["target"] for row in rows)
+    assert result["top1"] == pytest.approx(100 * hits / NUM_VAL)
+    assert all(float(row["probability1"]) >= float(row["probability2"]) for row in rows)
+
+
+def test_pictures_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "val" / "class1" / "3.png").write_bytes(b"broken")
+    command = ["validate", str(finished.checkpoint), str(data), "-j", "0", "--on-bad-image", "skip"]
+    assert main([*command, "--predictions", str(tmp_path / "predictions.csv")]) == 0
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines[4:]] == ["val/class0/6.png", "val/class1/1.png", "val/class1/5.png"]
+
+
 @pytest.mark.dist
 def test_three_launched_processes_score_every_picture_once(finished: Run, tmp_path: Path) -> None:
-    alone = _result(["validate", str(finished.checkpoint), str(finished.data), "-j", "0"], tmp_path)
+    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]
+    alone = _result([*command, "--predictions", str(tmp_path / "alone.csv")], tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "3"]
     script = [str(SCRIPTS / "test_imagenet.py"), str(finished.config), str(finished.checkpoint), str(finished.data)]
     options = ["-j", "0", "--batch-size", "2", "--json", str(tmp_path / "launched.json")]
+    files = tmp_path / "alone.csv", tmp_path / "launched.csv"
+    options += ["--predictions", str(files[1])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parent)}
     done = subprocess.run(
         [*launcher, *script, *options], env=environment, capture_output=True, text=True, check=False, timeout=120
@@ -161,3 +196,5 @@ def test_three_launched_processes_score_every_picture_once(finished: Run, tmp_pa
     }
     assert launched["loss"] == pytest.approx(alone["loss"], rel=1e-6)
     assert done.stdout.count("| center10-scale12") == 1
+    classes = [[line.rsplit(",", 2)[0] for line in file.read_text().splitlines()] for file in files]
+    assert classes[0] == classes[1]

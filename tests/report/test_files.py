@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.report.files import write_json
+from zoo.report.files import write_bytes, write_json
 
 
 def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:
@@ -23,4 +23,17 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"loss": math.nan})
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError("no space left")
+
+    path = tmp_path / "grid.png"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from zoo import registry
 from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
-from zoo.data.folder import OnBadImage, check_num_classes
+from zoo.data.folder import Batch, OnBadImage, check_num_classes
 from zoo.data.loader import NUM_CROPS, build_val_loader
 from zoo.engine.process import Process
 from zoo.engine.protocols import Protocol
@@ -55,7 +56,7 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
     elif bundled.is_file():
         title, experiment = name, load_experiment(bundled)
     elif path.is_file():
-        title, experiment = name, parse_experiment(read_checkpoint(path)["config"], name)
+        title, experiment = name, _experiment_of(path)
         weights = weights or path
     else:
         title, experiment = name, Experiment()
@@ -65,6 +66,16 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
     model = registry.build_from_config(experiment.network)
     _load(model, weights)
     return Subject(title, model, experiment, weights)
+
+
+def _experiment_of(checkpoint: Path) -> Experiment:
+    settings = read_checkpoint(checkpoint).get("config")
+    if not isinstance(settings, dict):
+        raise WeightsError(
+            f"the file does not say which network it belongs to; {checkpoint}: name the network or its experiment, "
+            "and give the file as its --weights"
+        )
+    return parse_experiment(settings, str(checkpoint))
 
 
 def _architecture(name: str, weights: Path | None) -> nn.Module:
@@ -103,11 +114,13 @@ def score(
     limit: int | None = None,
     on_bad_image: OnBadImage = "stop",
     print_freq: int | None = None,
+    record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
     """Return the scores on the pictures of ``data``/val that all processes have together.
 
     ``batch_size``: pictures at once per process; default the experiment's batch size (a tenth of it for ten
-    crops) over the number of processes. Raises DataError and ConfigError for data or crops that do not fit.
+    crops) over the number of processes. ``record`` is called with each batch of this process and its logits.
+    Raises DataError and ConfigError for data or crops that do not fit.
     """
     settings = subject.experiment
     share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
@@ -137,4 +150,5 @@ def score(
             protocol=protocol,
             amp=settings.training.amp,
             advance=progress.advance,
+            record=record,
         )

@@ -56,6 +56,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--limit", type=positive, metavar="N", help="score only N pictures, spread evenly over the data"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores to FILE")
+    parser.add_argument(
+        "--predictions", type=Path, metavar="FILE",
+        help="write a CSV line per picture to FILE, sorted by path: path, class, the top five classes and their "
+        "probabilities; two such files can be compared line by line",
+    )  # fmt: skip
     add_process_options(parser)
     parser.set_defaults(run=run)
 
@@ -73,12 +78,15 @@ def run(args: argparse.Namespace) -> int:
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
     from zoo.cli.scoring import load_subject, score
+    from zoo.engine.predict import Recorder
     from zoo.engine.process import open_process
     from zoo.report.files import write_json
+    from zoo.report.predictions import write_predictions
     from zoo.report.results import results_table
 
     with open_process(args.local_rank, args.dist_backend) as process:
         subject = load_subject(args.name, args.weights)
+        recorder = Recorder(args.data) if args.predictions else None
         result = score(
             subject,
             _protocol(args, subject.own_protocol),
@@ -89,11 +97,15 @@ def run(args: argparse.Namespace) -> int:
             limit=args.limit,
             on_bad_image=args.on_bad_image,
             print_freq=args.print_freq,
+            record=recorder,
         )
+        shares = process.gather(recorder.predictions) if recorder else []
         if process.is_main:
             print(results_table(subject.title, [result], subject.experiment.expected))
             if args.json is not None:
                 write_json(args.json, subject.result_json(result, process))
+            if args.predictions is not None:
+                write_predictions(args.predictions, [line for share in shares for line in share])
     return 0
 
 

@@ -35,11 +35,15 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Pictures (N, ...), class indices (N,) int64, and one line per picture left out: what is wrong, and its file."""
+    """Pictures (N, ...), class indices (N,) int64, and one line per picture left out: what is wrong, and its file.
+
+    ``paths`` are the files of the pictures, in their order.
+    """
 
     images: Tensor
     targets: Tensor
     skipped: list[str]
+    paths: Sequence[str] = ()
 
 
 class ImageFolder(Dataset[Sample]):
@@ -117,6 +121,7 @@ def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch 
         images=torch.stack([image for image, _ in good]) if good else torch.empty(0, *shape),
         targets=torch.tensor([target for _, target in good], dtype=torch.int64),
         skipped=[sample.fault for sample in samples if sample.fault is not None],
+        paths=[sample.path for sample in samples if sample.image is not None],
     )
 
 

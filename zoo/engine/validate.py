@@ -60,13 +60,15 @@ def validate(
     protocol: Protocol = PROTOCOLS["center224"],
     amp: str = "off",
     advance: Callable[[int], object] = _do_nothing,
+    record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
     """Return the scores of ``model`` over the pictures of all ranks' loaders; every rank gets the same.
 
     ``num_pictures``: how many the loaders of all ranks hold together; VerificationError if another number was
     seen. ``protocol`` says whether batches are (N, 3, h, w) or ten crops (N, 10, 3, h, w), whose logits are
     averaged before loss and accuracy, as published. ``amp``: "off", "bf16" or "fp16". ``advance`` is called
-    with 1 after each batch. The modes of all modules are restored.
+    with 1 after each batch, ``record`` with each batch of pictures and its logits, (N, classes) on the device. The
+    modes of all modules are restored.
     """
     net = unwrap(model)
     forward = _ShrinkingForward(net, device, amp)
@@ -79,6 +81,8 @@ def validate(
                 targets = batch.targets.to(device, non_blocking=True)
                 logits = score(batch.images)
                 meter.update(F.cross_entropy(logits, targets, reduction="sum"), logits, targets, index)
+                if record is not None:
+                    record(batch, logits)
             advance(1)
     return _checked_result(meter.read(reduce=world_size > 1), num_pictures, protocol)
 

@@ -9,13 +9,22 @@ from typing import Any
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` to ``path`` as JSON; ValueError for NaN and infinities, which JSON does not have."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` in UTF-8; names of files that are not UTF-8 keep their bytes."""
+    write_bytes(path, text.encode("utf-8", errors="surrogateescape"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: a temporary file beside it is flushed to the disk and then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, allow_nan=False)
-            file.write("\n")
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,0 +1,7 @@
+"""``zoo reproduce`` for a checkout, also for torch.distributed.launch and torchrun."""
+
+import sys
+
+from zoo.cli import main
+
+raise SystemExit(main(["reproduce", *sys.argv[1:]]))

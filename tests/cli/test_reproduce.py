@@ -1,0 +1,264 @@
+"""``zoo reproduce`` never shows a number that it did not measure, and never measures one twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from tests.cli.conftest import NUM_VAL, Run
+from tests.data.imagenet import NUM_PICTURES, make_imagenet, shrink_imagenet
+from zoo.cli import main, scoring
+from zoo.cli.scoring import Subject
+from zoo.config import parse_experiment
+from zoo.errors import WeightsError
+from zoo.registry import published
+from zoo.weights import md5_of
+from zoo.weights.cache import weights_path
+
+NAME = "resnet34_ipabn-sync_lr_512"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+class Brightness(nn.Module):
+    """Knows a bright picture from a dark one, and says the opposite if ``wrong``."""
+
+    wrong = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        brightness = images.mean(dim=(1, 2, 3))
+        return torch.stack([-brightness, brightness], dim=1) * (-1 if self.wrong else 1)
+
+
+class Loads:
+    """Stands in for loading networks: counts, and fails for names without weights."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.without_weights: set[str] = set()
+        self.model = Brightness()
+
+    def __call__(self, name: str, weights: Path | None = None) -> Subject:
+        self.names.append(name)
+        if name in self.without_weights:
+            raise WeightsError(f"{name}: no\nweights")
+        return Subject(name, self.model, parse_experiment({"network": {"classes": 2}}, "test"), None)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loads:
+    """Let six pictures count as ImageNet, and a network of two classes as each published one; scores are 100 %."""
+    shrink_imagenet(monkeypatch)
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    loads = Loads()
+    monkeypatch.setattr(scoring, "load_subject", loads)
+    for entry in published().values():
+        monkeypatch.setitem(entry, "scores", {key: {"top1": 100.0, "top5": 100.0} for key in entry["scores"]})
+    return loads
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_imagenet(tmp_path / "data")
+
+
+def _reproduce(data: Path, out: Path, *options: str, models: tuple[str, ...] = (NAME,)) -> tuple[int, dict[str, Any]]:
+    command = ["reproduce", "imagenet", "--data", str(data), "--out", str(out), "-j", "0"]
+    code = main([*command, "--models", *models, *options])
+    return code, json.loads((out / "imagenet.json").read_text())
+
+
+def test_all_protocols_are_measured_and_compared(loads: Loads, data: Path, tmp_path: Path) -> None:
+    code, content = _reproduce(data, tmp_path / "out")
+    assert code == 0
+    assert [row["protocol"] for row in content["rows"]] == ["center224", "tencrop224", "center320"]
+    for row in content["rows"]:
+        assert (row["verdict"], row["difference"]) == ("within 0.1 point", {"top1": 0.0, "top5": 0.0})
+        assert row["measured"]["count"] == NUM_PICTURES
+        assert row["measured"]["weights_md5"] == row["weights_md5"] == published()[NAME]["md5"]
+        assert row["measured"]["environment"]["torch"] == torch.__version__
+    assert content["data"]["is_imagenet"]
+    assert content["missing"] == []
+    assert "within 0.1 point" in (tmp_path / "out" / "imagenet.md").read_text()
+
+
+def test_a_score_that_is_off_ends_with_exit_code_3(loads: Loads, data: Path, tmp_path: Path) -> None:
+    loads.model.wrong = True
+    code, content = _reproduce(data, tmp_path, "--protocols", "center224")
+    assert code == 3
+    assert content["rows"][0]["verdict"] == "off by -100.00 (top1)"
+
+
+def test_rows_measured_before_are_reused_and_marked(loads: Loads, data: Path, tmp_path: Path) -> None:
+    _, before = _reproduce(data, tmp_path, "--protocols", "center224")
+    loads.names.clear()
+    code, after = _reproduce(data, tmp_path, "--protocols", "center224")
+    assert (code, loads.names) == (0, [])
+    assert [row["reused"] for row in before["rows"] + after["rows"]] == [False, True]
+    assert after["rows"][0]["measured"] == before["rows"][0]["measured"]
+
+
+def test_other_data_another_limit_and_other_weights_are_measured_anew(
+    loads: Loads, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*options: str) -> list[dict[str, Any]]:
+        return _reproduce(data, tmp_path, "--protocols", "center224", *options)[1]["rows"]
+
+    rows()
+    assert not rows("--limit", "4")[0]["reused"]
+    assert rows("--limit", "100")[0]["reused"], "a limit above the number of pictures is none"
+    with (data / "val/n00000001/ILSVRC2012_val_00000001.JPEG").open("ab") as file:
+        file.write(b"more")
+    assert not rows()[0]["reused"]
+    monkeypatch.setitem(published()[NAME], "md5", "0" * 32)
+    assert not rows()[0]["reused"]
+    content = json.loads((tmp_path / "imagenet.json").read_text())
+    assert len(content["measurements"]) == 4, "nothing that was measured is lost"
+
+
+def test_a_limited_run_gets_no_verdict(loads: Loads, data: Path, tmp_path: Path) -> None:
+    loads.model.wrong = True
+    code, content = _reproduce(data, tmp_path, "--protocols", "center224", "--limit", "4")
+    assert code == 0
+    assert content["rows"][0]["verdict"] == "not comparable: 4 pictures"
+    assert content["rows"][0]["difference"] is None
+    assert content["limit"] == 4
+    assert "of which only 4 are scored" in (tmp_path / "imagenet.md").read_text()
+
+
+def test_an_interrupted_run_keeps_its_rows_and_continues(
+    loads: Loads, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, calls = scoring.score, []
+
+    def interrupted(subject: Subject, protocol: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(protocol.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return score(subject, protocol, *args, **kwargs)
+
+    monkeypatch.setattr(scoring, "score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _reproduce(data, tmp_path)
+    verdicts = [row["verdict"] for row in json.loads((tmp_path / "imagenet.json").read_text())["rows"]]
+    assert verdicts == ["within 0.1 point", "not run", "not run"]
+    code, content = _reproduce(data, tmp_path)
+    assert code == 0
+    assert [row["reused"] for row in content["rows"]] == [True, False, False]
+    assert calls == ["center224", "tencrop224", "tencrop224", "center320"]
+
+
+def test_missing_weights_leave_their_rows_open_and_say_where_they_belong(
+    loads: Loads, data: Path, tmp_path: Path
+) -> None:
+    loads.without_weights = {NAME}
+    code, content = _reproduce(data, tmp_path, models=("resnet*",))
+    assert code == 2
+    for row in content["rows"]:
+        missing = row["network"] == NAME
+        assert (row["measured"] is None, row["verdict"] == "not run") == (missing, missing)
+        assert row["reason"] == (f"{NAME}: no weights" if missing else None)
+    assert content["rows"][3]["command"] == f"zoo reproduce imagenet --data {data} --models {NAME} --out {tmp_path}"
+    (line,) = content["missing"]
+    assert f"{tmp_path / 'cache' / 'weights' / NAME}.pth.tar (md5 {published()[NAME]['md5']})" in line
+    assert f"`zoo fetch {NAME}`" in line
+
+
+def test_without_data_nothing_is_loaded_and_everything_missing_is_listed(
+    loads: Loads, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "imagenet", "--data", str(tmp_path / "none"), "--out", str(tmp_path)]
+    assert main(command) == 2
+    content = json.loads((tmp_path / "imagenet.json").read_text())
+    assert loads.names == []
+    assert len(content["rows"]) == 3 * len(published())
+    assert {row["verdict"] for row in content["rows"]} == {"not run"}
+    assert {row["reason"] for row in content["rows"]} == {"no data"}
+    assert len(content["missing"]) == 1 + len(published())
+    assert str(tmp_path / "none/val/n01440764/ILSVRC2012_val_00000293.JPEG") in content["missing"][0]
+    assert content["missing"][0] in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_scored_with_its_own_crop_beside_the_published(finished: Run, tmp_path: Path) -> None:
+    code, content = _reproduce(finished.data, tmp_path, models=(str(finished.checkpoint),))
+    assert code == 0
+    assert [row["protocol"] for row in content["rows"]] == ["center10-scale12", "tencrop10-scale12"]
+    assert {row["verdict"] for row in content["rows"]} == {f"not comparable: {NUM_VAL} pictures"}
+    assert {row["weights_md5"] for row in content["rows"]} == {md5_of(finished.checkpoint)}
+    assert "not the ImageNet validation set" in (tmp_path / "imagenet.md").read_text()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["reproduce", "imagenet", "--data", str(tmp_path), "--out", str(tmp_path), "--models", "resnet34"]
+    assert main(command) == 2
+    assert NAME in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[]", '{"benchmark": "other"}', '{"benchmark": "imagenet", "measurements": [{}]}']
+)
+def test_a_foreign_file_is_not_overwritten(
+    loads: Loads, data: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "imagenet.json").write_text(text)
+    assert main(["reproduce", "imagenet", "--data", str(data), "--out", str(tmp_path)]) == 2
+    assert "no report of zoo reproduce" in capsys.readouterr().err
+    assert (tmp_path / "imagenet.json").read_text() == text
+
+
+def test_the_script_is_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ["reproduce.py", "imagenet", "--data", str(tmp_path / "none"), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPTS / "reproduce.py"), run_name="__main__")
+    assert end.value.code == 2
+    assert (tmp_path / "imagenet.md").exists()
+
+
+@pytest.mark.dist
+def test_two_processes_measure_what_one_does_and_write_one_report(finished: Run, tmp_path: Path) -> None:
+    _, alone = _reproduce(finished.data, tmp_path / "alone", models=(str(finished.checkpoint),))
+    launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "2"]
+    script = [str(SCRIPTS / "reproduce.py"), "imagenet", "--data", str(finished.data), "--models"]
+    options = [str(finished.checkpoint), "--out", str(tmp_path / "two"), "-j", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(
+        [*launcher, *script, *options], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    two = json.loads((tmp_path / "two" / "imagenet.json").read_text())
+    for row, other in zip(alone["rows"], two["rows"], strict=True):
+        assert other["measured"]["processes"] == 2
+        for key in ("top1", "top5", "count", "data", "weights_md5"):
+            assert other["measured"][key] == row["measured"][key]
+    assert done.stdout.count("written to") == 1
+
+
+def test_verified_weights_from_the_cache_are_what_gets_scored(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    (file := weights_path(NAME)).parent.mkdir(parents=True)
+    torch.save(zoo.get(NAME).state_dict(), file)
+    code, content = _reproduce(data, tmp_path, "--protocols", "center224")
+    assert code == 2, "a file with another md5 than the published one is not scored"
+    assert content["rows"][0]["measured"] is None
+    monkeypatch.setitem(published()[NAME], "md5", md5_of(file))
+    code, content = _reproduce(data, tmp_path, "--protocols", "center224")
+    validation = tmp_path / "validation.json"
+    assert main(["validate", NAME, str(data), "--protocol", "center224", "-j", "0", "--json", str(validation)]) == 0
+    expected = json.loads(validation.read_text())
+    assert code == 0
+    assert {key: content["rows"][0]["measured"][key] for key in expected} == expected
+    assert expected["weights_md5"] == md5_of(file)
+    assert content["rows"][0]["verdict"] == f"not comparable: {NUM_PICTURES} pictures"

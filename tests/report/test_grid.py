@@ -1,0 +1,45 @@
+"""The grid shows every picture whole, above text that stays inside its tile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from zoo.report.grid import LINE_PX, MARGIN_PX, TILE_PX, picture_grid, write_grid
+
+LEFT, STEP = MARGIN_PX, MARGIN_PX + TILE_PX
+
+
+@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (5, 3, 2), (40, 6, 7)])
+def test_pictures_stand_in_rows_and_columns(count: int, columns: int, rows: int) -> None:
+    sheet = picture_grid([(Image.new("RGB", (4, 4), "red"), ["text"])] * count)
+    assert sheet.size == (columns * STEP + MARGIN_PX, rows * (TILE_PX + LINE_PX + 2 * MARGIN_PX) + MARGIN_PX)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (1000, 1000)])
+def test_a_picture_fills_its_tile_at_any_size(size: tuple[int, int]) -> None:
+    pixels = np.asarray(picture_grid([(Image.new("RGB", size, "red"), [])]))
+    assert (pixels[MARGIN_PX : MARGIN_PX + TILE_PX, LEFT : LEFT + TILE_PX] == (255, 0, 0)).all()
+
+
+def test_an_oblong_picture_is_shown_whole() -> None:
+    pixels = np.asarray(picture_grid([(Image.new("RGB", (400, 100), "red"), [])]))
+    assert (pixels == (255, 0, 0)).all(axis=2).sum() == TILE_PX * TILE_PX // 4
+
+
+def test_long_lines_are_cut_and_unknown_signs_replaced() -> None:
+    blank = Image.new("RGB", (4, 4), "white")
+    pixels = np.asarray(picture_grid([(blank, ["\u4e2d\udcff wide " * 30]), (blank, [])]))
+    below = pixels[MARGIN_PX + TILE_PX :]
+    assert (below[:, :STEP] < 128).any()
+    assert (below[:, STEP:] == 255).all()
+
+
+def test_the_file_is_a_png(tmp_path: Path) -> None:
+    write_grid(tmp_path / "grid.png", [(Image.new("L", (4, 4)), ["text"])])
+    with Image.open(tmp_path / "grid.png") as image:
+        assert image.format == "PNG"
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.png"]

@@ -1,0 +1,44 @@
+"""The names of the classes that a network tells apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zoo.errors import DataError
+
+NUM_IMAGENET = 1000
+
+
+def class_names(num_classes: int, source: Path | None = None) -> list[str]:
+    """Return a name for each class of a network, in the order of its outputs.
+
+    ``source``: a folder with one folder per class, as the network was trained on (DATA/train), or a text file with one
+    name per line. Without it the names of ImageNet for 1000 classes, and numbers for any other count. Raises DataError
+    unless the source has as many names as the network has classes.
+    """
+    if source is None:
+        return imagenet_names() if num_classes == NUM_IMAGENET else [str(index) for index in range(num_classes)]
+    names = _names_in(source)
+    if len(names) != num_classes:
+        raise DataError(
+            f"there are {len(names)} class names ({', '.join(names[:3])}, ...) but the network has {num_classes} "
+            f"classes; {source}: give the folder with the class folders (DATA/train), or a file with one name per line"
+        )
+    return names
+
+
+def imagenet_names() -> list[str]:
+    """Return the names of the 1000 ImageNet classes, as torchvision has them; nothing is downloaded."""
+    from torchvision.models import ResNet50_Weights  # here: it imports all of torchvision's networks
+
+    return list(ResNet50_Weights.IMAGENET1K_V1.meta["categories"])
+
+
+def _names_in(source: Path) -> list[str]:
+    try:
+        if source.is_dir():  # in the order in which the data set numbers them
+            return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise DataError(f"the class names cannot be read: {reason}; {source}") from error

@@ -1,0 +1,86 @@
+"""What a network says of single pictures: its best classes and their probabilities."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.data.folder import Batch
+from zoo.data.reading import read_picture
+from zoo.data.transforms import Transform
+from zoo.errors import DataError
+
+TOP = 5
+AT_ONCE = 16  # pictures
+
+
+class Prediction(NamedTuple):
+    """The best classes of one picture, the best first, and their probabilities (0 to 1).
+
+    ``target`` is the class that the picture belongs to, None where nobody said.
+    """
+
+    path: str
+    target: int | None
+    classes: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+class Recorder:
+    """Collects the predictions of a validation; ``data`` is the folder that their paths are relative to."""
+
+    def __init__(self, data: Path, top: int = TOP) -> None:
+        self.predictions: list[Prediction] = []
+        self._data = data
+        self._top = top
+
+    def __call__(self, batch: Batch, logits: Tensor) -> None:
+        """Keep the best classes of each picture of ``batch``, whose logits are (N, classes)."""
+        best = best_classes(logits, self._top)
+        for path, target, (classes, probabilities) in zip(batch.paths, batch.targets.tolist(), best, strict=True):
+            name = Path(os.path.relpath(path, self._data)).as_posix()
+            self.predictions.append(Prediction(name, target, classes, probabilities))
+
+
+def best_classes(logits: Tensor, top: int = TOP) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Return the ``top`` classes (all, if there are fewer) and their probabilities for logits (N, classes).
+
+    The softmax is taken in float64 on the CPU. Of equal logits the class with the smaller number comes first, which
+    `torch.topk` leaves open.
+    """
+    probabilities, classes = logits.detach().cpu().double().softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    top = min(top, logits.shape[1])
+    pairs = zip(classes[:, :top].tolist(), probabilities[:, :top].tolist(), strict=True)
+    return [(tuple(best), tuple(values)) for best, values in pairs]
+
+
+def predict(
+    model: nn.Module, paths: Sequence[Path], transform: Transform, device: torch.device, top: int = TOP
+) -> list[Prediction]:
+    """Return what ``model``, put into evaluation mode on ``device``, says of each picture file.
+
+    ``transform``: PIL picture -> (3, h, w), one size for all. Raises DataError that names the file for a picture that
+    cannot be read or is too small for the crop.
+    """
+    model = model.to(device).eval()
+    predictions = []
+    for start in range(0, len(paths), AT_ONCE):
+        part = paths[start : start + AT_ONCE]
+        images = torch.stack([_prepare(path, transform) for path in part])
+        with torch.inference_mode():
+            best = best_classes(model(images.to(device)), top)
+        predictions += [Prediction(str(path), None, *found) for path, found in zip(part, best, strict=True)]
+    return predictions
+
+
+def _prepare(path: Path, transform: Transform) -> Tensor:
+    picture = read_picture(path)
+    try:
+        return transform(picture)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error

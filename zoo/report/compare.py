@@ -1,0 +1,156 @@
+"""Published scores beside measured ones: differences, verdicts and what is missing, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zoo.data.imagenet import NUM_PICTURES, ValidationSet
+from zoo.report.tables import Cell, markdown_table
+
+TOLERANCE = 0.1  # percentage points
+METRICS = ("top1", "top5")
+HEADERS = ("network", "protocol", "published", "measured", "difference", "verdict", "pictures", "when", "weights md5")
+
+Score = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network under a protocol: what was published (with its source) and what was measured, None without either.
+
+    ``command`` would measure all rows of the network; ``reason`` says why this one was not. ``reused``: measured by an
+    earlier run.
+    """
+
+    network: str
+    protocol: str
+    published: Score | None
+    source: str | None
+    weights_md5: str
+    command: str
+    measured: Mapping[str, Any] | None = None
+    reason: str | None = None
+    reused: bool = False
+
+    def difference(self, data: ValidationSet) -> dict[str, float] | None:
+        """Return measured minus published in points, of the two-digit scores; None where they cannot be compared."""
+        if self.measured is None or self.published is None or not _is_comparable(self.measured, data):
+            return None
+        return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in METRICS}
+
+    def verdict(self, data: ValidationSet) -> str:
+        """Return "within 0.1 point", "off by +0.35 (top1)", "not run", or why there is none."""
+        if self.measured is None:
+            return "not run"
+        if not _is_comparable(self.measured, data):
+            return f"not comparable: {self.measured['count']:,} pictures"
+        differences = self.difference(data)
+        if differences is None:
+            return "nothing published"
+        worst = max(METRICS, key=lambda key: abs(differences[key]))
+        if abs(differences[worst]) <= TOLERANCE:
+            return f"within {TOLERANCE} point"
+        return f"off by {differences[worst]:+.2f} ({worst})"
+
+    def is_off(self, data: ValidationSet) -> bool:
+        """Whether a measured score contradicts the published one."""
+        return self.verdict(data).startswith("off")
+
+    def to_json(self, data: ValidationSet) -> dict[str, Any]:
+        """Return everything known about the row."""
+        return {
+            "network": self.network,
+            "protocol": self.protocol,
+            "published": None if self.published is None else dict(self.published),
+            "source": self.source,
+            "measured": None if self.measured is None else dict(self.measured),
+            "difference": self.difference(data),
+            "verdict": self.verdict(data),
+            "reused": self.reused,
+            "reason": self.reason,
+            "command": self.command,
+            "weights_md5": self.weights_md5,
+        }
+
+
+def _is_comparable(measured: Mapping[str, Any], data: ValidationSet) -> bool:
+    return data.is_imagenet and measured["count"] == NUM_PICTURES
+
+
+def markdown_report(
+    rows: Sequence[Row],
+    data: ValidationSet,
+    missing: Sequence[str],
+    environment: Mapping[str, Any],
+    limit: int | None = None,
+) -> str:
+    """Return the report as a Markdown document.
+
+    ``missing``: what stands in the way of the rows not run, one sentence each. ``environment``: of this run; rows
+    that an earlier run measured elsewhere say so. ``limit``: of the data only so many pictures were to be scored.
+    """
+    sources = "; ".join(sorted({row.source for row in rows if row.source})) or "none"
+    sections = [
+        "# ImageNet: published and measured scores",
+        _about(data, limit),
+        markdown_table(HEADERS, [_cells(row, data, environment) for row in rows]),
+        "Top-1 / top-5 in percent; the difference is measured minus published, in points. Source of the published "
+        f"scores: {sources}.",
+    ]
+    if missing:
+        sections += ["## What is missing", "\n".join(f"- {line}" for line in missing)]
+    if not_run := _not_run(rows):
+        sections += ["## Not run", "\n".join(not_run)]
+    machine: list[list[Cell]] = [[key, None if value is None else str(value)] for key, value in environment.items()]
+    sections += ["## Environment", markdown_table(["", "this run"], machine)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _not_run(rows: Sequence[Row]) -> list[str]:
+    """Return an entry of a list per network with rows not run: which, why, and the command that would run them."""
+    waiting: dict[tuple[str, str, str | None], list[str]] = {}
+    for row in rows:
+        if row.measured is None:
+            waiting.setdefault((row.network, row.command, row.reason), []).append(row.protocol)
+    return [
+        f"- {network}, {', '.join(protocols)}: {(reason or '').removeprefix(f'{network}: ')}\n\n  `{command}`"
+        for (network, command, reason), protocols in waiting.items()
+    ]
+
+
+def _about(data: ValidationSet, limit: int | None) -> str:
+    if data.fault is not None:
+        return f"Data: none. {data.fault}"
+    what = f"Data: `{data.folder}`, {data.pictures:,} pictures in {data.classes:,} classes"
+    if limit is not None:
+        what += f", **of which only {limit:,} are scored**"
+    if data.is_imagenet:
+        return f"{what}: the ImageNet validation set, by the names of its folders and files."
+    return (
+        f"{what}. **This is not the ImageNet validation set** ({data.difference}): what is measured on it cannot be "
+        "compared with published scores."
+    )
+
+
+def _cells(row: Row, data: ValidationSet, environment: Mapping[str, Any]) -> list[Cell]:
+    count = None if row.measured is None else f"{row.measured['count']:,}"
+    scores = [_pair(row.published), _pair(row.measured), _pair(row.difference(data), sign="+")]
+    when = _when(row, environment)
+    return [row.network, row.protocol, *scores, row.verdict(data), count, when, row.weights_md5]
+
+
+def _pair(score: Mapping[str, Any] | None, sign: str = "") -> str | None:
+    return None if score is None else " / ".join(f"{score[key]:{sign}.2f}" for key in METRICS)
+
+
+def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
+    """Return when a row was measured, and with what if that was not the environment of this run."""
+    if row.measured is None:
+        return None
+    if not row.reused:
+        return "by this run"
+    theirs = row.measured["environment"]
+    changed = [f"{key} {theirs.get(key)}" for key in environment if theirs.get(key) != environment[key]]
+    return ", ".join([f"reused, of {row.measured['finished'][:10]}", *changed])
