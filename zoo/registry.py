@@ -57,7 +57,7 @@ def get(
             activation and stem; arguments given here win), or the path of a checkpoint of this package's trainer.
         pretrained: load the published weights of the variant, downloaded when they are not in the cache, verified
             always; an architecture stands for its only variant.
-        weights: path of a weights file to load, strictly.
+        weights: path of a weights file, or a published name, to load strictly.
         norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
         activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
         activation_param: slope of leaky_relu (default 0.01) or alpha of elu.

@@ -18,7 +18,7 @@ from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import cache as cache_module
-from zoo.weights import drive, fetch_weights, lock
+from zoo.weights import drive, fetch_weights, locate_weights, lock
 from zoo.weights.cache import sidecar_of, weights_path
 from zoo.weights.drive import Page
 from zoo.weights.index import REPLACED_MD5, all_published, drive_page, published
@@ -289,3 +289,11 @@ def test_get_pretrained_downloads_verifies_and_loads(
     weights_path(NAME).write_bytes(server.content[:-1] + b"x")
     with pytest.raises(WeightsError, match="the md5 is"):
         zoo.get(NAME, pretrained=True)
+
+
+def test_a_published_name_works_wherever_a_weights_file_does(server: Server) -> None:
+    assert locate_weights(NAME) == weights_path(NAME)
+    assert locate_weights(NAME).read_bytes() == CONTENT
+    assert locate_weights("some/file.pth") == Path("some/file.pth")
+    with pytest.raises(WeightsError, match=f"{NAME}.pth.tar: "):  # fetched, and found to be no weights after all
+        zoo.get("resnet34", weights=NAME)

@@ -19,7 +19,7 @@ from zoo.engine.validate import Result, validate
 from zoo.errors import WeightsError
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
-from zoo.weights import load_weights, md5_of, read_checkpoint
+from zoo.weights import load_weights, locate_weights, md5_of, read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class Subject:
 
 
 def load_subject(name: str, weights: Path | None = None) -> Subject:
-    """Return the network ``name`` with the weights of a file, or with its published ones without a file.
+    """Return the network ``name`` with the weights of a file or a published name, by default its own published ones.
 
     ``name``: an experiment file (.json), the name of one of the experiments, a checkpoint of the trainer (whose
     own weights are the default), or an architecture. Raises ConfigError for an unknown name and WeightsError for
     weights that are missing or do not fit, the classifier included.
     """
+    weights = None if weights is None else locate_weights(weights)
     path, bundled = Path(name), experiments_dir() / f"{name}.json"
     if path.suffix == ".json":
         title, experiment = path.stem, load_experiment(path)

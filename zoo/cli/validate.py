@@ -24,11 +24,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a model or experiment (zoo list), an experiment file, or a checkpoint of zoo train",
     )
     parser.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
-    parser.add_argument("--weights", metavar="FILE", type=Path, help="weights (default: the published ones)")
+    parser.add_argument(
+        "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
+    )
     _add_options(parser)
     script = commands.add_parser("test-imagenet", help="the same, as CONFIG CHECKPOINT DATA")
     script.add_argument("name", metavar="CONFIG", help="an experiment file")
-    script.add_argument("weights", metavar="CHECKPOINT", type=Path, help="weights or a checkpoint of zoo train")
+    script.add_argument(
+        "weights", metavar="CHECKPOINT", type=Path, help="weights, a checkpoint of zoo train, or a published name"
+    )
     script.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
     _add_options(script)
 
