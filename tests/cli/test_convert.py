@@ -104,3 +104,9 @@ def test_the_script_is_the_command():
     done = subprocess.run([sys.executable, script, "--help"], env=environment, capture_output=True, check=False)
     assert done.returncode == 0
     assert b"from-torchvision" in done.stdout
+
+
+def test_a_file_that_cannot_be_converted_is_named(files, tmp_path, capsys):
+    assert convert("from-torchvision", files / "zoo.pth", tmp_path / "x.pth") == 2
+    assert f"zoo convert: {files / 'zoo.pth'}: the state dict is not that of resnet18" in capsys.readouterr().err
+    assert not (tmp_path / "x.pth").exists()

@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("convert", help="turn weights into those of another variant of their network")
     kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=kinds)
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="weights file or checkpoint")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="weights file, checkpoint or published name")
     parser.add_argument("target", metavar="TARGET", type=Path, help="file to write")
     parser.add_argument("--arch", metavar="NAME", required=True, help="architecture of the weights (resnet50)")
     parser.add_argument("--input-3x3", action="store_true", help="the network has the stem of three 3x3 convolutions")
@@ -94,10 +94,13 @@ def run(args: argparse.Namespace) -> int:
     """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
     from zoo.report.files import write_json
-    from zoo.weights import read_state_dict
+    from zoo.weights import locate_weights, read_state_dict
 
-    state_dict = read_state_dict(args.source)
-    converted, report = _convert(args, state_dict)
+    state_dict = read_state_dict(locate_weights(args.source))
+    try:
+        converted, report = _convert(args, state_dict)
+    except ConversionError as error:
+        raise ConversionError(f"{args.source}: {error}") from error
     accuracy: dict[str, Any] = {}
     if args.data is not None:
         from zoo.cli.adapting import adapt
