@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,14 +29,6 @@ class Run(NamedTuple):
     @property
     def checkpoint(self) -> Path:
         return self.log_dir / "checkpoint.pth.tar"
-
-
-@pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("zoo")
-    before = logger.handlers, logger.level
-    yield
-    logger.handlers, logger.level = before
 
 
 @pytest.fixture(scope="session")

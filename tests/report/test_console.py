@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,14 +17,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("zoo")
-    before = logger.handlers, logger.level
-    yield
-    logger.handlers, logger.level = before
 
 
 def _open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:

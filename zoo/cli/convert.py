@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,18 +160,13 @@ def _export(args: argparse.Namespace, state_dict: dict[str, Tensor]) -> float:
 
 
 def _save(state_dict: dict[str, Tensor], path: Path) -> None:
-    """Write a state dict: a temporary file beside ``path`` is flushed to the disk and then renamed."""
+    """Write a state dict; ConversionError if that is impossible."""
     import torch
 
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    from zoo.report.files import replacing
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             torch.save(state_dict, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise ConversionError(f"{path}: cannot be written ({error.strerror}); give another TARGET") from error
-    finally:
-        temporary.unlink(missing_ok=True)

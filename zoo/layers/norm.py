@@ -135,7 +135,8 @@ class InPlaceABN(ABN):
     def _forward(self, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         batch = self._use_batch_statistics()
         keep = not batch or self._track()  # running statistics are either read or moved, or left alone
-        # All that may be refused is refused before the batch is counted.
+        # All that may be refused is refused before the batch is counted; counting afterwards is no way, as a
+        # recomputation stops at the last tensor it needs, with the statistics moved and the batch not counted.
         check_input(x, [self.weight, self.running_mean])
         check_overwritable(x, self.inplace)
         if batch and group is None:
