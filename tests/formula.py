@@ -16,8 +16,9 @@ def activated_batch_norm(
     activation_param: float = 0.01,
     statistics: tuple[Tensor, Tensor] | None = None,
     signed: bool = False,
+    shortcut: Tensor | None = None,
 ) -> Tensor:
-    """Return f(g x_hat + b), g = |w| + eps or w; ``statistics`` (mean, var) instead of those of the batch."""
+    """Return f(g x_hat + b + shortcut), g = |w| + eps or w; ``statistics`` (mean, var) instead of the batch's."""
     shape = [1, -1] + [1] * (x.dim() - 2)
     dims = [0, *range(2, x.dim())]
     mean, var = statistics or (x.mean(dims), (x - x.mean(dims, keepdim=True)).square().mean(dims))
@@ -28,6 +29,8 @@ def activated_batch_norm(
         y = y * scale.view(shape)
     if bias is not None:
         y = y + bias.view(shape)
+    if shortcut is not None:
+        y = y + shortcut
     if activation == "leaky_relu":
         return torch.where(y < 0, y * activation_param, y)
     if activation == "elu":

@@ -18,6 +18,7 @@ from zoo.ops.abn.functional import (
     check_count,
     check_input,
     check_overwritable,
+    check_shortcut,
     inplace_abn,
     synchronised_group,
 )
@@ -128,16 +129,29 @@ class InPlaceABN(ABN):
         super().__init__(*args, **kwargs)
         self.inplace = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised and activated x; with ``inplace`` (the default) x itself, overwritten."""
-        return self._forward(x, group=None)
+    def forward(
+        self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None
+    ) -> Tensor:
+        """Return f(norm(x) + shortcut); with ``inplace`` (the default) it is x itself, overwritten.
 
-    def _forward(self, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ``shortcut`` has the shape and dtype of x and is kept for backward; None adds nothing.  f is ``activation``,
+        its name and parameter, or the layer's own.
+        """
+        return self._forward(x, shortcut, activation, group=None)
+
+    def _forward(
+        self,
+        x: Tensor,
+        shortcut: Tensor | None,
+        activation: tuple[str, float] | None,
+        group: dist.ProcessGroup | None,
+    ) -> Tensor:
         batch = self._use_batch_statistics()
         keep = not batch or self._track()  # running statistics are either read or moved, or left alone
         # All that may be refused is refused before the batch is counted; counting afterwards is no way, as a
         # recomputation stops at the last tensor it needs, with the statistics moved and the batch not counted.
         check_input(x, [self.weight, self.running_mean])
+        check_shortcut(x, shortcut)
         check_overwritable(x, self.inplace)
         if batch and group is None:
             check_count(x)
@@ -151,10 +165,10 @@ class InPlaceABN(ABN):
             batch,
             momentum,
             self.eps,
-            self.activation,
-            self.activation_param,
+            *(activation or (self.activation, self.activation_param)),
             inplace=self.inplace,
             group=group,
+            shortcut=shortcut,
         )
 
 
@@ -175,9 +189,12 @@ class InPlaceABNSync(InPlaceABN):
         """Synchronise over ``group`` from now on."""
         self.group = group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised and activated x; with ``inplace`` (the default) x itself, overwritten."""
-        return self._forward(x, group=synchronised_group(self.group) if self.training else None)
+    def forward(
+        self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None
+    ) -> Tensor:
+        """Return f(norm(x) + shortcut), as `InPlaceABN` does."""
+        group = synchronised_group(self.group) if self.training else None
+        return self._forward(x, shortcut, activation, group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:
         """Return a copy that synchronises over the same group; a group itself cannot be copied."""

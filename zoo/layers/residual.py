@@ -6,10 +6,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
-from zoo.layers.norm import NormFactory, activate_, out_of_place
+from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, activate_, out_of_place
+
+FUSING = (InPlaceABN.forward, InPlaceABNSync.forward)  # a subclass with another forward may know no shortcut
+FUSE = ("auto", "always", "never")
 
 
 class ResidualBlock(nn.Module):
@@ -18,12 +22,25 @@ class ResidualBlock(nn.Module):
     ``channels`` holds two entries for a basic block (3x3 with the stride, 3x3; both dilated) or three for a bottleneck
     (1x1, 3x3 with the stride and dilation, 1x1).  The last norm of branch and shortcut has no activation; f is that of
     the first norm.  x is left as it is.
+
+    ``fuse`` says whether the last norm, if it is in place, adds the shortcut and activates itself, so that only its
+    result is kept and not the norm's own output beside it: "auto" in single and double precision, "always" in half
+    precision too, "never".  In half precision the norm's gradient is then good as long as its |weight| is at least
+    0.01 rms(sum); a last scale that starts at zero is not.
     """
 
     def __init__(
-        self, in_channels: int, channels: Sequence[int], norm: NormFactory, stride: int = 1, dilation: int = 1
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        norm: NormFactory,
+        stride: int = 1,
+        dilation: int = 1,
+        fuse: str = "auto",
     ) -> None:
         super().__init__()
+        if fuse not in FUSE:
+            raise ValueError(f"fuse={fuse!r} is not one of {', '.join(FUSE)}")
         bottleneck = len(channels) == 3
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         widths = [in_channels, *channels]
@@ -39,7 +56,8 @@ class ResidualBlock(nn.Module):
             )
             layers[f"bn{index}"] = norm(widths[index])
         _without_activation(layers[f"bn{len(channels)}"])
-        self.convs = nn.Sequential(layers)
+        self.convs = _Branch(layers)
+        self.fuse = fuse
         self.has_projection = stride != 1 or in_channels != channels[-1]
         if self.has_projection:
             self.proj_conv = conv2d(in_channels, channels[-1], kernel_size=1, stride=stride)
@@ -49,7 +67,34 @@ class ResidualBlock(nn.Module):
         """Return the block's output in a new tensor."""
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
         first_norm: Any = self.convs.bn1
-        return activate_(self.convs(x) + shortcut, first_norm.activation, first_norm.activation_param)
+        return self.convs(x, shortcut, (first_norm.activation, first_norm.activation_param), self.fuse)
+
+
+class _Branch(nn.Sequential):
+    """The layers of a post-activation branch, the last of them a norm without activation."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, shortcut: Tensor, activation: tuple[str, float], fuse: str
+    ) -> Tensor:
+        """Return f(layers(x) + shortcut) in a new tensor."""
+        *layers, norm = self
+        for layer in layers:
+            x = layer(x)
+        if fuse != "never" and _can_fuse(norm, x, shortcut, activation, in_half=fuse == "always"):
+            return norm(x, shortcut, activation)
+        return activate_(norm(x) + shortcut, *activation)
+
+
+def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float], in_half: bool) -> bool:
+    """Return whether the norm can add the shortcut and activate the sum, and recover the sum precisely enough."""
+    return (
+        type(norm).forward in FUSING
+        and norm.activation == "identity"
+        and activation[0] in norm.activations
+        and isinstance(x, Tensor)  # and not a stand-in of torch.fx, which has no dtype
+        and (x.shape, x.dtype) == (shortcut.shape, shortcut.dtype)
+        and (in_half or x.dtype in (torch.float32, torch.float64))
+    )
 
 
 class IdentityResidualBlock(nn.Module):

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops.abn.backend import kernels
+from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.reference import Form
 
 
 class ActivatedBatchNorm(torch.autograd.Function):
-    """z = f(g (x - mean) / sqrt(var + eps) + bias), g = |weight| + eps, for x of shape (N, C, ...).
+    """z = f(g (x - mean) / sqrt(var + eps) + bias + shortcut), g = |weight| + eps, for x of shape (N, C, ...).
 
+    ``shortcut``, of the shape and dtype of x, or None, is kept for backward: the sum of a residual block is not.
     ``mean`` and ``var`` are inputs without gradient.  ``count`` is the number of values per channel that they were
     taken over (an int, or a tensor for a synchronised layer), and None for statistics that do not depend on x.
     ``group`` is the process group to sum over in backward, or None.  With ``inplace`` x is overwritten and returned.
@@ -29,6 +30,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor,
+        shortcut: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
         mean: Tensor,
@@ -42,35 +44,36 @@ class ActivatedBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         form = Form(weight, bias, eps, activation, activation_param)
         if not inplace:
-            return kernels.apply(x, mean, var, form)
-        kernels.apply_(x, mean, var, form)
+            return kernels_for(x).apply(x, mean, var, form, shortcut)
+        kernels_for(x).apply_(x, mean, var, form, shortcut)
         return x
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias, _, var, count, *settings, inplace, group = inputs
+        x, shortcut, weight, bias, _, var, count, *settings, inplace, group = inputs
         if inplace:
             ctx.mark_dirty(x)
         count_tensor = count if isinstance(count, Tensor) else None
-        ctx.save_for_backward(output, weight, bias, var, count_tensor)
+        ctx.save_for_backward(output, shortcut, weight, bias, var, count_tensor)
         ctx.count, ctx.settings, ctx.group = None if count_tensor is not None else count, settings, group
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-        z, weight, bias, var, count_tensor = ctx.saved_tensors
+        z, shortcut, weight, bias, var, count_tensor = ctx.saved_tensors
+        kernels = kernels_for(z)
         form = Form(weight, bias, *ctx.settings)
         count = ctx.count if count_tensor is None else count_tensor
-        sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, form)
-        dx = dweight = dbias = None
-        if ctx.needs_input_grad[0]:
+        sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, form, shortcut)
+        dx = dshortcut = dweight = dbias = None
+        if any(ctx.needs_input_grad[:2]):
             means = None if count is None else _means(sum_dy, sum_dy_xhat, count, ctx.group)
-            dx = kernels.backward_apply(z, dz, var, means, form)
-        if weight is not None and ctx.needs_input_grad[1]:
+            dx, dshortcut = kernels.backward_apply(z, dz, var, means, form, shortcut)
+        if weight is not None and ctx.needs_input_grad[2]:
             dweight = torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat).to(weight.dtype)
-        if bias is not None and ctx.needs_input_grad[2]:
+        if bias is not None and ctx.needs_input_grad[3]:
             dbias = sum_dy.to(bias.dtype)
-        return dx, dweight, dbias, *[None] * 8
+        return dx, dshortcut, dweight, dbias, *[None] * 8
 
 
 def _means(

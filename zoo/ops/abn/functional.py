@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.ops.abn.autograd import ActivatedBatchNorm
-from zoo.ops.abn.backend import kernels
+from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.sync import gather_statistics
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
@@ -38,20 +38,26 @@ def inplace_abn(
     *,
     inplace: bool = True,
     group: dist.ProcessGroup | None = None,
+    shortcut: Tensor | None = None,
 ) -> Tensor:
-    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias) and, if ``inplace``, overwrite x with it.
+    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias + shortcut); if ``inplace``, overwrite x with it.
 
-    x has shape (N, C, ...), the other tensors (C,).  Batch statistics are used when ``training`` or without running
-    ones; in training the running ones move towards them: r + momentum (batch - r), variance unbiased.  ``activation``
-    is leaky_relu (slope ``activation_param``), elu (alpha) or identity.  With ``group`` the statistics are those of
-    all processes of the group, at the cost of one all-gather in forward and one all-reduce in backward.
+    x has shape (N, C, ...), ``shortcut`` the shape and dtype of x, the other tensors (C,).  Batch statistics are used
+    when ``training`` or without running ones; in training the running ones move towards them: r + momentum (batch - r),
+    variance unbiased.  ``activation`` is leaky_relu (slope ``activation_param``), elu (alpha) or identity.  With
+    ``group`` the statistics are those of all processes of the group, at the cost of one all-gather in forward and one
+    all-reduce in backward.
 
-    Only the output and per-channel vectors are kept for backward.  Under torch.compile x is never overwritten.
+    Only the output and per-channel vectors are kept for backward, and ``shortcut``, which the producer of x usually
+    keeps anyway: the residual sum before the activation is recovered.  x_hat is then recovered with an error of about
+    u rms(sum) / (|weight| + eps), u being the rounding unit of the dtype of x: in half precision |weight| should be at
+    least 0.01 rms(sum).  Under torch.compile x is never overwritten.
     Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
     statistics of.  Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     check_input(x, [weight, bias, running_mean, running_var])
+    check_shortcut(x, shortcut)
     check_overwritable(x, inplace)
     if training or running_mean is None or running_var is None:
         mean, var, count = _batch_statistics(x, group)
@@ -62,7 +68,7 @@ def inplace_abn(
         mean, var, count, group = running_mean, running_var.clone(), None, None
     inplace = inplace and not torch.compiler.is_compiling()
     return ActivatedBatchNorm.apply(
-        x, weight, bias, mean, var, count, eps, activation, activation_param, inplace, group
+        x, shortcut, weight, bias, mean, var, count, eps, activation, activation_param, inplace, group
     )
 
 
@@ -120,6 +126,15 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
             )
 
 
+def check_shortcut(x: Tensor, shortcut: Tensor | None) -> None:
+    """Raise ValueError unless the shortcut has the shape and dtype of x."""
+    if shortcut is not None and (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
+        raise ValueError(
+            f"the shortcut, {shortcut.dtype} of shape {tuple(shortcut.shape)}, has not the dtype and shape of the "
+            f"normalised tensor, {x.dtype} of shape {tuple(x.shape)}"
+        )
+
+
 def check_overwritable(x: Tensor, inplace: bool) -> None:
     """Raise RuntimeError, before anything is touched, if x is to be overwritten and autograd does not allow it."""
     if inplace and torch.is_grad_enabled() and x.requires_grad and x.is_leaf and not torch.compiler.is_compiling():
@@ -147,7 +162,7 @@ def check_count(x: Tensor, count: int | None = None) -> None:
 def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, int | Tensor]:
     """Return mean, biased variance and the number of values per channel, over the group where one is given."""
     local_count = values_per_channel(x)
-    mean, var = kernels.statistics(x.detach())
+    mean, var = kernels_for(x).statistics(x.detach())
     count: int | Tensor = local_count
     if group is not None:
         mean, var, count = gather_statistics(mean, var, local_count, group)

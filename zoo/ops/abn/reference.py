@@ -2,11 +2,12 @@
 
 Notation, per channel: mean m and biased variance v of x, scale g, shift b, activation f, and
 
-    x_hat = (x - m) / sqrt(v + eps),    y = g x_hat + b,    z = f(y)
+    x_hat = (x - m) / sqrt(v + eps),    y = g x_hat + b + s,    z = f(y)
 
-with g = |weight| + eps, so that y can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is that
-of the published code).  Without weight and bias y = x_hat.  Channels are dimension 1 of an (N, C, ...) tensor.
-Half-precision tensors are computed in float32, float64 ones in float64.  The derivation is in csrc/README.md.
+where s is the shortcut of a residual sum, of the shape and dtype of x, or nothing, and g = |weight| + eps, so that y
+can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is that of the published code).  Without
+weight and bias g = 1 and b = 0.  Channels are dimension 1 of an (N, C, ...) tensor.  Half-precision tensors are
+computed in float32, float64 ones in float64.  The derivation is in csrc/README.md.
 """
 
 from __future__ import annotations
@@ -42,44 +43,57 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form) -> Tensor:
+def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> Tensor:
     """Return z in a new tensor of the dtype of x."""
     # Nothing that returns its own argument may come last, neither an operation in place nor a conversion to the same
     # dtype: compiled by torch 2.11 all gradients would be zero.
     y = (x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)) * _per_channel(_slope(var, form), x)
     if form.bias is not None:
         y = y + _per_channel(form.bias, x)
+    if shortcut is not None:
+        y = y + shortcut
     z = _activate(y, form, inplace=False)
     return z if z.dtype == x.dtype else z.to(x.dtype)
 
 
-def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form) -> None:
+def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> None:
     """Overwrite x with z."""
     if x.dtype != accumulate_dtype(x.dtype):
-        x.copy_(apply(x, mean, var, form))
+        x.copy_(apply(x, mean, var, form, shortcut))
         return
     x.sub_(_per_channel(mean, x)).mul_(_per_channel(_slope(var, form), x))
     if form.bias is not None:
         x.add_(_per_channel(form.bias, x))
+    if shortcut is not None:
+        x.add_(shortcut)
     _activate(x, form, inplace=True)
 
 
-def backward_reduce(z: Tensor, dz: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def backward_reduce(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    x_hat, dy = _invert(z, dz, form)
+    x_hat, dy = _invert(z, dz, form, shortcut)
     dims = _reduced_dims(z)
     return dy.sum(dims), (dy * x_hat).sum(dims)
 
 
-def backward_apply(z: Tensor, dz: Tensor, var: Tensor, means: tuple[Tensor, Tensor] | None, form: Form) -> Tensor:
-    """Return dL/dx in a new tensor: g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)).
+def backward_apply(
+    z: Tensor,
+    dz: Tensor,
+    var: Tensor,
+    means: tuple[Tensor, Tensor] | None,
+    form: Form,
+    shortcut: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy if there is a shortcut.
 
-    ``means`` holds the two means; None stands for statistics that do not depend on x: then it is g / sqrt(v + eps) dy.
+    Both are new tensors.  ``means`` holds the two means; None stands for statistics that do not depend on x: then
+    dL/dx is g / sqrt(v + eps) dy.
     """
-    x_hat, dy = _invert(z, dz, form)
+    x_hat, dy = _invert(z, dz, form, shortcut)
+    dshortcut = None if shortcut is None else dy.to(z.dtype, copy=True)
     if means is not None:
         dy = dy - _per_channel(means[0], z) - x_hat * _per_channel(means[1], z)
-    return (dy * _per_channel(_slope(var, form), z)).to(z.dtype)
+    return (dy * _per_channel(_slope(var, form), z)).to(z.dtype), dshortcut
 
 
 def _reduced_dims(x: Tensor) -> list[int]:
@@ -109,7 +123,7 @@ def _activate(y: Tensor, form: Form, inplace: bool) -> Tensor:
     return y
 
 
-def _invert(z: Tensor, dz: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def _invert(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return x_hat and dy = dL/dy, recovered from the output z and its gradient dz."""
     y = z.to(accumulate_dtype(z.dtype))
     dy = dz.to(y.dtype)
@@ -123,6 +137,8 @@ def _invert(z: Tensor, dz: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         dy = torch.where(negative, dy * (y + form.activation_param), dy)
         ratio = (y / form.activation_param).clamp(-1 + torch.finfo(z.dtype).eps / 2, 0)
         y = torch.where(negative, torch.log1p(ratio), y)
+    if shortcut is not None:
+        y = y - shortcut
     if form.bias is not None:
         y = y - _per_channel(form.bias, z)
     if form.weight is not None:

@@ -1,0 +1,134 @@
+"""The post-activation block with its last norm fused: same numbers, less kept; and when it is not fused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.formula import relative_error
+from zoo.layers.init import init_weights
+from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, norm_act
+from zoo.layers.residual import ResidualBlock
+
+
+def build(
+    fuse="auto", norm=InPlaceABN, stride=1, channels=(4, 4, 16), dtype=torch.float64, **settings
+) -> ResidualBlock:
+    torch.manual_seed(0)
+    block = ResidualBlock(16, channels, lambda c: norm(c, **settings), stride=stride, fuse=fuse)
+    init_weights(block)
+    return block.to(dtype)
+
+
+def step(block, dtype=torch.float64):
+    x = torch.randn(2, 16, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    leaf = x.requires_grad_()
+    out = block(leaf * 1)
+    out.square().sum().backward()
+    return [out.detach(), leaf.grad, *[p.grad for p in block.parameters()], *block.buffers()]
+
+
+def kept_bytes(block, dtype=torch.float32) -> int:
+    """Return the bytes of distinct storages that a forward pass saves for backward, parameters left aside."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in block.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x = torch.randn(8, 16, 16, 16, dtype=dtype).requires_grad_() * 1
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = block(x)
+    return sum(kept.values()) if out.requires_grad else 0
+
+
+@pytest.mark.parametrize("norm", [InPlaceABN, InPlaceABNSync])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [(4, 4, 16), (16, 16)])
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
+def test_fused_and_unfused_blocks_compute_the_same(norm, stride, channels, activation):
+    settings = {"norm": norm, "stride": stride, "channels": channels, "activation": activation}
+    fused, unfused = step(build("auto", **settings)), step(build("never", **settings))
+    for ours, truth in zip(fused, unfused, strict=True):
+        assert relative_error(ours, truth) < 1e-10
+
+
+def test_the_fused_block_keeps_the_output_of_its_last_norm_no_more():
+    output = 8 * 16 * 16 * 16 * 4
+    blocks = [build(fuse, dtype=torch.float32) for fuse in ("never", "auto")]
+    assert kept_bytes(blocks[0]) - kept_bytes(blocks[1]) == output
+
+
+def test_half_precision_is_fused_only_when_asked():
+    def kept(fuse):
+        return kept_bytes(build(fuse, dtype=torch.float32), torch.bfloat16)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kept("auto") == kept("never") > kept("always")
+
+
+def test_under_autocast_the_fused_block_has_the_outputs_of_the_unfused_one():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, truth = (step(build(fuse, dtype=torch.float32), torch.float32) for fuse in ("always", "never"))
+    assert relative_error(ours[0], truth[0]) < 2e-2  # two roundings to bfloat16 instead of three
+
+
+class Halving(nn.Module):
+    """A norm from elsewhere, with an activation attribute and nothing else in common."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.activation, self.activation_param = "leaky_relu", 0.01
+        self.halved = nn.Parameter(torch.full((channels, 1, 1), 0.5))
+
+    def forward(self, x):
+        return x * self.halved
+
+
+class OwnForward(InPlaceABN):
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("norm", [ABN, Halving, OwnForward])
+def test_a_norm_that_cannot_fuse_takes_the_unfused_path(norm):
+    torch.manual_seed(0)
+    block = ResidualBlock(16, (4, 4, 16), norm, fuse="always")
+    init_weights(block)
+    x = torch.randn(2, 16, 6, 6)
+    branch = nn.Sequential(*block.convs)
+    expected = nn.functional.leaky_relu(branch(x.clone()) + x, 0.01)
+    assert relative_error(block(x), expected) < 1e-5
+
+
+def test_hooks_of_the_last_norm_run_and_see_the_blocks_output():
+    block, seen = build(), []
+    block.convs.bn3.register_forward_hook(lambda module, args, output: seen.append(output))
+    out = block(torch.randn(2, 16, 6, 6).double())
+    assert [output is out for output in seen] == [True]
+
+
+def test_a_last_norm_swapped_for_an_activated_one_is_not_fused():
+    block = build()
+    block.convs.bn3.activation = "elu"
+    x = torch.randn(2, 16, 6, 6).double()
+    out = block(x.clone())
+    expected = nn.functional.leaky_relu(nn.Sequential(*block.convs)(x.clone()) + x, 0.01)
+    assert relative_error(out, expected) < 1e-12
+
+
+def test_the_input_of_the_block_stays_as_it_is():
+    block = build()
+    x = torch.randn(2, 16, 6, 6).double()
+    before = x.clone()
+    block(x)
+    assert torch.equal(x, before)
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(ValueError, match=r"fuse='sometimes' is not one of auto, always, never"):
+        ResidualBlock(16, (16, 16), norm_act("inplace"), fuse="sometimes")
