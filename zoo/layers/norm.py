@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.functional import (
     INVERTIBLE_ACTIVATIONS,
     check_activation,
@@ -19,9 +20,11 @@ from zoo.ops.abn.functional import (
     check_input,
     check_overwritable,
     check_shortcut,
-    inplace_abn,
+    normalise,
+    normalising_statistics,
     synchronised_group,
 )
+from zoo.ops.abn.reference import Form
 
 NormFactory = Callable[[int], nn.Module]
 
@@ -129,47 +132,34 @@ class InPlaceABN(ABN):
         super().__init__(*args, **kwargs)
         self.inplace = True
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
         """Return f(norm(x) + shortcut); with ``inplace`` (the default) it is x itself, overwritten.
 
         ``shortcut`` has the shape and dtype of x and is kept for backward; None adds nothing.  f is ``activation``,
         its name and parameter, or the layer's own.
         """
-        return self._forward(x, shortcut, activation, group=None)
+        check_shortcut(x, shortcut)
+        check_overwritable(x, self.inplace)
+        name, parameter = activation or (self.activation, self.activation_param)
+        check_activation(name, parameter, self.activations)
+        form = Form(self.weight, self.bias, self.eps, name, parameter)
+        return normalise(x, self.take_statistics(x), form, self.inplace, shortcut)
 
-    def _forward(
-        self,
-        x: Tensor,
-        shortcut: Tensor | None,
-        activation: tuple[str, float] | None,
-        group: dist.ProcessGroup | None,
-    ) -> Tensor:
-        batch = self._use_batch_statistics()
+    def take_statistics(self, x: Tensor) -> Statistics:
+        """Return the statistics to normalise x with, and count the batch in the running ones if it is to be."""
+        batch, group = self._use_batch_statistics(), self._synchronised_group()
         keep = not batch or self._track()  # running statistics are either read or moved, or left alone
         # All that may be refused is refused before the batch is counted; counting afterwards is no way, as a
         # recomputation stops at the last tensor it needs, with the statistics moved and the batch not counted.
         check_input(x, [self.weight, self.running_mean])
-        check_shortcut(x, shortcut)
-        check_overwritable(x, self.inplace)
         if batch and group is None:
             check_count(x)
         momentum = self._next_momentum() if batch and keep else 0.0
-        return inplace_abn(
-            x,
-            self.weight,
-            self.bias,
-            self.running_mean if keep else None,
-            self.running_var if keep else None,
-            batch,
-            momentum,
-            self.eps,
-            *(activation or (self.activation, self.activation_param)),
-            inplace=self.inplace,
-            group=group,
-            shortcut=shortcut,
-        )
+        running = (self.running_mean, self.running_var) if keep else (None, None)
+        return normalising_statistics(x, *running, batch, momentum, group)
+
+    def _synchronised_group(self) -> dist.ProcessGroup | None:
+        return None
 
 
 class InPlaceABNSync(InPlaceABN):
@@ -189,12 +179,8 @@ class InPlaceABNSync(InPlaceABN):
         """Synchronise over ``group`` from now on."""
         self.group = group
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None
-    ) -> Tensor:
-        """Return f(norm(x) + shortcut), as `InPlaceABN` does."""
-        group = synchronised_group(self.group) if self.training else None
-        return self._forward(x, shortcut, activation, group)
+    def _synchronised_group(self) -> dist.ProcessGroup | None:
+        return synchronised_group(self.group) if self.training else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:
         """Return a copy that synchronises over the same group; a group itself cannot be copied."""

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
-from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, activate_, out_of_place
+from zoo.layers.norm import InPlaceABN, NormFactory, activate_, out_of_place
 
-FUSING = (InPlaceABN.forward, InPlaceABNSync.forward)  # a subclass with another forward may know no shortcut
 FUSE = ("auto", "always", "never")
 
 
@@ -88,7 +87,7 @@ class _Branch(nn.Sequential):
 def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float], in_half: bool) -> bool:
     """Return whether the norm can add the shortcut and activate the sum, and recover the sum precisely enough."""
     return (
-        type(norm).forward in FUSING
+        type(norm).forward is InPlaceABN.forward  # a subclass with another forward may know no shortcut
         and norm.activation == "identity"
         and activation[0] in norm.activations
         and isinstance(x, Tensor)  # and not a stand-in of torch.fx, which has no dtype

@@ -6,7 +6,7 @@ a new tensor, because in-place forms give wrong gradients in compiled networks; 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,25 @@ from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.reference import Form
 
 
+class Statistics(NamedTuple):
+    """What a norm normalises with: mean and biased variance, shape (C,), and what they were taken over.
+
+    ``num_values`` is their number per channel (an int, or a tensor for a synchronised layer), and None for statistics
+    that do not depend on the input.  ``group`` is the process group that they are those of, or None.
+    """
+
+    mean: Tensor
+    var: Tensor
+    num_values: int | Tensor | None
+    group: dist.ProcessGroup | None
+
+
 class ActivatedBatchNorm(torch.autograd.Function):
     """z = f(g (x - mean) / sqrt(var + eps) + bias + shortcut), g = |weight| + eps, for x of shape (N, C, ...).
 
     ``shortcut``, of the shape and dtype of x, or None, is kept for backward: the sum of a residual block is not.
-    ``mean`` and ``var`` are inputs without gradient.  ``count`` is the number of values per channel that they were
-    taken over (an int, or a tensor for a synchronised layer), and None for statistics that do not depend on x.
-    ``group`` is the process group to sum over in backward, or None.  With ``inplace`` x is overwritten and returned.
+    ``mean``, ``var``, ``count`` (its ``num_values``) and ``group`` are those of `Statistics`, inputs without gradient;
+    backward sums over the group.  With ``inplace`` x is overwritten and returned.
     The derivative of \\|weight\\| at 0 is +1, as published.  Differentiating twice raises RuntimeError.
     """
 
@@ -67,7 +79,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, form, shortcut)
         dx = dshortcut = dweight = dbias = None
         if any(ctx.needs_input_grad[:2]):
-            means = None if count is None else _means(sum_dy, sum_dy_xhat, count, ctx.group)
+            means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, ctx.group)
             dx, dshortcut = kernels.backward_apply(z, dz, var, means, form, shortcut)
         if weight is not None and ctx.needs_input_grad[2]:
             dweight = torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat).to(weight.dtype)
@@ -76,7 +88,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         return dx, dshortcut, dweight, dbias, *[None] * 8
 
 
-def _means(
+def means_over_group(
     sum_dy: Tensor, sum_dy_xhat: Tensor, count: int | Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Divide the two sums, taken over the whole group in one all-reduce, by the count."""

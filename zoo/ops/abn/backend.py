@@ -49,12 +49,13 @@ def kernels_for(x: Tensor) -> ModuleType:
 @contextmanager
 def forced(name: str) -> Iterator[None]:
     """Use one back end within the block: ``reference``, or ``native`` or ``triton`` on the device that it is for."""
-    global _chosen
-    before, _chosen = _chosen, _choose(name)
+    global _chosen, _wanted
+    before = _chosen, _wanted
+    _chosen, _wanted = _choose(name), name
     try:
         yield
     finally:
-        _chosen = before
+        _chosen, _wanted = before
 
 
 def describe() -> dict[str, str]:

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.autograd import ActivatedBatchNorm
+from zoo.ops.abn.autograd import ActivatedBatchNorm, Statistics
 from zoo.ops.abn.backend import kernels_for
+from zoo.ops.abn.reference import Form
 from zoo.ops.abn.sync import gather_statistics
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
@@ -59,17 +60,37 @@ def inplace_abn(
     check_input(x, [weight, bias, running_mean, running_var])
     check_shortcut(x, shortcut)
     check_overwritable(x, inplace)
+    statistics = normalising_statistics(x, running_mean, running_var, training, momentum, group)
+    return normalise(x, statistics, Form(weight, bias, eps, activation, activation_param), inplace, shortcut)
+
+
+def normalise(x: Tensor, statistics: Statistics, form: Form, inplace: bool, shortcut: Tensor | None = None) -> Tensor:
+    """Return f((|weight| + eps) x_hat + bias + shortcut), as `inplace_abn` does, with statistics taken before."""
+    inplace = inplace and not torch.compiler.is_compiling()
+    weight, bias, *settings = form
+    mean, var, count, group = statistics
+    return ActivatedBatchNorm.apply(x, shortcut, weight, bias, mean, var, count, *settings, inplace, group)
+
+
+def normalising_statistics(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float | Tensor,
+    group: dist.ProcessGroup | None,
+) -> Statistics:
+    """Return the statistics of the batch, over the group, or the running ones, which the former move in training.
+
+    When it is which, and how they move, is said at `inplace_abn`.
+    """
     if training or running_mean is None or running_var is None:
         mean, var, count = _batch_statistics(x, group)
         if training and running_mean is not None and running_var is not None:
             update_running(running_mean, running_var, mean, var, count, momentum)
-    else:
-        # A copy of what backward keeps: a training batch in between may move the running statistics in place.
-        mean, var, count, group = running_mean, running_var.clone(), None, None
-    inplace = inplace and not torch.compiler.is_compiling()
-    return ActivatedBatchNorm.apply(
-        x, shortcut, weight, bias, mean, var, count, eps, activation, activation_param, inplace, group
-    )
+        return Statistics(mean, var, count, group)
+    # A copy of what backward keeps: a training batch in between may move the running statistics in place.
+    return Statistics(running_mean, running_var.clone(), num_values=None, group=None)
 
 
 def inplace_abn_sync(

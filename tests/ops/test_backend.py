@@ -1,0 +1,58 @@
+"""The back end is chosen once, can be forced, and says why it is not another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from zoo.errors import ConfigError
+from zoo.ops.abn import backend, reference
+
+
+def test_the_reference_can_be_forced_and_the_choice_comes_back():
+    x = torch.zeros(1, 1)
+    before = backend.kernels_for(x)
+    with backend.forced("reference"):
+        assert backend.kernels_for(x) is reference
+    assert backend.kernels_for(x) is before
+
+
+def test_a_forced_back_end_that_is_not_there_raises_with_its_reason(monkeypatch):
+    monkeypatch.setitem(backend.DEVICES, "native", ("cpu", SimpleNamespace(why_not=lambda: "no compiler was found")))
+    with (
+        pytest.raises(ConfigError, match="ZOO_KERNELS=native cannot be had: no compiler was found"),
+        backend.forced("native"),
+    ):
+        pass
+
+
+def test_an_unknown_name_raises_with_the_known_ones():
+    with (
+        pytest.raises(ConfigError, match="'fast' is not one of auto, reference, native, triton"),
+        backend.forced("fast"),
+    ):
+        pass
+
+
+def test_the_description_says_why_a_back_end_is_off(monkeypatch):
+    monkeypatch.setitem(backend.DEVICES, "native", ("cpu", SimpleNamespace(why_not=lambda: None)))
+    assert "active" in backend.describe()["reference"]
+    with backend.forced("reference"):
+        assert backend.describe()["native"] == "off: ZOO_KERNELS=reference"
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "text"), [("reference", 0, "zoo.ops.abn.reference"), ("fast", 1, "ConfigError")]
+)
+def test_the_environment_variable_decides_at_import(value, code, text):
+    script = "import torch; from zoo.ops.abn.backend import kernels_for; print(kernels_for(torch.zeros(1)).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "ZOO_KERNELS": value}, capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr
