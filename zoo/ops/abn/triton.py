@@ -1,6 +1,276 @@
-"""Not here yet."""
+"""The four kernels of the fused activated batch norm for CUDA, in Triton; functions and formulas of reference.py.
+
+Contiguous and channels_last tensors are computed as they are, with any number of elements; anything else goes through
+one contiguous copy per tensor.  A result per channel is reduced in two stages, partial results in a fixed split and
+their combination in a fixed order, without atomic operations: runs repeat bit for bit.  Nothing waits for the device,
+and memory comes from torch, so that CUDA graphs can record the kernels (after one call: the first one compiles).
+
+Sizes are chosen by shape, nothing is tuned at run time.  A tile has 2048 elements, 16 per thread of 4 warps.  It is
+as wide as wastes at most a quarter of its lanes: up to 128 channels, or 1024 positions of one channel.  The reductions
+start about 1024 programs and the other two kernels about 4096, in view of 132 processors (H100) that hold 4 to 8 each.
+Their speed was not measured.
+
+The kernels are registered as operators (zoo_triton::) that a compiler does not look into: there is nothing to fuse
+with, and what it runs is what is run without it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.ops.abn.reference import Form, accumulate_dtype
+from zoo.ops.abn.triton_tiling import Tiling, is_channels_last, power_above, tiling_of
+
+WARPS = 4
+REDUCING_PROGRAMS = 1024
+ELEMENTWISE_PROGRAMS = 4096
+COMBINED_SPLITS = 256  # at a time
 
 
+@functools.cache
 def why_not() -> str | None:
-    """Return why these kernels are off."""
-    return "not built"
+    """Return why the kernels cannot be used, None where they can."""
+    try:
+        import zoo.ops.abn.triton_kernels  # noqa: F401
+    except ImportError as error:
+        return f"triton is not installed: {error}"
+    return None
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
+    mean, var = torch.ops.zoo_triton.statistics(x)
+    return mean, var
+
+
+def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> Tensor:
+    """Return z in a new tensor of the dtype and strides of x."""
+    z: Tensor = torch.ops.zoo_triton.apply(x, mean, var, *form, shortcut)
+    return z
+
+
+def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> None:
+    """Overwrite x with z."""
+    torch.ops.zoo_triton.apply_(x, mean, var, *form, shortcut)
+
+
+def backward_reduce(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
+    sum_dy, sum_dy_xhat = torch.ops.zoo_triton.backward_reduce(z, dz, *form, shortcut)
+    return sum_dy, sum_dy_xhat
+
+
+def backward_apply(
+    z: Tensor,
+    dz: Tensor,
+    var: Tensor,
+    means: tuple[Tensor, Tensor] | None,
+    form: Form,
+    shortcut: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return dx and, with a shortcut, its gradient dy, in new tensors."""
+    mean_dy, mean_dy_xhat = means if means is not None else (None, None)
+    dx, dshortcut = torch.ops.zoo_triton.backward_apply(z, dz, var, mean_dy, mean_dy_xhat, *form, shortcut)
+    return dx, None if shortcut is None else dshortcut
+
+
+_library = torch.library.Library("zoo_triton", "FRAGMENT")
+
+
+def _operator(fake: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], None]:
+    """Register a function as an operator without autograd; ``fake`` makes its results without computing them."""
+
+    def register(function: Callable[..., Any]) -> None:
+        name = function.__name__.removeprefix("_run_")
+        # Any layout will do: asked for exact strides, the compiler copies what its convolutions make channels_last.
+        tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+        _library.define(name + torch.library.infer_schema(function, mutates_args=mutates), tags=tags)
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"zoo_triton::{name}", fake, lib=_library)
+
+    return register
+
+
+def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    dtype = accumulate_dtype(x.dtype)
+    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
+
+
+def _two_tensors(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(z), _like_shortcut(z, arguments[-1])
+
+
+def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
+    """Return an uninitialised tensor like z, without elements where there is no shortcut to have a gradient."""
+    return z.new_empty(0) if shortcut is None else torch.empty_like(z)
+
+
+@_operator(_two_vectors)
+def _run_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.numel() == 0:
+        mean, var = _two_vectors(x)
+        return mean.zero_(), var.zero_()
+    x = _dense(x)
+    tiling = tiling_of(x, REDUCING_PROGRAMS)
+    partial = _partial(x, tiling, 3)
+    _launch("statistics", x, tiling, x, *partial)
+    return _combine("combine_statistics", partial)
+
+
+@_operator(lambda x, *_: torch.empty_like(x))
+def _run_apply(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    activation_param: float,
+    shortcut: Tensor | None,
+) -> Tensor:
+    dense = _dense(x)
+    z = torch.empty_like(dense)
+    _launch_apply(dense, z, mean, var, Form(weight, bias, eps, activation, activation_param), shortcut)
+    return _restored(z, x, dense)
+
+
+@_operator(lambda *_: None, mutates=("x",))
+def _run_apply_(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    activation_param: float,
+    shortcut: Tensor | None,
+) -> None:
+    dense = _dense(x)
+    _launch_apply(dense, dense, mean, var, Form(weight, bias, eps, activation, activation_param), shortcut)
+    if dense is not x:
+        x.copy_(dense)
+
+
+def _launch_apply(x: Tensor, z: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None) -> None:
+    if x.numel():
+        tensors = x, z, _laid_out(shortcut, x), *map(_vector, (mean, var, form.weight, form.bias))
+        _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), *tensors, **_constants(form))
+
+
+@_operator(_two_vectors)
+def _run_backward_reduce(
+    z: Tensor,
+    dz: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    activation_param: float,
+    shortcut: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if z.numel() == 0:
+        sum_dy, sum_dy_xhat = _two_vectors(z)
+        return sum_dy.zero_(), sum_dy_xhat.zero_()
+    form = Form(weight, bias, eps, activation, activation_param)
+    z = _dense(z)
+    tiling = tiling_of(z, REDUCING_PROGRAMS)
+    partial = _partial(z, tiling, 2)
+    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), _vector(weight), _vector(bias), *partial
+    _launch("backward_reduce", z, tiling, *tensors, **_constants(form, z))
+    return _combine("combine_sums", partial)
+
+
+@_operator(_two_tensors)
+def _run_backward_apply(
+    z: Tensor,
+    dz: Tensor,
+    var: Tensor,
+    mean_dy: Tensor | None,
+    mean_dy_xhat: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str,
+    activation_param: float,
+    shortcut: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    form = Form(weight, bias, eps, activation, activation_param)
+    dense = _dense(z)
+    dx, dshortcut = torch.empty_like(dense), _like_shortcut(dense, shortcut)
+    if z.numel():
+        tensors = dense, _laid_out(dz, dense), _laid_out(shortcut, dense)
+        vectors = map(_vector, (var, weight, bias, mean_dy, mean_dy_xhat))
+        outputs = dx, None if shortcut is None else dshortcut
+        tiling = tiling_of(dense, ELEMENTWISE_PROGRAMS)
+        _launch("backward_apply", dense, tiling, *tensors, *vectors, *outputs, **_constants(form, dense))
+    return _restored(dx, z, dense), dshortcut if shortcut is None else _restored(dshortcut, z, dense)
+
+
+def _constants(form: Form, z: Tensor | None = None) -> dict[str, Any]:
+    """Return what a kernel is compiled for; with the output z also what a saturated elu is inverted as."""
+    constants = {"EPS": form.eps, "ACTIVATION": form.activation, "PARAM": form.activation_param}
+    return constants if z is None else constants | {"LOWEST": torch.finfo(z.dtype).eps / 2 - 1}
+
+
+def _partial(x: Tensor, tiling: Tiling, count: int) -> list[Tensor]:
+    """Return ``count`` uninitialised (splits, C) tensors."""
+    return [x.new_empty((tiling.splits, x.shape[1]), dtype=accumulate_dtype(x.dtype)) for _ in range(count)]
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return x, or a contiguous copy where it is neither contiguous nor channels_last."""
+    return x if is_channels_last(x) else x.contiguous()
+
+
+def _laid_out(x: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return x in the layout of the dense tensor ``like``."""
+    if x is None or x.stride() == like.stride():
+        return x
+    return torch.empty_like(like).copy_(x)
+
+
+def _restored(result: Tensor, like: Tensor, dense: Tensor) -> Tensor:
+    """Return a result with the layout of the tensor that it was asked for, not of its dense copy."""
+    return result if dense is like else torch.empty_like(like).copy_(result)
+
+
+def _vector(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _launch(name: str, x: Tensor, tiling: Tiling, *tensors: Tensor | None, **constants: Any) -> None:
+    """Start one of the four kernels over the dense tensor x."""
+    *sizes, channels_last, unit, rows, cols = tiling
+    constants |= {"CHANNELS_LAST": channels_last, "UNIT": unit, "ROWS": rows, "COLS": cols}
+    _start(name, x, tiling.programs, WARPS, *tensors, *sizes, **constants)
+
+
+def _combine(name: str, partial: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the two (C,) tensors that a kernel combines (splits, C) ones to: with one split the first two of them."""
+    splits, channels = partial[0].shape
+    if splits == 1:
+        return partial[0].view(channels), partial[1].view(channels)
+    first, second = partial[0].new_empty(channels), partial[0].new_empty(channels)
+    rows = min(power_above(splits), COMBINED_SPLITS)
+    _start(name, first, -(-channels // 8), 8, *partial, first, second, splits, channels, ROWS=rows, COLS=8)
+    return first, second
+
+
+def _start(name: str, x: Tensor, programs: int, warps: int, *arguments: Any, **constants: Any) -> None:
+    """Start a kernel on the device of x, for values of its dtype."""
+    import triton.language as tl  # type: ignore
+
+    from zoo.ops.abn import triton_kernels
+
+    accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
+    # Fused multiply-add is the default of today's Triton, but not of the next one.
+    options = {"num_warps": warps, "enable_fp_fusion": True}
+    with torch.cuda.device_of(x):
+        getattr(triton_kernels, name)[(programs,)](*arguments, ACC=accumulate, **constants, **options)

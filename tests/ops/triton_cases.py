@@ -1,0 +1,282 @@
+"""Cases for the Triton kernels and the errors that they are judged by.
+
+As a program, started with TRITON_INTERPRET=1 because Triton decides at import whether it interprets: runs all cases on
+small tensors of the CPU and prints the errors as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.formula import activated_batch_norm, relative_error
+from zoo.ops.abn import reference, triton
+from zoo.ops.abn.reference import Form
+
+ACTIVATIONS = {"leaky_relu": 0.01, "elu": 0.7, "identity": 0.01}
+LAYOUTS = ["contiguous", "channels_last"]
+FLOATS = ["float32", "bfloat16", "float16"]
+
+
+class Case(NamedTuple):
+    """Arguments of the kernels; ``layout`` is that of x, ``gradient`` that of dz, ``programs`` how many to start."""
+
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    activation: str = "leaky_relu"
+    shape: tuple[int, ...] = (3, 3, 7, 5)
+    shortcut: bool = False
+    affine: bool = True
+    training: bool = True
+    gradient: str = "same"
+    mean: float = 0.5
+    weight: float | None = None
+    programs: int | None = None
+
+
+CASES = {
+    **{
+        f"{dtype} {layout} {activation} {'with' if shortcut else 'without'} shortcut": Case(
+            dtype, layout, activation, shortcut=shortcut
+        )
+        for dtype in ("float64", *FLOATS)
+        for layout in LAYOUTS
+        for activation in ACTIVATIONS
+        for shortcut in (False, True)
+        if dtype == "float64" or shortcut == (activation == "leaky_relu")
+    },
+    **{
+        f"{what} {layout}": Case("float64", layout, **settings)
+        for layout in LAYOUTS
+        for what, settings in {
+            "one channel": {"shape": (3, 1, 6, 6)},
+            "one picture": {"shape": (1, 3, 7, 5), "shortcut": True},
+            "one position": {"shape": (9, 5, 1, 1)},
+            "several splits": {"shape": (3, 2, 33, 41), "activation": "elu", "shortcut": True},
+            "no affine": {"affine": False, "shortcut": True},
+            "evaluation": {"training": False, "activation": "elu", "shortcut": True},
+            "zero scale": {"weight": 0.0},
+            "negative scale": {"weight": -0.7, "activation": "elu"},
+            "tiny scale with shortcut": {"weight": 1e-3, "shortcut": True},
+            "expanded gradient": {"gradient": "expanded"},
+            "transposed gradient": {"gradient": "transposed", "shortcut": True},
+        }.items()
+    },
+    "many channels": Case("float64", "channels_last", shape=(2, 200, 3, 3), shortcut=True),
+    "many rows": Case("float64", "channels_last", shape=(1300, 3)),
+    "many steps contiguous": Case("float64", shape=(19, 2, 33, 41), shortcut=True, programs=12),
+    "many steps channels_last": Case("float64", "channels_last", shape=(4000, 3), shortcut=True, programs=3),
+    "three spatial dimensions": Case("float64", "channels_last", shape=(2, 3, 2, 3, 4)),
+    "transposed input": Case("float64", "transposed", shortcut=True, shape=(3, 4, 6, 6)),
+    "strided input": Case("float64", "strided", shortcut=True),
+    "misaligned input": Case("float64", "misaligned", shape=(3, 4, 4, 4)),
+}
+
+
+def lay_out(x: Tensor, layout: str) -> Tensor:
+    if layout == "channels_last":
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == "transposed":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    if layout == "strided":
+        return x.repeat_interleave(2, -1)[..., ::2]
+    if layout == "expanded":
+        return x[:1, :, :1, :1].expand(x.shape)
+    if layout == "misaligned":
+        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    return x.contiguous()
+
+
+def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, Tensor | None, Form]:
+    """Return x, dz, shortcut and the form of a case; with ``exact`` the same values in float64."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, case.dtype)
+    x, dz, shortcut = (torch.randn(case.shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    weight = torch.linspace(-1.2, 1.6, case.shape[1]) if case.weight is None else torch.full(x.shape[1:2], case.weight)
+    vectors = [weight, torch.linspace(0.6, -0.4, case.shape[1])]
+    gradient = case.layout if case.gradient == "same" else case.gradient
+    x, dz, shortcut, *vectors = (
+        v.to(device, dtype).to(torch.float64 if exact else dtype) for v in (x * 2 + case.mean, dz, shortcut, *vectors)
+    )
+    x, dz, shortcut = lay_out(x, case.layout), lay_out(dz, gradient), lay_out(shortcut, case.layout)
+    form = Form(*vectors if case.affine else (None, None), 1e-5, case.activation, ACTIVATIONS[case.activation])
+    return x, dz, shortcut if case.shortcut else None, form
+
+
+def running_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a mean and a variance that are not those of x."""
+    vector = torch.ones(x.shape[1], dtype=torch.float64, device=x.device)
+    return 0.3 * vector, 1.7 * vector
+
+
+def run(
+    kernels: Any, case: Case, device: str = "cpu", output: Tensor | None = None, exact: bool = False
+) -> dict[str, Tensor]:
+    """Return what the five functions give, called as the autograd function does; backward from ``output`` if given."""
+    x, dz, shortcut, form = make(case, device, exact)
+    mean, var = kernels.statistics(x) if case.training else running_statistics(x)
+    z = kernels.apply(x, mean, var, form, shortcut)
+    overwritten = lay_out(x.clone(), case.layout)
+    kernels.apply_(overwritten, mean, var, form, shortcut)
+    output = z if output is None else output
+    sums = kernels.backward_reduce(output, dz, form, shortcut)
+    means = tuple(s / (x.numel() / x.shape[1]) for s in sums) if case.training else None
+    dx, dshortcut = kernels.backward_apply(output, dz, var, means, form, shortcut)
+    results = {"mean": mean, "var": var, "z": z, "z in place": overwritten, "dx": dx, "dbias": sums[0]}
+    dweight = sums[1] if form.weight is None else torch.where(form.weight < 0, -sums[1], sums[1])
+    results |= {"dweight": dweight} if case.affine else {}
+    assert (dshortcut is None) == (shortcut is None)
+    assert z.stride() == torch.empty_like(x).stride()
+    return results | ({"dshortcut": dshortcut} if case.shortcut else {})
+
+
+def run_formula(case: Case, device: str = "cpu") -> dict[str, Tensor]:
+    """Return the same by float64 autograd of the formula."""
+    x, dz, shortcut, form = make(case, device, exact=True)
+    weight, bias = (x.new_zeros(x.shape[1]) if v is None else v for v in form[:2])
+    leaves = [v.clone().requires_grad_() for v in (x, weight, bias, torch.zeros_like(x))]
+    statistics = None if case.training else running_statistics(x)
+    affine = leaves[1:3] if case.affine else (None, leaves[2])
+    u = activated_batch_norm(leaves[0], *affine, form.eps, "identity", statistics=statistics) + leaves[3]
+    u = u if shortcut is None else u + shortcut
+    z = {"elu": F.elu, "leaky_relu": F.leaky_relu}.get(form.activation, lambda v, _: v)(u, form.activation_param)
+    gradients = torch.autograd.grad(z, leaves, dz, allow_unused=True)
+    names = ("dx", "dweight", "dbias", "dshortcut")
+    return {"z": z, "z in place": z, **dict(zip(names, gradients, strict=True))}
+
+
+def measure(case: Case, device: str = "cpu") -> dict[str, dict[str, float]]:
+    """Return the errors of every result against the formula and, from the same output, against the reference."""
+    truth, plain = run_formula(case, device), run(reference, case, device)
+    few = dict.fromkeys(("REDUCING_PROGRAMS", "ELEMENTWISE_PROGRAMS"), case.programs) | {"COMBINED_SPLITS": 2}
+    with patch.multiple(triton, **few) if case.programs else nullcontext():
+        ours = run(triton, case, device)
+    half = case.dtype in ("bfloat16", "float16")
+    same_output = run(triton, case, device, plain["z"]) if half else ours
+    return {
+        "formula": {name: relative_error(ours[name], truth[name]) for name in ours if name in truth},
+        "reference": {name: relative_error(same_output[name], plain[name]) for name in ours},
+        "dtypes": {name: ours[name].dtype == plain[name].dtype for name in ours},
+    }
+
+
+def assert_equals_the_formula(case: Case, result: dict[str, dict[str, float]]) -> None:
+    tolerance = 1e-10 if case.dtype == "float64" else 16 * torch.finfo(getattr(torch, case.dtype)).eps
+    assert {name: error for name, error in result["formula"].items() if not error < tolerance} == {}
+
+
+def assert_equals_the_reference(case: Case, result: dict[str, dict[str, float]]) -> None:
+    """Allow half precision one unit in the last place, which the interpreter cuts off, and float32 sums their order."""
+    accumulated = ("mean", "var", "dweight", "dbias")
+    for name, error in result["reference"].items():
+        half = case.dtype in ("bfloat16", "float16") and name not in accumulated
+        unit = 1.01 * torch.finfo(getattr(torch, case.dtype)).eps
+        assert error < (unit if half else 1e-10 if case.dtype == "float64" else 1e-5), (name, error)
+    assert all(result["dtypes"].values())
+
+
+def measure_large_mean(layout: str, device: str = "cpu") -> float:
+    """Return the relative error of the variance of float32 values with mean 1000 and deviation 1."""
+    x = 1000 + torch.randn(4, 3, 30, 40, generator=torch.Generator().manual_seed(0))
+    x = lay_out(x.to(device), layout)
+    return relative_error(triton.statistics(x)[1], x.double().var((0, 2, 3), correction=0))
+
+
+def measure_saturated(dtype: str, layout: str, device: str = "cpu") -> dict[str, Any]:
+    """Return errors against the reference of an elu that saturates, and whether all is finite."""
+    x = torch.cat([torch.full((1, 2, 4, 4), -60.0), torch.randn(3, 2, 4, 4)]).to(device, getattr(torch, dtype))
+    ones = torch.ones(2, device=device)
+    x, form = lay_out(x, layout), Form(30 * ones, -25 * ones, 1e-5, "elu", 1.0)
+    z, dz = reference.apply(x, *reference.statistics(x), form), torch.randn_like(x)
+    var = reference.statistics(x)[1]
+    results = []
+    for kernels in (triton, reference):
+        sums = kernels.backward_reduce(z, dz, form)
+        results.append([*sums, kernels.backward_apply(z, dz, var, tuple(s / 64 for s in sums), form)[0]])
+    return {
+        "saturated": bool((z == -1).any()),
+        "finite": all(v.isfinite().all() for v in results[0]),
+        "errors": [relative_error(*pair) for pair in zip(*results, strict=True)],
+    }
+
+
+def measure_small_elu(device: str = "cpu") -> dict[str, float]:
+    """Return the largest relative errors, value by value, of a float32 elu of tiny and large values and its inverse."""
+    y = -torch.logspace(-7, 1.1, 60, device=device).view(-1, 1)
+    zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+    form = Form(None, None, 0.0, "elu", 1.0)
+    z = triton.apply(y, zero, one, form)
+    # With dz = 0, mean(dy) = 0 and mean(dy x_hat) = -1, dx is x_hat = f^-1(z).
+    inverse = triton.backward_apply(z, torch.zeros_like(z), one, (zero, -one), form)[0]
+    truths = F.elu(y.double()), torch.log1p(z.double())
+    errors = [((ours - truth) / truth).abs() for ours, truth in zip((z, inverse), truths, strict=True)]
+    return {"value": errors[0].max().item(), "inverse": errors[1][y > -4].max().item()}
+
+
+def measure_empty(shape: tuple[int, ...], device: str = "cpu") -> bool:
+    """Return whether every function takes a tensor without elements: sums are zeros, the rest is empty."""
+    x, vector = torch.zeros(shape, device=device), torch.ones(shape[1], device=device)
+    form = Form(vector, vector, 1e-5, "leaky_relu", 0.01)
+    triton.apply_(x, vector, vector, form, x)
+    sums = [*triton.statistics(x), *triton.backward_reduce(x, x, form)]
+    full = [triton.apply(x, vector, vector, form), *triton.backward_apply(x, x, vector, (vector, vector), form, x)]
+    return all(torch.equal(s, torch.zeros_like(vector)) for s in sums) and all(f.shape == shape for f in full)
+
+
+def check_operators() -> list[str]:
+    """Run torch's own checks of the operators; return the names of those that pass."""
+    x, dz, shortcut, form = make(Case(layout="channels_last", shortcut=True), "cpu")
+    vector = torch.ones(3)
+    arguments = {
+        "statistics": (x,),
+        "apply": (x, vector, vector, *form, shortcut),
+        "apply_": (x, vector, vector, *form, None),
+        "backward_reduce": (x, dz, *form, None),
+        "backward_apply": (x, dz, vector, vector, vector, *form, shortcut),
+    }
+    for name, values in arguments.items():
+        torch.library.opcheck(getattr(torch.ops.zoo_triton, name).default, values)
+    return list(arguments)
+
+
+def measure_compiled() -> list[float]:
+    """Return the deviations of output and gradients of six norms, compiled in one graph, from eager ones."""
+    from zoo.ops.abn import backend, inplace_abn
+
+    def network(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        for _ in range(6):
+            x = inplace_abn(x * 1.5, weight, bias, None, None, activation="elu") + x.mean()
+        return x.square().sum()
+
+    x, _, _, form = make(Case(dtype="float64"), "cpu")
+    backend._chosen["cpu"] = triton  # the interpreter's tensors are on the CPU
+    results = []
+    for function in (network, torch.compile(network, fullgraph=True, backend="aot_eager")):
+        leaves = [v.clone().requires_grad_() for v in (x, *form[:2])]
+        out = function(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves)])
+    assert results[0][1].abs().max() > 1e-3
+    return [relative_error(*pair) for pair in zip(*results, strict=True)]
+
+
+def main() -> None:
+    report = {
+        "cases": {name: measure(case) for name, case in CASES.items()},
+        "large mean": {layout: measure_large_mean(layout) for layout in LAYOUTS},
+        "saturated": {f"{dtype} {layout}": measure_saturated(dtype, layout) for dtype in FLOATS for layout in LAYOUTS},
+        "small elu": measure_small_elu(),
+        "empty": [measure_empty(shape) for shape in ((0, 3, 4, 4), (2, 3, 0, 4), (0, 3), (2, 0, 3))],
+        "operators": check_operators(),
+        "compiled": measure_compiled(),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The four kernels of the fused activated batch norm in Triton, and the two that combine their partial results.
+
+A tensor's memory is seen as (outer, groups, inner): (N, C, S) where it is contiguous, (N S, 1, C) where the channels
+are last.  A program moves a tile of ROWS outer by COLS inner indices of one group over ``span`` outer indices.  So a
+tile holds one channel, the group, or with ``CHANNELS_LAST`` COLS channels; but for the last step its lanes are masked
+by the inner index alone.  ``inner`` is passed as ``units`` times the constant UNIT, which shows the compiler what
+offsets are divisible by: without it loads are not 128 bits wide.  Offsets of rows have 64 bits.
+
+Nothing is added up atomically: each program stores its own result, and a second kernel combines them in a fixed order.
+ACC is the accumulation dtype.  Names and formulas are those of reference.py.
+"""
+
+import triton  # type: ignore
+import triton.language as tl  # type: ignore
+
+
+@triton.jit
+def locate(program, outer, groups, units, span, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+           ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Return where a program works: channels and their mask, place in a (splits, C) tensor, the tile and its way.
+
+    The channels are a (1, COLS) tile or one number.  The tile is the mask of its columns, its first rows, the end of
+    the rows, its first offsets; the way the distance between two steps and their number.
+    """
+    inner = units * UNIT
+    chunks = tl.cdiv(inner, COLS)
+    chunk = program % chunks
+    group = program // chunks % groups
+    piece = (program // chunks // groups).to(tl.int64)
+    cols = (chunk * COLS + tl.arange(0, COLS))[None, :]
+    inside = cols < inner
+    if CHANNELS_LAST:
+        channel = cols
+        valid = inside
+        place = piece * inner + cols
+    else:
+        channel = group
+        valid = group < groups
+        place = (piece * chunks + chunk) * groups + group
+    start = piece * span
+    rows = (start + tl.arange(0, ROWS))[:, None]
+    end = tl.minimum(start + span, outer)
+    stride = groups.to(tl.int64) * inner
+    offsets = rows * stride + (group.to(tl.int64) * inner + cols)
+    return channel, valid, place, inside, rows, end, offsets, stride * ROWS, tl.cdiv(end - start, ROWS).to(tl.int32)
+
+
+@triton.jit
+def scale_of(weight, channel, valid, EPS: tl.constexpr, ACC: tl.constexpr):
+    """Return g = |weight| + eps of some channels, 1 without weight."""
+    if weight is None:
+        scale = tl.full((), 1, ACC)
+    else:
+        scale = tl.abs(tl.load(weight + channel, mask=valid, other=0).to(ACC)) + EPS
+    return scale
+
+
+@triton.jit
+def bias_of(bias, channel, valid, ACC: tl.constexpr):
+    """Return the bias of some channels, 0 without one."""
+    return tl.full((), 0, ACC) if bias is None else tl.load(bias + channel, mask=valid, other=0).to(ACC)
+
+
+@triton.jit
+def expm1(y):
+    """Return exp(y) - 1 for y <= 0 without cancellation: the rounding of exp(y) drops out of Kahan's quotient."""
+    power = tl.exp(y)
+    usable = (power > 0.25) & (power < 1)
+    quotient = (power - 1) * y / tl.log(tl.where(usable, power, 0.5))
+    return tl.where(usable, quotient, tl.where(power < 1, power - 1, y))
+
+
+@triton.jit
+def log1p(y):
+    """Return log(1 + y) for y <= 0 without cancellation, in the same way."""
+    total = 1 + y
+    usable = total < 1
+    return tl.where(usable, tl.log(total) * y / tl.where(usable, total - 1, 1), y)
+
+
+@triton.jit
+def activate(y, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
+    """Return f(y)."""
+    if ACTIVATION == "leaky_relu":
+        y = tl.where(y < 0, y * PARAM, y)
+    if ACTIVATION == "elu":
+        y = tl.where(y < 0, expm1(tl.where(y < 0, y, 0)) * PARAM, y)
+    return y
+
+
+@triton.jit
+def invert(z, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, LOWEST: tl.constexpr):
+    """Return f^-1(z); LOWEST is the number after -1, of whose pre-image a saturated elu makes do."""
+    if ACTIVATION == "leaky_relu":
+        z = tl.where(z < 0, z * (1 / PARAM), z)
+    if ACTIVATION == "elu":
+        ratio = tl.maximum(tl.where(z < 0, z / PARAM, 0), tl.full((), LOWEST, z.dtype))
+        z = tl.where(z < 0, log1p(ratio), z)
+    return z
+
+
+@triton.jit
+def differentiate(z, dz, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
+    """Return dy = dz f'(y) as a function of z = f(y)."""
+    if ACTIVATION == "leaky_relu":
+        dz = tl.where(z < 0, dz * PARAM, dz)
+    if ACTIVATION == "elu":
+        dz = tl.where(z < 0, dz * (z + PARAM), dz)
+    return dz
+
+
+@triton.jit
+def fold(tile, CHANNELS_LAST: tl.constexpr):
+    """Return a tile's sums per channel: over its rows (shape (1, COLS)), or over all of it (a number)."""
+    return tl.sum(tile, 0, keep_dims=True) if CHANNELS_LAST else tl.sum(tl.sum(tile, 1), 0)
+
+
+@triton.jit
+def merge(mean, squares, count, CHANNELS_LAST: tl.constexpr):
+    """Return mean, biased variance and number of the values of lanes with ``count`` each (Chan et al., 1979)."""
+    total = fold(count, CHANNELS_LAST)
+    divisor = tl.maximum(total, 1)
+    centre = fold(mean * count, CHANNELS_LAST) / divisor
+    distance = mean - centre
+    return centre, fold(squares + distance * distance * count, CHANNELS_LAST) / divisor, total
+
+
+@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
+def statistics(x, means, variances, counts, outer, groups, units, span,
+               ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+               ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Write mean, biased variance and number of values of each split: Welford's update in every lane, then a merge."""
+    _, valid, place, inside, rows, end, offsets, stride, steps = locate(
+        tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    )
+    mean = tl.zeros((ROWS, COLS), ACC)
+    squares = tl.zeros((ROWS, COLS), ACC)
+    seen = tl.full((), 0, ACC)
+    count = (tl.maximum(end - rows + ROWS - 1, 0) // ROWS).to(ACC) * inside.to(ACC)
+    for _ in range(steps):
+        mask = (rows < end) & inside
+        value = tl.load(x + offsets, mask=mask, other=0).to(ACC)
+        # A lane is masked always or in its last step only: the lanes that go on have all seen the same number.
+        seen += 1
+        distance = tl.where(mask, value - mean, 0)
+        mean += distance * (1 / seen)
+        squares += distance * (value - mean)
+        rows += ROWS
+        offsets += stride
+    centre, variance, total = merge(mean, squares, count, CHANNELS_LAST)
+    tl.store(means + place, centre, mask=valid)
+    tl.store(variances + place, variance, mask=valid)
+    tl.store(counts + place, total, mask=valid)
+
+
+@triton.jit(do_not_specialize=["splits", "channels"])
+def combine_statistics(means, variances, counts, mean, var, splits, channels,
+                       ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Write mean and biased variance of the union of all splits."""
+    cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
+    rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
+    centre = tl.zeros((ROWS, COLS), ACC)
+    squares = tl.zeros((ROWS, COLS), ACC)
+    count = tl.zeros((ROWS, COLS), ACC)
+    for _ in range(0, splits, ROWS):
+        place = rows * channels + cols
+        mask = (rows < splits) & (cols < channels)
+        added = tl.load(counts + place, mask=mask, other=0)
+        distance = tl.load(means + place, mask=mask, other=0) - centre
+        share = added / tl.maximum(count + added, 1)
+        centre += distance * share
+        squares += tl.load(variances + place, mask=mask, other=0) * added + distance * distance * count * share
+        count += added
+        rows += ROWS
+    centre, variance, _ = merge(centre, squares, count, True)
+    tl.store(mean + cols, centre, mask=cols < channels)
+    tl.store(var + cols, variance, mask=cols < channels)
+
+
+@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
+def apply(x, out, shortcut, mean, var, weight, bias, outer, groups, units, span,
+          EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr,
+          ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+          ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Write z into ``out``, which may be x; from the end, which the sweep before left in the cache."""
+    channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
+        tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    )
+    centre = tl.load(mean + channel, mask=valid, other=0).to(ACC)
+    variance = tl.load(var + channel, mask=valid, other=0).to(ACC)
+    slope = scale_of(weight, channel, valid, EPS, ACC) * tl.rsqrt(variance + EPS)
+    shift = bias_of(bias, channel, valid, ACC)
+    for _ in range(steps):
+        mask = (rows < end) & inside
+        y = (tl.load(x + offsets, mask=mask, other=0).to(ACC) - centre) * slope + shift
+        if shortcut is not None:
+            y += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
+        tl.store(out + offsets, activate(y, ACTIVATION, PARAM).to(out.dtype.element_ty), mask=mask)
+        rows += ROWS
+        offsets += stride
+
+
+@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
+def backward_reduce(z, dz, shortcut, weight, bias, sums_dy, sums_dy_xhat, outer, groups, units, span,
+                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, LOWEST: tl.constexpr,
+                    ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+                    ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Write sum(dy) and sum(dy x_hat) of each split."""
+    channel, valid, place, inside, rows, end, offsets, stride, steps = locate(
+        tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    )
+    shift = bias_of(bias, channel, valid, ACC)
+    sum_dy = tl.zeros((ROWS, COLS), ACC)
+    sum_dy_scaled = tl.zeros((ROWS, COLS), ACC)
+    for _ in range(steps):
+        mask = (rows < end) & inside
+        value = tl.load(z + offsets, mask=mask, other=0).to(ACC)
+        gradient = tl.load(dz + offsets, mask=mask, other=0).to(ACC)
+        rest = shift
+        if shortcut is not None:
+            rest += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
+        dy = differentiate(value, gradient, ACTIVATION, PARAM)
+        sum_dy += dy
+        # g dy x_hat = dy y - dy (bias + shortcut), subtracted per value: the sums of the two may nearly cancel.
+        if ACTIVATION == "elu":
+            sum_dy_scaled += dy * (invert(value, ACTIVATION, PARAM, LOWEST) - rest)
+        else:
+            sum_dy_scaled += gradient * value - dy * rest  # dy y = dz z needs no inversion
+        rows += ROWS
+        offsets += stride
+    scale = scale_of(weight, channel, valid, EPS, ACC)
+    tl.store(sums_dy + place, fold(sum_dy, CHANNELS_LAST), mask=valid)
+    tl.store(sums_dy_xhat + place, fold(sum_dy_scaled, CHANNELS_LAST) / scale, mask=valid)
+
+
+@triton.jit(do_not_specialize=["splits", "channels"])
+def combine_sums(sums_dy, sums_dy_xhat, sum_dy, sum_dy_xhat, splits, channels,
+                 ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Write the two sums over all splits."""
+    cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
+    rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
+    first = tl.zeros((ROWS, COLS), ACC)
+    second = tl.zeros((ROWS, COLS), ACC)
+    for _ in range(0, splits, ROWS):
+        place = rows * channels + cols
+        mask = (rows < splits) & (cols < channels)
+        first += tl.load(sums_dy + place, mask=mask, other=0)
+        second += tl.load(sums_dy_xhat + place, mask=mask, other=0)
+        rows += ROWS
+    tl.store(sum_dy + cols, fold(first, True), mask=cols < channels)
+    tl.store(sum_dy_xhat + cols, fold(second, True), mask=cols < channels)
+
+
+@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
+def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx, dshortcut,
+                   outer, groups, units, span,
+                   EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, LOWEST: tl.constexpr,
+                   ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+                   ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Write dx and, with a shortcut, its gradient; from the end, as in `apply`."""
+    channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
+        tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    )
+    inverse_std = tl.rsqrt(tl.load(var + channel, mask=valid, other=0).to(ACC) + EPS)
+    slope = scale_of(weight, channel, valid, EPS, ACC) * inverse_std
+    shift = bias_of(bias, channel, valid, ACC)
+    if mean_dy is not None:
+        constant = -slope * tl.load(mean_dy + channel, mask=valid, other=0).to(ACC)
+        factor = -inverse_std * tl.load(mean_dy_xhat + channel, mask=valid, other=0).to(ACC)  # of g x_hat
+    for _ in range(steps):
+        mask = (rows < end) & inside
+        value = tl.load(z + offsets, mask=mask, other=0).to(ACC)
+        dy = differentiate(value, tl.load(dz + offsets, mask=mask, other=0).to(ACC), ACTIVATION, PARAM)
+        gradient = dy * slope
+        if mean_dy is not None:
+            rest = shift
+            if shortcut is not None:
+                rest += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
+            gradient += (invert(value, ACTIVATION, PARAM, LOWEST) - rest) * factor + constant
+        tl.store(dx + offsets, gradient.to(dx.dtype.element_ty), mask=mask)
+        if dshortcut is not None:
+            tl.store(dshortcut + offsets, dy.to(dshortcut.dtype.element_ty), mask=mask)
+        rows += ROWS
+        offsets += stride
