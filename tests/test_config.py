@@ -55,7 +55,11 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
         ("network.dilation", True),
         ("network.dilation", []),
         ("network.dilation", [1, [2, 0]]),
+        ("network.memory", "unwound"),
+        ("network.memory", True),
         ("network.weight_init", "xavier"),
+        ("training.activation_memory_budget", 1.5),
+        ("training.activation_memory_budget", "0.5"),
         ("network.weight_gain_multiplier", 0),
         ("optimizer.learning_rate", float("inf")),
         ("optimizer.learning_rate", False),
@@ -139,6 +143,10 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
     [
         ({"network": {"arch": "resnet50", "input_3x3": True}}, "network.input_3x3"),
         ({"network": {"arch": "wider_resnet38", "dilation": 2}}, "network.dilation"),
+        ({"network": {"arch": "resnet50", "memory": "unwind"}}, "network.memory"),
+        ({"network": {"arch": "densenet121", "memory": "fused"}}, "network.memory"),
+        ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
+        ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "optimizer.nesterov"),
         ({"optimizer": {"nesterov": True, "type": "Adam"}}, "optimizer.nesterov"),
@@ -158,6 +166,10 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
         {"input": {"scale_train": 36, "crop_train": 40}},
         {"network": {"arch": "resnext50", "input_3x3": True, "dilation": [1, 1, [1, 2], 4]}},
         {"network": {"arch": "wider_resnet38_a2", "dilation": 2}},
+        {"network": {"arch": "wider_resnet38_a2", "bn_mode": "sync", "activation": "elu", "memory": "unwind_3x3"}},
+        {"network": {"arch": "resnet50", "memory": "checkpoint"}},
+        {"training": {"compile": True, "activation_memory_budget": 0.5}},
+        {"training": {"compile": True, "activation_memory_budget": 0}},
         {"optimizer": {"nesterov": True, "momentum": 0.5}},
     ],
 )
@@ -267,3 +279,16 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(
     content = {"optimizer": {"batch_size": batch_size, "accumulate_steps": accumulate_steps}}
     with pytest.raises(ConfigError, match=f"optimizer.batch_size = {batch_size}: .*{choices}"):
         check_world_size(parse_experiment(content, "x.json"), world_size)
+
+
+def test_memory_of_another_family_names_what_the_own_one_has() -> None:
+    (problem,) = problems_of(
+        {"network": {"arch": "resnet50", "bn_mode": "inplace", "activation": "elu", "memory": "unwind"}}
+    )
+    assert problem == (
+        'network.memory = "unwind": resnet50 has no such strategy; use one of auto, plain, fused, checkpoint'
+    )
+    (problem,) = problems_of({"network": {"arch": "resnet50", "memory": "fused"}})
+    assert 'use bn_mode "inplace" or "sync"' in problem
+    (problem,) = problems_of({"training": {"activation_memory_budget": 0.5}})
+    assert "set training.compile to true" in problem

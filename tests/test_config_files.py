@@ -60,7 +60,7 @@ def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
 
 def test_the_digest_of_the_defaults_is_that_of_earlier_versions() -> None:
     # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
-    assert Experiment().digest() == "014d553acfad839e9bfb9b971db2a3a4041c3284904aba90ca8f207551a5eacd"
+    assert Experiment().digest() == "97714677f2750e023caed0ece27385028de0861ba5e581af23bdd1a29030a394"
 
 
 def test_settings_and_defaults_cannot_be_changed_through_an_experiment() -> None:

@@ -11,6 +11,7 @@ import torch
 import zoo
 from zoo import config
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
+from zoo.layers.recompute import CheckpointedSequential
 from zoo.models import ARCHITECTURES
 from zoo.registry import build_from_config, options_of, published
 
@@ -56,10 +57,10 @@ def test_unknown_names_and_options_name_what_there_is():
     with pytest.raises(zoo.ConfigError, match="unknown network 'resnet59'; the nearest names are resnet50"):
         zoo.get("resnet59")
     with pytest.raises(
-        zoo.ConfigError, match="resnet18 has no option 'input_3x3'; its options are dilation, keep_outputs"
+        zoo.ConfigError, match="resnet18 has no option 'input_3x3'; its options are dilation, keep_outputs, memory"
     ):
         zoo.get("resnet18", input_3x3=True)
-    with pytest.raises(zoo.ConfigError, match="wider_resnet16 has no option 'dilation'; it has no options of its own"):
+    with pytest.raises(zoo.ConfigError, match="wider_resnet16 has no option 'dilation'; its options are memory"):
         zoo.get("wider_resnet16", dilation=2)
     with pytest.raises(zoo.ConfigError, match="norm 'batchnorm' is not one of"):
         zoo.get("resnet18", norm="batchnorm")
@@ -95,10 +96,10 @@ def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, argume
 
 
 def test_options_are_those_of_the_family():
-    assert options_of("resnet50") == ["dilation", "keep_outputs"]
-    assert options_of("densenet121") == options_of("resnext50") == ["input_3x3", "dilation"]
-    assert options_of("wider_resnet38") == []
-    assert options_of("wider_resnet38_a2") == ["dilation"]
+    assert options_of("resnet50") == ["dilation", "keep_outputs", "memory"]
+    assert options_of("densenet121") == options_of("resnext50") == ["input_3x3", "dilation", "memory"]
+    assert options_of("wider_resnet38") == ["memory"]
+    assert options_of("wider_resnet38_a2") == ["dilation", "memory"]
 
 
 @pytest.mark.usefixtures("meta")
@@ -127,6 +128,15 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
     (key,) = arguments
     with pytest.raises(zoo.ConfigError, match=f"densenet264_ipabn_lr_256 was trained with {key}="):
         zoo.get("densenet264", pretrained=True, **arguments)
+
+
+def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
+    monkeypatch.setattr("zoo.registry.fetch_weights", lambda name: name)
+    monkeypatch.setattr("zoo.registry.load_weights", lambda model, path: None)
+    with torch.device("meta"):
+        model = zoo.get("densenet264", pretrained=True, memory="checkpoint")
+        assert model.memory == "checkpoint"
+        assert zoo.get("resnext101_ipabn_lr_512", memory="unwind")
 
 
 def test_weights_load_strictly_from_a_path_whatever_the_name(tmp_path):
@@ -169,6 +179,7 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
             "activation": "elu",
             "activation_param": 1.0,
             "classes": 3,
+            "memory": "checkpoint",
         },
         "input": {"scale_val": 36, "crop_val": 32, "crop_train": 32},
     }
@@ -179,6 +190,8 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
     loaded = zoo.get(path)
     assert loaded.mod1.bn1.activation == "elu"
     assert loaded.classifier.fc.out_features == 3
+    assert isinstance(loaded.mod2, CheckpointedSequential)
+    assert type(zoo.get(path, memory="auto").mod2) is torch.nn.Sequential
     assert (loaded.pretrained_cfg["scale"], loaded.pretrained_cfg["crop"]) == (36, 32)
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
     torch.save(model.state_dict(), path)

@@ -65,7 +65,8 @@ def get(
         features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
-        **arch: options of the family: ``input_3x3``, ``dilation``, ``keep_outputs``.
+        **arch: options of the family: ``input_3x3``, ``dilation``, ``keep_outputs``, and ``memory``, what is kept for
+            backward ("auto", "plain", "checkpoint", ...; it changes no weights).
 
     Raises ConfigError for an unknown name or option, naming those that exist, and WeightsError for weights that cannot
     be had or do not fit.
@@ -166,10 +167,11 @@ def _check_options(arch: str, options: dict[str, Any]) -> None:
     known = options_of(arch)
     for option, value in options.items():
         if option not in known:
-            have = f"its options are {', '.join(known)}" if known else "it has no options of its own"
             common = [key for key in inspect.signature(get).parameters if key not in ("name", "arch")]
             hint = nearest(option, [*known, *common], 1)[0]
-            raise ConfigError(f"{arch} has no option {option!r}; {have}; the nearest argument is {hint!r}")
+            raise ConfigError(
+                f"{arch} has no option {option!r}; its options are {', '.join(known)}; the nearest argument is {hint!r}"
+            )
         if option in SWITCHES and not isinstance(value, bool):
             raise ConfigError(f"{arch}: {option} must be True or False, got {value!r}")
 
@@ -198,6 +200,8 @@ def _of_config(network: config.Network) -> dict[str, Any]:
         settings["input_3x3"] = True
     if network.dilation != 1:
         settings["dilation"] = network.dilation
+    if network.memory != "auto":
+        settings["memory"] = network.memory
     return settings
 
 
@@ -229,8 +233,8 @@ def _only_variant(name: str) -> str:
 
 def _check_contradictions(name: str, settings: dict[str, Any], given: dict[str, Any], signed_scale: bool) -> None:
     """Raise ConfigError where an argument differs from what the published weights were trained with."""
-    if signed_scale:
-        given = {key: value for key, value in given.items() if key != "norm"}
+    free = {"memory", "norm"} if signed_scale else {"memory"}
+    given = {key: value for key, value in given.items() if key not in free}
     for key, value in given.items():
         if settings.get(key, value) != value or (key not in settings and value):
             raise ConfigError(

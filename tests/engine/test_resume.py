@@ -114,6 +114,16 @@ def test_settings_that_do_not_touch_the_computation_may_change(tmp_path: Path) -
     assert _start(tmp_path, config=changed, resume="auto").step == 1
 
 
+def test_a_checkpoint_older_than_a_setting_continues_with_the_settings_default(tmp_path: Path) -> None:
+    _save_steps(tmp_path, 1)
+    content = read(tmp_path / CHECKPOINT)
+    del content["config"]["network"]["memory"]
+    write(content, tmp_path, is_best=False)
+    assert _start(tmp_path, resume="auto").step == 1
+    with pytest.raises(CheckpointError, match=r"network.memory: 'auto' before, 'plain' now"):
+        _start(tmp_path, config=make_config(network={"memory": "plain"}), resume="auto")
+
+
 def test_another_number_of_processes_is_refused_unless_allowed(tmp_path: Path) -> None:
     saved = _save_steps(tmp_path, 1)
     content = read(tmp_path / CHECKPOINT)

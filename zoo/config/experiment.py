@@ -50,11 +50,25 @@ class Input(Section):
 
 
 class Training(Section):
-    """How the steps are computed; the defaults are those of the published runs."""
+    """How the steps are computed; the defaults are those of the published runs.
+
+    ``activation_memory_budget`` tells torch.compile how much to keep for backward, from 0 (as little as by repeating
+    the whole forward pass) to 1 (torch's own choice, for speed); None leaves the choice to torch.
+    """
 
     amp: Literal["off", "bf16", "fp16"] = "off"
     channels_last: bool = False
     compile: bool = False
+    activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield a complaint about a budget without a compiler to keep it."""
+        if self.activation_memory_budget is not None and not self.compile:
+            yield (
+                ("activation_memory_budget", "compile"),
+                "is kept by torch.compile alone; set training.compile to true, or remove the key and choose a "
+                "network.memory",
+            )
 
 
 class CheckpointConfig(Section):

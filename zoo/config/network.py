@@ -9,6 +9,16 @@ from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt
 
 from zoo.config.section import Section
 
+# What networks keep for backward; the first words of an architecture's name -> the values of `memory` that it has.
+_RESIDUAL = ("auto", "plain", "checkpoint", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat")
+MEMORY = {
+    "resnet": ("auto", "plain", "fused", "checkpoint"),
+    "resnext": _RESIDUAL,
+    "wider_resnet": _RESIDUAL,
+    "densenet": ("auto", "plain", "checkpoint"),
+}
+NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat")
+
 
 def _check_dilation(value: Any) -> Any:
     """Return ``value`` if it is a whole number >= 1, or a list of such, or of lists of such."""
@@ -34,6 +44,9 @@ class Network(Section):
     bn_mode: Literal["standard", "inplace", "sync"] = "standard"
     classes: PositiveInt = 1000
     dilation: Annotated[int | list[int | list[int]], PlainValidator(_check_dilation)] = 1
+    memory: Literal[
+        "auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat"
+    ] = "auto"
     weight_init: Literal["xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal"] = (
         "xavier_normal"
     )
@@ -61,4 +74,12 @@ class Network(Section):
             yield (
                 ("dilation", "arch"),
                 f"{self.arch} cannot be dilated; remove the key, or use {self.arch}_a2",
+            )
+        allowed = next((values for family, values in MEMORY.items() if self.arch.startswith(family)), (self.memory,))
+        if self.memory not in allowed:
+            yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(allowed)}"
+        elif self.memory in NEEDS_INPLACE and self.bn_mode == "standard":
+            yield (
+                ("memory", "bn_mode"),
+                'needs norms that work in place; use bn_mode "inplace" or "sync", or remove the key',
             )

@@ -104,7 +104,8 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
-    before, now = dict(_leaves(saved)), dict(_leaves(config.model_dump(mode="json")))
+    defaults = _leaves(Experiment().model_dump(mode="json"))  # of keys that are younger than the checkpoint
+    before, now = {**dict(defaults), **dict(_leaves(saved))}, dict(_leaves(config.model_dump(mode="json")))
     keys = [key for key in sorted(before | now) if not key.startswith(HARMLESS_KEYS)]
     changes = [
         f"{key}: {before.get(key, 'absent')!r} before, {now.get(key, 'absent')!r} now"

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.config import Experiment
+from zoo.engine.compiled import compile_network
 from zoo.engine.distribute import distribute
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
@@ -59,7 +60,8 @@ def build_state(config: Experiment, model: nn.Module, process: Process) -> Train
     model.to(process.device)
     if config.training.channels_last:
         model.to(memory_format=torch.channels_last)
-    compiled: nn.Module = torch.compile(model) if config.training.compile else model  # type: ignore[assignment]
+    settings = config.training
+    compiled = compile_network(model, settings.activation_memory_budget) if settings.compile else model
     return TrainState(
         config=config,
         process=process,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import torch
 from torch import Tensor, nn
 
+from zoo.config.network import MEMORY
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.norm_conv import norm_conv
+from zoo.layers.recompute import checkpoint
+from zoo.ops.abn.recompute import join
 
 
 class DenseModule(nn.Module):
@@ -16,30 +19,76 @@ class DenseModule(nn.Module):
 
     The output is the concatenation of the input and all layers' outputs, ``out_channels`` wide.  The state dict holds
     all ``convs1`` before all ``convs3``, as published.
+
+    ``memory`` says what is kept for backward.  "auto": with in-place norms, of each layer its output and that of its
+    second norm, linear in the number of layers: the concatenation and the first norm are repeated (`norm_conv`); with
+    other norms what "plain" keeps.  "plain": the first norms' outputs too, which are as wide as all before them.
+    "checkpoint": the layers' outputs only; each layer is run again.
     """
 
-    def __init__(self, in_channels: int, growth: int, layers: int, norm: NormFactory, dilation: int = 1) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        growth: int,
+        layers: int,
+        norm: NormFactory,
+        dilation: int = 1,
+        memory: str = "auto",
+    ) -> None:
         super().__init__()
+        if memory not in MEMORY["densenet"]:
+            raise ValueError(f"memory={memory!r} is not one of {', '.join(MEMORY['densenet'])}")
+        self.memory = memory
         self.convs1 = nn.ModuleList()
         self.convs3 = nn.ModuleList()
+        width = 4 * growth
         for index in range(layers):
             channels = in_channels + index * growth
-            self.convs1.append(_norm_conv(channels, 4 * growth, norm, kernel_size=1))
-            self.convs3.append(_norm_conv(4 * growth, growth, norm, kernel_size=3, dilation=dilation))
+            conv1, conv3 = conv2d(channels, width, 1), conv2d(width, growth, 3, dilation=dilation)
+            self.convs1.append(NormConv(norm(channels), conv1, recompute=memory == "auto"))
+            self.convs3.append(NormConv(norm(width), conv3))
         out_of_place(self.convs1[0].bn)  # the first layer reads the module's input itself, not a concatenation
         self.out_channels = in_channels + layers * growth
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, out_channels, H, W) in a new tensor."""
-        outputs = [x]
+        return join(self.maps(x))
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Return x and what each layer adds, (N, growth, H, W): the parts of the module's output."""
+        maps = [x]
         for conv1, conv3 in zip(self.convs1, self.convs3, strict=True):
-            joined = torch.cat(outputs, dim=1) if len(outputs) > 1 else x
-            outputs.append(conv3(conv1(joined)))
-        return torch.cat(outputs, dim=1)
+            if self.memory == "checkpoint" and isinstance(x, Tensor):  # and not a stand-in of torch.fx
+                maps.append(checkpoint(_DenseLayer(conv1, conv3), *maps))
+            else:
+                maps.append(conv3(conv1(*maps)))
+        return maps
 
 
-def _norm_conv(
-    in_channels: int, out_channels: int, norm: NormFactory, kernel_size: int, dilation: int = 1
-) -> nn.Sequential:
-    conv = conv2d(in_channels, out_channels, kernel_size, dilation=dilation)
-    return nn.Sequential(OrderedDict(bn=norm(in_channels), conv=conv))
+class _DenseLayer(nn.Module):
+    """The two steps of a layer as one module that can be run again; made for the call, outside the state dict."""
+
+    def __init__(self, conv1: nn.Module, conv3: nn.Module) -> None:
+        super().__init__()
+        self.conv1, self.conv3 = conv1, conv3
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        return self.conv3(self.conv1(*maps))
+
+
+class NormConv(nn.Sequential):
+    """Norm ``bn`` and convolution ``conv`` of the concatenation of all inputs.
+
+    With ``recompute`` an in-place norm's concatenation and output are not kept but made again in backward.
+    """
+
+    bn: nn.Module
+    conv: nn.Module
+
+    def __init__(self, bn: nn.Module, conv: nn.Module, recompute: bool = False) -> None:
+        super().__init__(OrderedDict(bn=bn, conv=conv))
+        self.recompute = recompute
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return (N, channels of ``conv``, H, W) in a new tensor."""
+        return norm_conv(self.bn, self.conv, *inputs) if self.recompute else self.conv(self.bn(join(inputs)))

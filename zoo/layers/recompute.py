@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
+from zoo.ops.recorded import is_transformed
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:
@@ -18,16 +19,30 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
     `torch.utils.checkpoint.checkpoint` (non-reentrant) that updates running statistics once per step; called
     directly, torch's runs every norm's forward twice and updates them twice.  ``module`` must not overwrite ``args``:
-    the residual blocks and dense modules of this package do not.
+    the residual blocks and dense modules of this package do not.  Without gradients, and in transforms of `torch.func`,
+    which cannot compute anything again, this is ``module(*args)``.
     """
-
+    if not torch.is_grad_enabled():
+        return module(*args)
     if torch.compiler.is_compiling():  # a compiled graph updates buffers once by itself, and takes no context
         return torch_checkpoint(module, *args, use_reentrant=False)
+    if is_transformed():
+        return module(*args)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _paused_statistics(module)
 
     return torch_checkpoint(module, *args, use_reentrant=False, context_fn=contexts)
+
+
+class CheckpointedSequential(nn.Sequential):
+    """Modules in order, of which backward keeps the inputs only: each is run again, see `checkpoint`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last module's output."""
+        for module in self:
+            x = checkpoint(module, x) if isinstance(x, Tensor) else module(x)  # else: a stand-in of torch.fx
+        return x
 
 
 @contextmanager

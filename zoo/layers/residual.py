@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import InPlaceABN, NormFactory, activate_, out_of_place
+from zoo.layers.norm_conv import norm_conv
+from zoo.ops.recorded import in_selective_checkpoint
 
 FUSE = ("auto", "always", "never")
 
@@ -102,6 +104,9 @@ class IdentityResidualBlock(nn.Module):
     ``channels`` holds two entries for a basic block (3x3 with the stride, 3x3; both dilated) or three for a bottleneck
     (1x1 with the stride, 3x3 with groups and dilation, 1x1).  A projection reads the output of the first norm, which
     never overwrites x.  ``dropout`` is the probability with which whole maps are dropped before the last convolution.
+
+    ``keep`` makes in-place norms leave their inputs as they are, and says what backward keeps to compute their outputs
+    again: "input" or "xhat" (`norm_conv`).  A norm whose output is read by more than one convolution keeps its output.
     """
 
     def __init__(
@@ -113,8 +118,10 @@ class IdentityResidualBlock(nn.Module):
         groups: int = 1,
         dilation: int = 1,
         dropout: float = 0.0,
+        keep: str | None = None,
     ) -> None:
         super().__init__()
+        self.keep = keep
         bottleneck = len(channels) == 3
         if groups > 1 and not bottleneck:
             raise ValueError(f"groups={groups} needs a block of three channels, got {tuple(channels)}")
@@ -142,9 +149,31 @@ class IdentityResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output in a new tensor."""
+        if self.keep is not None:
+            return self._recomputed(x, self.keep)
         activated = self.bn1(x)
         shortcut = self.proj_conv(activated) if self.has_projection else x
-        return self.convs(activated).add_(shortcut)  # the last convolution does not keep its output
+        return _add(self.convs(activated), shortcut)
+
+    def _recomputed(self, x: Tensor, keep: str) -> Tensor:
+        """Return the same, each norm and the convolution that it directly precedes in one operation."""
+        if self.has_projection:
+            activated = self.bn1(x)
+            shortcut, layers = self.proj_conv(activated), list(self.convs)
+            y = layers.pop(0)(activated)
+        else:
+            shortcut, y, layers = x, x, [self.bn1, *self.convs]
+        while len(layers) > 1:
+            if isinstance(layers[1], nn.Conv2d):
+                y = norm_conv(layers.pop(0), layers.pop(0), y, keep=keep)
+            else:  # dropout comes between
+                y = layers.pop(0)(y)
+        return _add(y, shortcut)
+
+
+def _add(y: Tensor, shortcut: Tensor) -> Tensor:
+    """Return the sum, overwriting y, which is a convolution's output that nobody else keeps."""
+    return y + shortcut if in_selective_checkpoint() else y.add_(shortcut)
 
 
 def _without_activation(norm: Any) -> Any:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
-from zoo.layers.dense import DenseModule
+from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.norm_conv import has_hooks
+from zoo.layers.recompute import checkpoint
 from zoo.layers.stem import build_stem
+from zoo.models.memory import check_memory
 from zoo.models.network import Network, dilation_per_module
+from zoo.ops.abn.recompute import join
+from zoo.ops.mean_pool import mean_pool2d
 
 GROWTH = 32
 
@@ -22,6 +26,9 @@ class DenseNet(Network):
 
     ``input_3x3`` makes the stem of three 3x3 convolutions instead of one 7x7.  ``dilation`` is an int for all dense
     modules or one int per module; the pooling before a module with a dilation other than 1 is left out.
+
+    ``memory`` says what is kept for backward, see `DenseModule`; transitions are treated as the layers are, and "auto"
+    and "checkpoint" keep neither the concatenated outputs of modules nor the pools' inputs.
     """
 
     def __init__(
@@ -33,33 +40,74 @@ class DenseNet(Network):
         features_only: bool = False,
         input_3x3: bool = False,
         dilation: int | Sequence[int] = 1,
+        memory: str = "auto",
     ) -> None:
+        check_memory(memory, "densenet", norm)
         super().__init__(features_only)
+        self.memory = memory
         dilations = dilation_per_module(dilation, any_number=True)
         channels, reduction = 2 * GROWTH, 4
-        self.mod1 = build_stem(channels, norm, input_3x3)
+        self.mod1 = build_stem(channels, norm, input_3x3, memory)
         self._add_stage("mod1", channels=channels, reduction=reduction)
         for number, (layers, module_dilation) in enumerate(zip(structure, dilations, strict=True), start=2):
             names = [f"mod{number}"]
             if number > 2:
                 names.insert(0, f"tra{number - 1}")
                 pool = module_dilation == 1
-                self.add_module(names[0], _transition(channels, channels // 2, norm, pool))
+                self.add_module(names[0], _Transition(channels, channels // 2, norm, pool, memory))
                 channels, reduction = channels // 2, reduction * (2 if pool else 1)
-            module = DenseModule(channels, GROWTH, layers, norm, module_dilation)
+            module = DenseModule(channels, GROWTH, layers, norm, module_dilation, memory)
             channels = module.out_channels
             self.add_module(f"mod{number}", module)
             self._add_stage(*names, channels=channels, reduction=reduction)
         self.bn_out = out_of_place(norm(channels))
         self._add_classifier(classes)
 
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the last map (N, num_features, H, W), normalised and activated.
 
-def _transition(in_channels: int, out_channels: int, norm: NormFactory, pool: bool) -> nn.Sequential:
-    bn = out_of_place(norm(in_channels))  # reads a stage's output, which may be a returned feature
-    layers: OrderedDict[str, nn.Module] = OrderedDict(bn=bn, conv=conv2d(in_channels, out_channels, 1))
-    if pool:
-        layers["pool"] = nn.AvgPool2d(2)
-    return nn.Sequential(layers)
+        The maps of a module are joined where they are read, so that backward need not keep them twice; for a module
+        with a hook, which is to see its output, at once.
+        """
+        if self.memory == "plain":
+            return super().forward_features(x)
+        maps = [self.mod1(x)]
+        for *transition, name in self._stages[1:]:
+            for step in transition:
+                maps = [self._run_transition(getattr(self, step), maps)]
+            module = getattr(self, name)
+            maps = [module(*maps)] if has_hooks(module) else module.maps(*maps)
+        return self.bn_out(join(maps))
+
+    def _run_transition(self, transition: nn.Module, maps: list[Tensor]) -> Tensor:
+        if self.memory == "checkpoint" and isinstance(maps[0], Tensor):  # and not a stand-in of torch.fx
+            return checkpoint(transition, *maps)
+        return transition(*maps)
+
+
+class _Transition(NormConv):
+    """Norm and 1x1 convolution of the concatenated inputs, then, with ``pool``, 2x2 mean pooling."""
+
+    pool: nn.Module
+
+    def __init__(self, in_channels: int, out_channels: int, norm: NormFactory, pool: bool, memory: str) -> None:
+        bn = out_of_place(norm(in_channels))  # reads a stage's output, which may be a returned feature
+        super().__init__(bn, conv2d(in_channels, out_channels, 1), recompute=memory == "auto")
+        if pool:
+            self.pool = nn.AvgPool2d(2) if memory == "plain" else MeanPool2d(2)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return (N, out_channels, H, W) or half that size in a new tensor."""
+        x = super().forward(*inputs)
+        return self.pool(x) if hasattr(self, "pool") else x
+
+
+class MeanPool2d(nn.AvgPool2d):
+    """`torch.nn.AvgPool2d` of 2x2 windows that does not keep its input for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the means, in a new tensor."""
+        return mean_pool2d(x)
 
 
 ARCHITECTURES = {

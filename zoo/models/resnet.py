@@ -12,6 +12,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.stem import max_pool
+from zoo.models.memory import FUSE, build_stage, check_memory
 from zoo.models.network import Network, dilation_per_module
 
 
@@ -21,6 +22,11 @@ class ResNet(Network):
     ``dilation`` is 1 or one entry per module: an entry other than 1 dilates all blocks of the module and removes its
     stride (for mod2: the stem's pooling).  With ``keep_outputs`` forward returns the list of the five modules' outputs
     and, where there is a classifier, the logits.
+
+    ``memory`` says what is kept for backward.  "auto": the outputs of norms in place, but for a block's last norm the
+    block's output alone; in half precision both.  "fused": the block's output alone in half precision too, where the
+    last norms' scales allow it (`ResidualBlock`).  "checkpoint": the blocks' inputs; each block is run again.
+    "plain": the outputs of all norms and blocks, and the input of the pool, which is torch's.
     """
 
     def __init__(
@@ -33,13 +39,15 @@ class ResNet(Network):
         features_only: bool = False,
         dilation: int | Sequence[int] = 1,
         keep_outputs: bool = False,
+        memory: str = "auto",
     ) -> None:
         super().__init__(features_only)
         dilations = dilation_per_module(dilation, any_number=False)
         self.keep_outputs = keep_outputs
         stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, 64, 7, stride=2), bn1=norm(64))
+        check_memory(memory, "resnet", stem["bn1"])
         if dilations[0] == 1:
-            stem["pool1"] = max_pool()
+            stem["pool1"] = max_pool(memory)
         self.mod1 = nn.Sequential(stem)
         reduction = 4 if dilations[0] == 1 else 2
         self._add_stage("mod1", channels=64, reduction=reduction)
@@ -51,11 +59,11 @@ class ResNet(Network):
             module: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(1, blocks + 1):
                 module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation
+                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, FUSE.get(memory, "auto")
                 )
                 in_channels = channels[-1]
             reduction *= stride
-            self.add_module(f"mod{index + 2}", nn.Sequential(module))
+            self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self._add_classifier(classes)
 

@@ -12,6 +12,7 @@ from zoo.errors import ConfigError
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stem import build_stem
+from zoo.models.memory import KEEP, build_stage, check_memory
 from zoo.models.network import Network
 
 GROUPS = 64
@@ -24,6 +25,12 @@ class ResNeXt(Network):
     ``input_3x3`` makes the stem of three 3x3 convolutions instead of one 7x7.  ``dilation`` is 1 or one entry per
     module, each an int or one int per block; an entry other than 1 (a list of ones included) removes the module's
     stride.
+
+    ``memory`` says what is kept for backward.  "auto": of each block the norms' outputs, of the pools one byte each.
+    "unwind": in each module without those of the blocks' first norms; "unwind_3x3": of bottlenecks without those of
+    the last norms either (`UnwoundSequential`).  "checkpoint": the blocks' inputs; each is run again.
+    "checkpoint_norms", "checkpoint_xhat": the norms' inputs, or x_hat: the paper's Figure 2 b and c, which hold as much
+    as "auto", its Figure 2 d.  "plain": as "auto", but the pools are torch's.
     """
 
     def __init__(
@@ -35,9 +42,10 @@ class ResNeXt(Network):
         features_only: bool = False,
         input_3x3: bool = False,
         dilation: int | Sequence[BlockDilation] = 1,
+        memory: str = "auto",
     ) -> None:
         super().__init__(features_only)
-        self.mod1 = build_stem(64, norm, input_3x3)
+        self.mod1 = build_stem(64, norm, input_3x3, memory)
         self._add_stage("mod1", channels=64, reduction=4)
         in_channels, reduction = 64, 4
         entries = _dilation_per_module(dilation, structure)
@@ -53,12 +61,14 @@ class ResNeXt(Network):
                     stride=stride if block == 0 else 1,
                     groups=GROUPS,
                     dilation=entry if isinstance(entry, int) else entry[block],
+                    keep=KEEP.get(memory),
                 )
                 in_channels = 2 * width
             reduction *= stride
-            self.add_module(f"mod{index + 2}", nn.Sequential(module))
+            self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
+        check_memory(memory, "resnext", self.bn_out)
         self._add_classifier(classes)
 
 

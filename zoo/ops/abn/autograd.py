@@ -77,15 +77,19 @@ class ActivatedBatchNorm(torch.autograd.Function):
         form = Form(weight, bias, *ctx.settings)
         count = ctx.count if count_tensor is None else count_tensor
         sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, form, shortcut)
-        dx = dshortcut = dweight = dbias = None
+        dx = dshortcut = None
         if any(ctx.needs_input_grad[:2]):
             means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, ctx.group)
             dx, dshortcut = kernels.backward_apply(z, dz, var, means, form, shortcut)
-        if weight is not None and ctx.needs_input_grad[2]:
-            dweight = torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat).to(weight.dtype)
-        if bias is not None and ctx.needs_input_grad[3]:
-            dbias = sum_dy.to(bias.dtype)
-        return dx, dshortcut, dweight, dbias, *[None] * 8
+        return dx, dshortcut, *parameter_gradients(sum_dy, sum_dy_xhat, weight, bias), *[None] * 8
+
+
+def parameter_gradients(
+    sum_dy: Tensor, sum_dy_xhat: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return dL/dweight = sign(weight) sum(dy x_hat), the sign of 0 being +1, and dL/dbias = sum(dy)."""
+    dweight = None if weight is None else torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat).to(weight.dtype)
+    return dweight, None if bias is None else sum_dy.to(bias.dtype)
 
 
 def means_over_group(

@@ -37,8 +37,8 @@ def _choose(wanted: str) -> dict[str, ModuleType]:
 
 _wanted = os.environ.get("ZOO_KERNELS", "auto")
 _chosen = _choose(_wanted)
-# TMP if _wanted == "auto" and "cpu" not in _chosen:
-# TMP     warnings.warn(f"zoo computes norms on the CPU with plain torch operations: {native.why_not()}", stacklevel=2)
+if _wanted == "auto" and "cpu" not in _chosen:
+    warnings.warn(f"zoo computes norms on the CPU with plain torch operations: {native.why_not()}", stacklevel=2)
 
 
 def kernels_for(x: Tensor) -> ModuleType:

@@ -12,6 +12,7 @@ from zoo.ops.abn.autograd import ActivatedBatchNorm, Statistics
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.reference import Form
 from zoo.ops.abn.sync import gather_statistics
+from zoo.ops.recorded import in_selective_checkpoint
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -52,7 +53,7 @@ def inplace_abn(
     Only the output and per-channel vectors are kept for backward, and ``shortcut``, which the producer of x usually
     keeps anyway: the residual sum before the activation is recovered.  x_hat is then recovered with an error of about
     u rms(sum) / (|weight| + eps), u being the rounding unit of the dtype of x: in half precision |weight| should be at
-    least 0.01 rms(sum).  Under torch.compile x is never overwritten.
+    least 0.01 rms(sum).  Under torch.compile, and in a selective checkpoint, x is never overwritten.
     Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
     statistics of.  Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
     """
@@ -66,7 +67,7 @@ def inplace_abn(
 
 def normalise(x: Tensor, statistics: Statistics, form: Form, inplace: bool, shortcut: Tensor | None = None) -> Tensor:
     """Return f((|weight| + eps) x_hat + bias + shortcut), as `inplace_abn` does, with statistics taken before."""
-    inplace = inplace and not torch.compiler.is_compiling()
+    inplace = inplace and not torch.compiler.is_compiling() and not in_selective_checkpoint()
     weight, bias, *settings = form
     mean, var, count, group = statistics
     return ActivatedBatchNorm.apply(x, shortcut, weight, bias, mean, var, count, *settings, inplace, group)

@@ -1,0 +1,194 @@
+"""Dense modules and networks: every way to save memory computes the same, and what it keeps grows as it should."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import zoo
+from tests.dist.spawn import run_distributed
+from tests.formula import relative_error
+from zoo.errors import ConfigError
+from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
+from zoo.layers.dense import DenseModule
+from zoo.models.densenet import DenseNet
+from zoo.ops.mean_pool import mean_pool2d
+from zoo.report.measure_storages import count_memory
+
+MEMORY = ["auto", "plain", "checkpoint"]
+
+
+def network(norm: str = "inplace", memory: str = "auto", structure=(2, 2, 3, 1), **options) -> DenseNet:
+    torch.manual_seed(0)
+    model = DenseNet(norm_act(norm), 5, structure=structure, memory=memory, **options)
+    init_weights(model)
+    return model
+
+
+def step(model, x, call=None):
+    """Return output, gradients and buffers after one training step."""
+    out = model(x) if call is None else call(x)
+    sum(o.square().mean() for o in (out if isinstance(out, list) else [out])).backward()
+    outputs = out if isinstance(out, list) else [out]
+    return [*outputs, *[p.grad for p in model.parameters() if p.grad is not None], *model.buffers()]
+
+
+def worst(actual, expected):
+    return max(relative_error(ours, truth) for ours, truth in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("features_only", [False, True])
+@pytest.mark.parametrize("dilation", [1, [1, 1, 2, 4]])
+@pytest.mark.parametrize("norm", ["standard", "inplace"])
+def test_every_way_to_save_memory_is_the_same_step(norm, dilation, features_only):
+    x = torch.randn(2, 3, 72, 56, dtype=torch.float64)  # 9x7 maps before the last pool, which leaves odd ones out
+    options = {"dilation": dilation, "features_only": features_only}
+    plain = step(network(norm, "plain", **options).double(), x)
+    for memory in ("auto", "checkpoint"):
+        found = step(network(norm, memory, **options).double(), x)
+        assert worst(found, plain) < 1e-9
+        assert {int(count) for count in found if count.dtype == torch.long} == {1, 0} if features_only else {1}
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_channels_last_and_evaluation_agree_with_plain(memory):
+    x = torch.randn(2, 3, 64, 64)
+    plain, model = network(memory="plain"), network(memory=memory).to(memory_format=torch.channels_last)
+    out = step(model, x.contiguous(memory_format=torch.channels_last))
+    assert worst(out, step(plain, x)) < 1e-3
+    with torch.no_grad():
+        assert relative_error(model.eval()(x), plain.eval()(x)) < 1e-4
+
+
+@pytest.mark.parametrize("memory", ["auto", "checkpoint"])
+def test_under_autocast_the_step_is_that_of_plain(memory):
+    x = torch.randn(2, 3, 64, 64)
+
+    def autocast(model):
+        def call(x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x).float()
+
+        return call
+
+    plain, model = network(memory="plain"), network(memory=memory)
+    found, truth = step(model, x, autocast(model)), step(plain, x, autocast(plain))
+    assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in truth]
+    assert worst(found[:1], truth[:1]) < 1e-2
+    assert worst(found[1:], truth[1:]) < 0.1  # gradients of bfloat16 through 16 norms
+
+
+def held(memory: str, layers: int, norm=InPlaceABN) -> int:
+    with torch.device("meta"):
+        module, conv = DenseModule(16, 8, layers, norm, memory=memory), nn.Conv2d(3, 16, 1)
+        x = torch.empty(2, 3, 8, 8)
+    return count_memory(lambda: module(conv(x)).sum(), module.parameters()).held
+
+
+def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
+    map_bytes = 2 * 8 * 8 * 4
+    auto, checkpoint, plain, standard = (
+        [held(memory, layers, norm) for layers in (4, 8, 12)]
+        for memory, norm in (("auto", InPlaceABN), ("checkpoint", InPlaceABN), ("plain", InPlaceABN), ("plain", ABN))
+    )
+    per_channel = 16 * 8 * 16  # generous: the vectors of a norm are as long as its concatenation is wide
+
+    def bend(sizes):
+        return sizes[0] - 2 * sizes[1] + sizes[2]
+
+    for sizes, channels in ((auto, 8 + 32), (checkpoint, 8)):
+        assert abs(bend(sizes)) < per_channel
+        assert abs(sizes[1] - sizes[0] - 4 * channels * map_bytes) < 2 * per_channel + 4 * 8 * map_bytes
+    assert bend(plain) >= 4 * 4 * 8 * map_bytes  # 4 layers more read 4 x 8 channels more, each
+    assert bend(standard) >= 2 * 4 * 4 * 8 * map_bytes
+
+
+def test_densenet264_holds_an_eighth_of_what_standard_norms_hold():
+    sizes = []
+    for settings in ({"norm": "inplace"}, {"norm": "standard", "memory": "plain"}):
+        with torch.device("meta"):
+            model, x = zoo.get("densenet264", input_3x3=True, **settings), torch.empty(4, 3, 224, 224)
+        sizes.append(count_memory(lambda model=model, x=x: model(x).sum(), model.parameters()).held)
+    assert sizes[0] / sizes[1] < 0.130
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_hooks_see_the_outputs_of_modules_layers_and_norms(memory):
+    model, seen = network(memory=memory), {}
+    for name in ("mod2", "mod3.convs1.1", "mod3.convs1.1.bn", "tra3", "tra3.conv"):
+        model.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: seen.update({name: out.shape}))
+    model(torch.randn(2, 3, 64, 64)).sum().backward()
+    assert seen == {
+        "mod2": (2, 128, 16, 16),
+        "mod3.convs1.1": (2, 128, 8, 8),
+        "mod3.convs1.1.bn": (2, 96, 8, 8),
+        "tra3": (2, 64, 4, 4),
+        "tra3.conv": (2, 64, 8, 8),
+    }
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_standard_norms_can_be_converted(memory):
+    standard = network("standard", memory)
+    inplace = convert_norm(copy.deepcopy(standard), "inplace")
+    x = torch.randn(2, 3, 64, 64)
+    assert sum(type(module) is InPlaceABN for module in inplace.modules()) == 20
+    assert relative_error(inplace.eval()(x), standard.eval()(x)) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
+@pytest.mark.parametrize("memory", ["auto", "checkpoint"])
+def test_compiled_networks_take_the_same_step(memory):
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    model, eager = (network(memory=memory, structure=(1, 2, 1, 1)).double() for _ in range(2))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert worst(step(model, x, compiled), step(eager, x)) < 1e-9
+
+
+def _gradients(rank: int | None) -> list[torch.Tensor]:
+    """Return the gradients of one step with the whole batch, or of one rank of three and two pictures under DDP."""
+    model = network("sync", structure=(1, 2, 1, 1)).double()
+    x = torch.randn(5, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if rank is not None:
+        x = (x[:3], x[3:])[rank]
+    call = model if rank is None else nn.parallel.DistributedDataParallel(model)
+    weight = 1 if rank is None else dist.get_world_size()  # DDP averages over the ranks
+    (call(x).square().sum() * weight).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def _gradients_of_rank() -> list[torch.Tensor]:
+    return _gradients(dist.get_rank())
+
+
+@pytest.mark.dist
+def test_two_processes_under_ddp_have_the_gradients_of_the_whole_batch():
+    whole = _gradients(None)
+    for found in run_distributed(_gradients_of_rank, 2):
+        assert worst(found, whole) < 1e-9
+
+
+def test_an_unknown_way_is_an_error_that_names_those_there_are():
+    with pytest.raises(ConfigError, match=r"auto, plain, checkpoint.*'unwind'"):
+        zoo.get("densenet121", memory="unwind")
+    with pytest.raises(ValueError, match="memory='all' is not one of auto, plain, checkpoint"):
+        DenseModule(8, 4, 2, InPlaceABN, memory="all")
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(2, 3, 8, 6), (2, 3, 7, 5), (1, 4, 4, 5), (0, 3, 4, 4)])
+def test_the_mean_pool_is_torchs_and_keeps_nothing(shape, layout):
+    x = torch.randn(shape, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    out, truth = mean_pool2d(x), F.avg_pool2d(x, 2)
+    wave = torch.arange(out.numel(), dtype=torch.float64).cos().view(out.shape)
+    assert torch.equal(out, truth)
+    assert out.grad_fn.saved_tensors == ()
+    found, expected = torch.autograd.grad(out, x, wave)[0], torch.autograd.grad(truth, x, wave)[0]
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()

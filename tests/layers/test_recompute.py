@@ -1,0 +1,80 @@
+"""Checkpointed blocks: the results of plain ones, batches counted once, nothing recomputed where nothing is kept."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.dist.spawn import run_distributed
+from tests.formula import relative_error
+from zoo.layers import InPlaceABN, InPlaceABNSync, init_weights
+from zoo.layers.recompute import CheckpointedSequential
+from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
+
+
+def blocks(kind="pre-activation", norm=InPlaceABN) -> nn.Sequential:
+    torch.manual_seed(0)
+    if kind == "pre-activation":
+        stage = nn.Sequential(
+            IdentityResidualBlock(8, (4, 4, 16), norm, stride=2, dropout=0.5),
+            IdentityResidualBlock(16, (4, 4, 16), norm, dropout=0.5),
+        )
+    else:
+        stage = nn.Sequential(ResidualBlock(8, (4, 4, 16), norm, stride=2), ResidualBlock(16, (4, 4, 16), norm))
+    init_weights(stage)
+    return stage
+
+
+def checkpointed(stage) -> CheckpointedSequential:
+    return CheckpointedSequential(*copy.deepcopy(stage))
+
+
+def step(module, x, autocast=False):
+    leaf = x.clone().requires_grad_()
+    torch.manual_seed(2)  # the same dropout
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = module(leaf)
+    (out.float() if autocast else out).square().sum().backward()
+    return [out.detach(), leaf.grad, *[p.grad for p in module.parameters()], *module.buffers()]
+
+
+@pytest.mark.parametrize("kind", ["pre-activation", "post-activation"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_blocks_with_dropout_and_under_autocast_have_the_results_of_plain_ones(kind, autocast):
+    stage = blocks(kind)
+    twin = checkpointed(stage)
+    x = torch.randn(4, 8, 8, 8)
+    for ours, truth in zip(step(twin, x, autocast), step(stage, x, autocast), strict=True):
+        assert torch.equal(ours, truth)  # batches are counted in the buffers
+
+
+def test_nothing_is_repeated_where_nothing_is_kept():
+    calls = []
+    twin = checkpointed(blocks("post-activation")).double()
+    twin[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    x = torch.randn(4, 8, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        twin(x)
+    gradient = torch.func.grad(lambda x: twin.eval()(x).square().sum())(x)
+    assert len(calls) == 2
+    leaf = x.clone().requires_grad_()
+    twin(leaf).square().sum().backward()
+    assert len(calls) == 4
+    assert relative_error(leaf.grad, gradient) < 1e-12
+
+
+def _distributed_step(recompute: bool) -> list[torch.Tensor]:
+    stage = blocks("post-activation", InPlaceABNSync).double()
+    network = nn.parallel.DistributedDataParallel(checkpointed(stage) if recompute else stage)
+    torch.manual_seed(torch.distributed.get_rank())
+    return step(network, torch.randn(2 + torch.distributed.get_rank(), 8, 8, 8, dtype=torch.float64))
+
+
+@pytest.mark.dist
+def test_synchronised_norms_in_distributed_networks_are_right():
+    plain, recomputed = run_distributed(_distributed_step, 2, False), run_distributed(_distributed_step, 2, True)
+    for rank in (0, 1):
+        assert max(map(relative_error, recomputed[rank], plain[rank])) < 1e-12

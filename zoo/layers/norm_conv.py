@@ -1,0 +1,60 @@
+"""A norm and the convolution after it, without the map between them being kept for backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from zoo.layers.norm import InPlaceABN, InPlaceABNSync
+from zoo.ops.abn.functional import check_activation
+from zoo.ops.abn.recompute import Geometry, join, norm_act_conv
+from zoo.ops.abn.reference import Form
+from zoo.ops.recorded import is_recorded
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def norm_conv(norm: nn.Module, conv: nn.Module, *inputs: Tensor, keep: str = "input") -> Tensor:
+    """Return conv(norm(inputs concatenated along the channels)), computing the norm's output again in backward.
+
+    Kept are the inputs (``keep="input"``) or x_hat (``keep="xhat"``); see `norm_act_conv`.  The inputs are left as
+    they are, whatever ``norm.inplace`` says.  This takes an in-place norm and a plain Conv2d.  Otherwise, and where
+    there is nothing to keep or nobody to keep it for (no gradients, `torch.func`, torch.compile, whose own
+    partitioner decides), or where a hook wants to see the map, the two modules are called one after the other.
+    """
+    if not _can_recompute(norm, conv, inputs):
+        return conv(norm(join(inputs)))
+    return _recomputed(norm, conv, inputs, keep)
+
+
+def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
+    return (
+        is_recorded()
+        and type(norm) in (InPlaceABN, InPlaceABNSync)
+        and type(conv) is nn.Conv2d
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+        and not has_hooks(norm)
+        and not has_hooks(conv)
+        and all(isinstance(x, Tensor) for x in inputs)  # and not stand-ins of torch.fx
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether somebody, for this module or for all, wants to see its inputs, outputs or gradients."""
+    return _has_any_global_hook() or any(getattr(module, hooks) for hooks in HOOKS)
+
+
+def _recomputed(norm: Any, conv: Any, inputs: tuple[Tensor, ...], keep: str) -> Tensor:
+    check_activation(norm.activation, norm.activation_param, norm.activations)
+    form = Form(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
+    geometry = Geometry(conv.stride, conv.padding, conv.dilation, conv.groups)
+    with torch.no_grad():
+        joined = join(inputs)
+        statistics = norm.take_statistics(joined)
+        if statistics.num_values is None:  # backward keeps the running mean, and a later batch moves it in place
+            statistics = statistics._replace(mean=statistics.mean.clone())
+    return norm_act_conv(inputs, joined, statistics, form, conv.weight, conv.bias, geometry, keep)

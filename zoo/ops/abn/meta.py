@@ -1,0 +1,52 @@
+"""The kernels of reference.py for tensors without numbers: they make what compiled kernels make, and nothing else.
+
+So a network on the meta device takes, on paper, the bytes that it takes on a device with compiled kernels; those of
+reference.py, with their temporaries, would be too many.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zoo.ops.abn.reference import Form, accumulate_dtype
+
+
+def why_not() -> str | None:
+    """Return None: there is nothing to build."""
+    return None
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance, shape (C,)."""
+    return _vector(x), _vector(x)
+
+
+def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> Tensor:
+    """Return z."""
+    return torch.empty_like(x)
+
+
+def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> None:
+    """Leave x as it is: there are no numbers to overwrite."""
+
+
+def backward_reduce(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the two sums, shape (C,)."""
+    return _vector(z), _vector(z)
+
+
+def backward_apply(
+    z: Tensor,
+    dz: Tensor,
+    var: Tensor,
+    means: tuple[Tensor, Tensor] | None,
+    form: Form,
+    shortcut: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return dL/dx and, with a shortcut, dL/dshortcut."""
+    return torch.empty_like(z), None if shortcut is None else torch.empty_like(z)
+
+
+def _vector(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1], dtype=accumulate_dtype(x.dtype))

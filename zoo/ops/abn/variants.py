@@ -1,0 +1,125 @@
+"""The five strategies of the paper's Figure 2 for its block BN + ACT + CONV, in plain torch operations alike.
+
+They are here to be compared with each other (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1);
+networks are built of the faster operations beside this file.  gamma is taken as it is, with its sign, as in the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+STRATEGIES = {
+    "standard": "(a) keeps x and z",
+    "checkpoint_norms": "(b) keeps x, repeats norm and activation",
+    "checkpoint_xhat": "(c) keeps x_hat, repeats scale, shift and activation",
+    "inplace_1": "(d) keeps z, inverts activation, scale and shift",
+    "inplace_2": "(e) keeps z, inverts the activation",
+}
+
+
+def bn_act_conv(
+    x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor, strategy: str, eps: float = 1e-5, slope: float = 0.01
+) -> Tensor:
+    """Return conv(leaky_relu(gamma x_hat + beta)) with batch statistics; what is kept is up to ``strategy``.
+
+    x is (N, C, H, W) and is left as it is, gamma and beta are (C,); the convolution keeps the map's size.  Raises
+    ValueError for a strategy that is not one of STRATEGIES.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+    return _Block.apply(x, gamma, beta, kernel, strategy, eps, slope)
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor, strategy: str, eps: float, slope: float
+    ) -> Tensor:
+        var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        inverse_std = torch.rsqrt(var + eps)
+        if strategy == "checkpoint_xhat":
+            x_hat = _affine(x, inverse_std, -mean * inverse_std)
+            z = F.leaky_relu_(_affine(x_hat, gamma, beta), slope)
+        else:
+            x_hat, z = None, _from_input(x, mean, inverse_std, gamma, beta, slope)
+        kept = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
+        # The mean is needed where x_hat comes from x only: the paper's section 3.3.
+        ctx.save_for_backward(mean if x is kept[0] else None, inverse_std, gamma, beta, kernel, *kept)
+        ctx.strategy, ctx.slope = strategy, slope
+        return F.conv2d(z, kernel, padding=kernel.shape[2] // 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        mean, inverse_std, gamma, beta, kernel, *kept = ctx.saved_tensors
+        if ctx.strategy == "checkpoint_norms":
+            z = _from_input(kept[0], mean, inverse_std, gamma, beta, ctx.slope)
+        elif ctx.strategy == "checkpoint_xhat":
+            z = F.leaky_relu_(_affine(kept[0], gamma, beta), ctx.slope)
+        else:
+            z = kept[-1]
+        padding = [kernel.shape[2] // 2] * 2
+        dz, dkernel, _ = torch.ops.aten.convolution_backward(
+            dout, z, kernel, None, [1, 1], padding, [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+        if ctx.strategy.startswith("inplace"):
+            backward = backward_1 if ctx.strategy == "inplace_1" else backward_2
+            return *backward(z, dz, inverse_std, gamma, beta, ctx.slope), dkernel, None, None, None
+        x_hat = kept[0] if mean is None else _affine(kept[0], inverse_std, -mean * inverse_std)
+        dy = torch.ops.aten.leaky_relu_backward(dz, z, ctx.slope, True)
+        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dkernel, None, None, None
+
+
+def backward_1(
+    z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dL/dx, dL/dgamma, dL/dbeta of variant I: x_hat = (y - beta) / gamma is made first, element by element."""
+    y = F.leaky_relu(z, 1 / slope)
+    dy = torch.ops.aten.leaky_relu_backward(dz, z, slope, True)
+    return _backward_from_xhat(_affine(y, 1 / gamma, -beta / gamma), dy, inverse_std, gamma)
+
+
+def backward_2(
+    z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dL/dx, dL/dgamma, dL/dbeta of variant II, from y: x_hat goes into coefficients per channel.
+
+    dL/dgamma = (sum(dy y) - beta dL/dbeta) / gamma and
+    dL/dx = gamma / sqrt(v + eps) (dy - y dL/dgamma / (gamma m) - (dL/dbeta - beta/gamma dL/dgamma) / m);
+    the paper prints a plus before beta/gamma, where x_hat = (y - beta) / gamma gives a minus (csrc/README.md).
+    """
+    y = F.leaky_relu(z, 1 / slope)
+    dy = torch.ops.aten.leaky_relu_backward(dz, z, slope, True)
+    dbeta = dy.sum((0, 2, 3))
+    dgamma = ((dz * z).sum((0, 2, 3)) - beta * dbeta) / gamma  # dy y = dz z for a leaky relu
+    count = z.numel() // z.shape[1]
+    scale = gamma * inverse_std
+    rest = _affine(y, -inverse_std * dgamma / count, -scale * (dbeta - beta / gamma * dgamma) / count)
+    return rest.addcmul_(dy, _per_channel(scale)), dgamma, dbeta
+
+
+def _backward_from_xhat(x_hat: Tensor, dy: Tensor, inverse_std: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dL/dx, dL/dgamma, dL/dbeta: BN* of the paper's section 3.3."""
+    dbeta, dgamma = dy.sum((0, 2, 3)), (dy * x_hat).sum((0, 2, 3))
+    count, scale = dy.numel() // dy.shape[1], gamma * inverse_std
+    rest = _affine(x_hat, -scale * dgamma / count, -scale * dbeta / count)
+    return rest.addcmul_(dy, _per_channel(scale)), dgamma, dbeta
+
+
+def _from_input(x: Tensor, mean: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float) -> Tensor:
+    """Return z, normalisation, scale and shift being one operation."""
+    scale = gamma * inverse_std
+    return F.leaky_relu_(_affine(x, scale, beta - mean * scale), slope)
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.addcmul(_per_channel(shift), x, _per_channel(scale))
+
+
+def _per_channel(vector: Tensor) -> Tensor:
+    return vector.view(1, -1, 1, 1)
