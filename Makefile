@@ -1,10 +1,11 @@
-# Two commands: `make quickstart` and `make test`. Both set up .venv once.
+# `make quickstart` and `make test` set up .venv once; `make wheel` builds dist/*.whl, for every Python and torch from
+# those of pyproject.toml on.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/installed
 
-.PHONY: quickstart test
+.PHONY: quickstart test wheel
 
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
@@ -15,8 +16,11 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-# Without build isolation, so that an extension would be built against the torch that is installed.
-$(READY): pyproject.toml setup.py
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
+# Without build isolation: the kernels are built against the torch that is installed, not against a second one.
+$(READY): pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h)
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
 	$(BIN)/python -m pip install --quiet "torch>=2.11" torchvision

@@ -1,10 +1,20 @@
-"""Packages experiments/ beside the code, so that an installed zoo can run them; the rest is pyproject.toml."""
+"""What pyproject.toml cannot say: the experiments go into the package, and the CPU kernels are compiled where possible.
 
+The kernels need torch's headers and a C++ compiler.  Without either the package is installed all the same: it then
+computes with plain torch, and says why.  One build serves every Python and torch of pyproject.toml, and later ones.
+"""
+
+import importlib.util
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+
+# The first two are those of torch itself: without them selections are not turned into vector instructions.
+FLAGS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd", "-O3", "-std=c++17", "-fvisibility=hidden", "-g0"]
+OLDEST_TORCH = "0x020b000000000000"  # 2.11
 
 
 class BuildWithExperiments(build_py):
@@ -17,4 +27,42 @@ class BuildWithExperiments(build_py):
             shutil.copytree("experiments", target, dirs_exist_ok=True)
 
 
-setup(cmdclass={"build_py": BuildWithExperiments})
+class BuildIfPossible(build_ext):
+    """Compiles the kernels; where that fails, says so and leaves them out."""
+
+    def build_extension(self, extension: Extension) -> None:
+        try:
+            super().build_extension(extension)
+        except Exception as error:
+            self.warn(f"the CPU kernels are left out, plain torch stands in: {error}")
+            self.extensions.remove(extension)
+
+
+def kernels() -> list[Extension]:
+    """Return the extension with the CPU kernels; none without torch, which is never downloaded for the build."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        print("the CPU kernels are left out: there is no torch to build against (use --no-build-isolation)")
+        return []
+    torch = Path(spec.submodule_search_locations[0])
+    return [
+        Extension(
+            "zoo.ops.abn._native",
+            sources=["csrc/abn.cpp", "csrc/kernels.cpp"],
+            depends=["csrc/kernels.h", "csrc/numbers.h"],
+            include_dirs=[str(torch / "include")],
+            library_dirs=[str(torch / "lib")],
+            libraries=["torch_cpu"],
+            define_macros=[("TORCH_TARGET_VERSION", OLDEST_TORCH)],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+        )
+    ]
+
+
+extensions = kernels()
+setup(
+    cmdclass={"build_py": BuildWithExperiments, "build_ext": BuildIfPossible},
+    ext_modules=extensions,
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if extensions else {},
+)

@@ -1,0 +1,82 @@
+// The loops over one part of a tensor; kernels.cpp holds them, abn.cpp calls them in parallel.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "numbers.h"
+
+namespace zoo {
+
+// Element i of the flat memory belongs to channel (i / inner) % channels: inner is 1 for channels_last, the number of
+// spatial positions for a contiguous tensor.  Memory is walked in cells: one plane of a channel, or, where planes are
+// short, a run of whole periods (all channels) with a coefficient for each of its elements.
+struct Layout {
+  int64_t channels, inner, numel;
+  bool planes;
+  int64_t cell;
+
+  Layout(int64_t channels, int64_t inner, int64_t numel)
+      : channels(channels), inner(inner), numel(numel), planes(inner >= 16) {
+    const int64_t period = std::max<int64_t>(1, channels * inner);
+    cell = planes ? inner : period * std::max<int64_t>(1, 512 / period);
+  }
+  int64_t cells() const { return (numel + cell - 1) / cell; }
+  int64_t coefficients() const { return planes ? channels : cell; }
+
+  // Calls body(coefficient, channel) for each coefficient.
+  template <typename F> void each_coefficient(const F& body) const {
+    const int64_t repeat = planes ? 1 : inner;
+    for (int64_t j = 0; j < coefficients();)
+      for (int64_t channel = 0; channel < channels; ++channel)
+        for (int64_t k = 0; k < repeat; ++k) body(j++, channel);
+  }
+};
+
+// Elements of one part: whole cells, or, where there are few planes, large pieces of them.
+struct Range { int64_t begin, end; };
+
+// Starts at a cache line, so that no vector load or store crosses one.
+template <typename A> struct LineAllocator {
+  using value_type = A;
+  LineAllocator() = default;
+  template <typename B> LineAllocator(const LineAllocator<B>&) {}
+  A* allocate(size_t size) { return static_cast<A*>(::operator new(size * sizeof(A), std::align_val_t(64))); }
+  void deallocate(A* memory, size_t) { ::operator delete(memory, std::align_val_t(64)); }
+  friend bool operator==(const LineAllocator&, const LineAllocator&) { return true; }
+  friend bool operator!=(const LineAllocator&, const LineAllocator&) { return false; }
+};
+template <typename A> using Line = std::vector<A, LineAllocator<A>>;
+
+// Of the values of one channel within a part.
+struct Moments { double count = 0, mean = 0, squares = 0; };  // squares: sum of squared deviations from the mean
+struct Sums { double first = 0, second = 0; };                // in backward of dy and of dy (y - shortcut)
+
+template <typename T> struct Forward {
+  Layout layout;
+  const T *x, *shortcut;
+  T* z;
+  const Compute<T> *mean, *slope, *bias;
+  Activation activation;
+  Compute<T> parameter;
+};
+
+template <typename T> struct Backward {
+  Layout layout;
+  const T *z, *dz, *shortcut;
+  T *dx, *dshortcut;
+  const Compute<T> *of_dy, *of_y, *constant;  // dx = of_dy dy + of_y (y - shortcut) + constant
+  Activation activation;
+  Compute<T> parameter;
+};
+
+// Moments and sums are those of all channels.  The last two walk from the end to the begin: what the sweep before
+// them read last is still in the cache.
+template <typename T> void statistics_part(const Layout& layout, const T* x, Range range, Moments* moments);
+template <typename T> void reduce_part(const Backward<T>& job, Range range, Sums* sums);
+template <typename T> void apply_part(const Forward<T>& job, Range range);
+template <typename T> void gradient_part(const Backward<T>& job, Range range);
+
+}  // namespace zoo

@@ -1,0 +1,378 @@
+"""The compiled CPU kernels against reference.py in float64, which is tested against autograd of the formula."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.formula import relative_error
+from zoo.ops.abn import native, reference
+from zoo.ops.abn.functional import inplace_abn, update_running
+from zoo.ops.abn.reference import Form
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 2.0), ("elu", 1.0), ("elu", 0.3), ("identity", 0.0)]
+# One channel, one value per channel, sizes that no vector divides, planes shorter and longer than a vector and than
+# what is summed at once, more channels than a period, tensors that are split between threads, nothing at all.
+SHAPES = [
+    (2, 3, 7, 5),
+    (1, 1, 7, 5),
+    (3, 1, 1, 1),
+    (5, 17),
+    (33, 700),
+    (4, 6, 3),
+    (2, 3, 71, 67),
+    (2, 70, 4, 4),
+    (2, 3, 2, 5, 4),
+    (3, 40, 29, 31),
+    (1, 2, 301, 300),
+    (0, 3, 4, 4),
+    (2, 0, 4, 4),
+    (2, 3, 0, 4),
+]
+
+
+def arrange(x: Tensor, layout: str) -> Tensor:
+    """Return the values of x in contiguous or channels_last memory, or with strides that the kernels do not know."""
+    if layout == "channels_last":
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == "strided":
+        return torch.stack([x, torch.full_like(x, torch.nan)], dim=-1)[..., 0]
+    return x.contiguous()
+
+
+def make(shape, dtype=torch.float64, layout="contiguous", seed=0):
+    """Return x, dz, shortcut, and weight (of both signs) and bias; float64 parameters for float64 only."""
+    generator = torch.Generator().manual_seed(seed)
+    x, dz, shortcut = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * 2 + 0.5
+    x, dz, shortcut = (arrange(t.to(dtype), layout) for t in (x, dz, shortcut))
+    weight, bias = torch.rand(2, shape[1], generator=generator, dtype=reference.accumulate_dtype(dtype)) + 0.4
+    weight[1::2] *= -1
+    return x, dz, shortcut, weight, bias - 0.9
+
+
+def exact(function, *arguments):
+    """Return what the reference makes of the arguments in float64."""
+
+    def convert(value):
+        if isinstance(value, tuple):
+            items = [convert(item) for item in value]
+            return Form(*items) if isinstance(value, Form) else tuple(items)
+        return value.double() if isinstance(value, Tensor) else value
+
+    return function(*map(convert, arguments))
+
+
+def assert_near(ours, truths, tolerance: float) -> None:
+    for mine, truth in zip(ours, truths, strict=True):
+        assert (mine is None) == (truth is None)
+        assert mine is None or (mine.shape == truth.shape and relative_error(mine, truth) < tolerance)
+
+
+def located(mean, var):
+    """Return mean and standard deviation in one tensor: a mean is right to a fraction of the deviation."""
+    return torch.stack([mean, var.sqrt()])
+
+
+def compare(x, dz, shortcut, form, evaluation=False):
+    """Compare the five functions with the reference in float64, each given the same inputs."""
+    unit, accumulated = torch.finfo(x.dtype).eps, torch.finfo(reference.accumulate_dtype(x.dtype)).eps
+    if x.dtype == torch.float64:  # the reference rounds as we do
+        unit, accumulated = 16 * unit, 16 * accumulated
+    mean, var = native.statistics(x)
+    assert mean.dtype == var.dtype == reference.accumulate_dtype(x.dtype)
+    assert_near([located(mean, var)], [located(*exact(reference.statistics, x))], 8 * accumulated)
+    z, again = native.apply(x, mean, var, form, shortcut), x.clone()
+    assert_near([z], [exact(reference.apply, x, mean, var, form, shortcut)], 8 * unit)
+    native.apply_(again, mean, var, form, shortcut)
+    assert torch.equal(again, z)
+    sums = native.backward_reduce(z, dz, form, shortcut)
+    assert_near(sums, exact(reference.backward_reduce, z, dz, form, shortcut), 512 * accumulated)
+    count = max(1, x.numel() // max(1, x.shape[1]))
+    means = None if evaluation else (sums[0] / count, sums[1] / count)
+    gradients, tolerance = native.backward_apply(z, dz, var, means, form, shortcut), 8 * unit + 512 * accumulated
+    assert_near(gradients, exact(reference.backward_apply, z, dz, var, means, form, shortcut), tolerance)
+    assert z.dtype == gradients[0].dtype == x.dtype
+    return mean, var, z, *sums, *gradients
+
+
+@pytest.mark.parametrize(("activation", "param"), ACTIVATIONS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_function_agrees_with_the_reference_in_float64(dtype, layout, activation, param):
+    for shape in SHAPES:
+        x, dz, shortcut, weight, bias = make(shape, dtype, layout)
+        if activation == "elu":  # away from saturation, which has a test of its own
+            shortcut, weight, bias = (t / 4 for t in (shortcut, weight, bias))
+        form = Form(weight, bias, 1e-5, activation, param)
+        compare(x, dz, None, form)
+        compare(x, dz, shortcut, form)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+@pytest.mark.parametrize("parameters", ["none", "weight", "bias", "float64", "bfloat16", "strided"])
+def test_parameters_may_be_missing_or_of_another_dtype_and_stride(parameters, evaluation):
+    x, dz, shortcut, weight, bias = make((4, 37, 9, 7), torch.float32)
+    if parameters in ("float64", "bfloat16"):
+        weight, bias = (t.to(getattr(torch, parameters)) for t in (weight, bias))
+    elif parameters == "strided":
+        weight, bias = torch.stack([weight, bias], dim=1).unbind(1)
+    form = Form(
+        None if parameters in ("none", "bias") else weight, None if parameters in ("none", "weight") else bias, 1e-3,
+        "leaky_relu", 0.01,
+    )  # fmt: skip
+    compare(x, dz, None, form, evaluation)
+    compare(x, dz, shortcut, form, evaluation)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_small_and_zero_weights_are_inverted_as_the_reference_does(layout):
+    x, dz, shortcut, _, bias = make((6, 5, 13, 11), layout=layout)
+    form = Form(torch.tensor([0.0, -0.0, 1e-3, -1e-6, 1.0]).double(), bias, 1e-5, "leaky_relu", 0.01)
+    mean, var = native.statistics(x)
+    for residual in (None, shortcut):
+        z = native.apply(x, mean, var, form, residual)
+        sums = native.backward_reduce(z, dz, form, residual)
+        assert_near(sums, reference.backward_reduce(z, dz, form, residual), 1e-9)
+        given = (z, dz, var, (sums[0] / 858, sums[1] / 858), form, residual)
+        assert_near(native.backward_apply(*given), reference.backward_apply(*given), 1e-9)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.1, 3.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_saturated_elu_is_inverted_at_the_next_larger_number(dtype, alpha):
+    x, dz, _, weight, bias = make((4, 3, 9, 7), dtype)
+    form = Form(weight, bias - 60 * torch.tensor([1, 0.1, 0.01], dtype=bias.dtype), 1e-5, "elu", alpha)
+    mean, var = native.statistics(x)
+    z = native.apply(x, mean, var, form)
+    assert (z == -torch.tensor(alpha, dtype=dtype)).any()
+    # Without dz, and with these means, dx is x_hat up to a factor.
+    given = (z, torch.zeros_like(z), torch.ones_like(var), (mean * 0, mean * 0 - 1), form)
+    ours, truth = native.backward_apply(*given)[0], reference.backward_apply(*given)[0]
+    # Just before saturation the logarithm multiplies rounding errors.
+    rounding = 8 * torch.finfo(dtype).eps + 512 * torch.finfo(var.dtype).eps
+    assert relative_error(ours, truth) < rounding
+    assert all(t.isfinite().all() for t in (*native.backward_reduce(z, dz, form), ours))
+
+
+@pytest.mark.parametrize("function", ["elu", "log1p"])
+def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(function):
+    y = -torch.logspace(-30, 1.2, 40007).view(1, 1, -1)
+    zero, one, form = torch.zeros(1), torch.ones(1), Form(None, None, 0.0, "elu", 1.0)
+    if function == "elu":
+        ours, truth = native.apply(y, zero, one, form), torch.expm1(y.double())
+    else:
+        z = y[y > -1 + 2**-23].view(1, 1, -1)
+        ours = native.backward_apply(z, torch.zeros_like(z), one, (zero, -one), form)[0]
+        truth = torch.log1p(z.double())
+    assert ((ours.double() - truth) / truth).abs().max() < 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
+    """Through the identity: every number of the dtype, the middles between them, and what lies beyond."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    form = Form(None, None, 0.0, "identity", 0.0)
+    x = arrange(every.view(1, 2, -1), layout)
+    assert native.apply(x, torch.zeros(2), torch.ones(2), form).equal(x) or torch.equal(
+        native.apply(x, torch.zeros(2), torch.ones(2), form).nan_to_num(7), x.nan_to_num(7)
+    )
+    for scale in (1 + 2**-11, 3.0, 2.0**-14, 2.0**20, 1 / 3):
+        var = torch.full((2,), 1 / scale**2, dtype=torch.float64).float()
+        slope = 1 / var.sqrt()
+        ours, truth = native.apply(x, torch.zeros(2), var, form), (x.float() * slope.view(1, 2, 1)).to(dtype)
+        assert torch.equal(ours.isnan(), truth.isnan())
+        assert torch.equal(ours.nan_to_num(7), truth.nan_to_num(7))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_stays_nan_and_in_its_channel(dtype, layout):
+    x, dz, _, weight, bias = make((3, 4, 6, 7), dtype, layout)
+    x[1, 2, 3, 3] = torch.nan
+    weight[0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # the NaN with all bits set
+    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    mean, var = native.statistics(x)
+    z = native.apply(x, mean, var, form)
+    sums = native.backward_reduce(z, dz, form)
+    dx, _ = native.backward_apply(z, dz, var, sums, form)
+    assert var.isnan().tolist() == [False, False, True, False]
+    for t in (z, dx):
+        assert t.isnan().all(dim=3).all(dim=2).all(dim=0).tolist() == [True, False, True, False]
+        assert not t[:, 1::2].isnan().any()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("shape", [(64, 3, 40, 50), (256, 24, 2, 2), (3000, 5)])
+def test_the_variance_survives_a_mean_that_is_large_against_it(shape, layout):
+    x = arrange(torch.randn(shape, dtype=torch.float64).float() + 3000, layout)
+    x[0] += 500  # and a first picture that is unlike the others
+    mean, var = native.statistics(x)
+    assert_near((mean, var), exact(reference.statistics, x), 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_results_repeat_with_the_same_threads_and_agree_with_other_numbers_of_them(layout):
+    x, dz, shortcut, weight, bias = make((8, 30, 33, 17), torch.float32, layout)
+    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    threads = torch.get_num_threads()
+    results = {}
+    try:
+        for count in (1, 2, 3, 2):
+            torch.set_num_threads(count)
+            result = compare(x, dz, shortcut, form)
+            for ours, before in zip(result, results.setdefault(count, result), strict=True):
+                assert torch.equal(ours, before)
+    finally:
+        torch.set_num_threads(threads)
+    for count in (2, 3):
+        for ours, truth in zip(results[count], results[1], strict=True):
+            assert relative_error(ours, truth) < 1e-5
+
+
+def test_all_values_are_written_also_by_several_threads_with_few_planes():
+    """Memory that was NaN before comes back from the allocator as the output."""
+    form = Form(None, None, 1e-5, "leaky_relu", 0.01)
+    threads = torch.get_num_threads()
+    try:
+        for count, shape in ((3, (1, 1, 257, 311)), (7, (1, 3, 263, 269)), (5, (2, 1000, 33)), (4, (70001, 3))):
+            torch.set_num_threads(count)
+            x, dz = torch.randn(2, *shape)
+            mean, var = native.statistics(x)
+            poison = [torch.full(shape, torch.nan) for _ in range(4)]
+            del poison
+            z = native.apply(x, mean, var, form)
+            assert_near([z], [exact(reference.apply, x, mean, var, form)], 1e-6)
+            assert all(t.isfinite().all() for t in native.backward_apply(z, dz, var, (mean, var), form, x))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_mixed_layouts_and_dtypes_of_the_gradient_are_brought_to_those_of_the_output():
+    x, dz, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32)
+    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    expected = compare(x, dz, shortcut, form)
+    for layouts in (("channels_last", "contiguous"), ("strided", "channels_last"), ("contiguous", "strided")):
+        ours = compare(x, arrange(dz, layouts[0]), arrange(shortcut, layouts[1]), form)
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+    constant = torch.ones(()).expand(3, 20, 6, 5)
+    compare(x, constant, None, form)
+    compare(arrange(x, "channels_last"), constant, None, form)
+
+
+def test_the_gradient_is_overwritten_only_by_the_operator_that_says_so():
+    x, dz, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32)
+    before = [t.clone() for t in (x, dz, shortcut)]
+    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    _, var, z, *sums = compare(x, dz, shortcut, form)[:5]
+    assert all(torch.equal(a, b) for a, b in zip((x, dz, shortcut), before, strict=True))
+    means = [t / 90 for t in sums]
+    expected, _ = native.backward_apply(z, dz, var, tuple(means), form)
+    for layout in ("contiguous", "channels_last", "strided"):
+        target = arrange(dz.clone(), layout)
+        torch.ops.zoo.abn_backward_apply_(z, target, var, *means, weight, bias, 1e-5, 0, 0.01)
+        assert torch.equal(target, expected)
+
+
+@pytest.mark.parametrize("count", [90, None])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward_in_one_call_gives_what_its_parts_give(dtype, count):
+    x, dz, _, weight, bias = make((3, 20, 6, 5), dtype)
+    for form in (Form(weight, bias, 1e-5, "leaky_relu", 0.01), Form(None, None, 1e-5, "elu", 1.0)):
+        mean, var = native.statistics(x)
+        z = native.apply(x, mean, var, form)
+        sum_dy, sum_dy_xhat = native.backward_reduce(z, dz, form)
+        means = None if count is None else (sum_dy / count, sum_dy_xhat / count)
+        dx, dweight, dbias = native.backward(z, dz, var, count, form)
+        assert torch.equal(dx, native.backward_apply(z, dz, var, means, form)[0])
+        assert torch.equal(dweight, sum_dy_xhat if form.weight is None else sum_dy_xhat * weight.sign())
+        assert torch.equal(dbias, sum_dy)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, momentum):
+    x = make((3, 20, 6, 5), torch.float32)[0]
+    mean, var = native.statistics(x)
+    ours, truth = ([torch.full((20,), v, dtype=dtype) for v in (0.5, 2.0)] for _ in range(2))
+    for result, alone in zip(native.track_statistics(x, *ours, momentum), (mean, var), strict=True):
+        assert torch.equal(result, alone)
+    update_running(*truth, mean, var, 90, momentum)
+    for running, expected in zip(ours, truth, strict=True):
+        assert running.dtype == dtype
+        assert relative_error(running, expected) < torch.finfo(dtype).eps + 2e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(3)}, "expected a tensor"),
+        ({"x": torch.ones(2, 3, dtype=torch.long)}, "expected float32"),
+        ({"var": torch.ones(4)}, "expected 3 numbers, got 4"),
+        ({"shortcut": torch.ones(2, 4)}, "expected size 3 at dimension 1, got 4"),
+        ({"shortcut": torch.ones(2, 3, 1)}, "expected 2 dimensions, got 3"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_refused_before_memory_is_touched(change, message):
+    given = {"x": torch.ones(2, 3), "mean": torch.zeros(3), "var": torch.ones(3), "shortcut": None} | change
+    with pytest.raises(RuntimeError, match=message):
+        native.apply(given["x"], given["mean"], given["var"], Form(None, None, 1e-5, "identity", 0), given["shortcut"])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_opcheck_accepts_every_operator(dtype, layout):
+    x, dz, shortcut, weight, bias = make((2, 3, 4, 5), dtype, layout)
+    mean, var = native.statistics(x)
+    form, means = (weight, bias, 1e-5, 0, 0.01), (mean, var)
+    # The gradients are those of the autograd Function above the operators.
+    tests = ("test_schema", "test_faketensor")
+    for name, arguments in {
+        "statistics": (x,),
+        "apply": (x, mean, var, *form, shortcut),
+        "apply_": (x.clone(), mean, var, *form, None),
+        "backward_reduce": (x, dz, *form, None),
+        "backward_apply": (x, dz, var, None, None, *form),
+        "backward": (x, dz, var, 40, *form),
+        "track_statistics": (x, mean.clone(), var.clone(), 0.1),
+        "backward_apply_shortcut": (x, dz, var, *means, *form, shortcut),
+        "backward_apply_": (x, dz.clone(), var, *means, *form),
+    }.items():
+        torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
+def test_compiled_chains_of_six_layers_give_the_outputs_and_gradients_of_eager_ones():
+    weights = [torch.randn(6, 6, 3, 3) * 0.2 for _ in range(6)]
+    scales = [(torch.rand(6) + 0.5).requires_grad_() for _ in range(6)]
+
+    def chain(x):
+        for weight, scale in zip(weights, scales, strict=True):
+            x = inplace_abn(torch.conv2d(x, weight, padding=1), scale, None, None, None)
+        return x
+
+    x, dz = torch.randn(2, 4, 6, 9, 9)
+    leaf = x.requires_grad_()
+    results = []
+    for function in (chain, torch.compile(chain, fullgraph=True)):
+        z = function(leaf)
+        results.append([z, *torch.autograd.grad(z, [leaf, *scales], dz)])
+    for ours, truth in zip(*results, strict=True):
+        assert relative_error(ours, truth) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_tensors_of_more_than_two_to_the_31_elements_are_right(layout):
+    x = torch.zeros(2, 2, 2**29 + 5, dtype=torch.bfloat16)
+    x = x if layout == "contiguous" else x.view(2, 2**29 + 5, 2).transpose(1, 2)
+    x[0, 0], x[1, 0], x[1, 1, -1] = 1, 3, 4
+    mean, var = native.statistics(x)
+    assert_near((mean, var), (torch.tensor([2, 4 / (2**30 + 10)]), torch.tensor([1, 16 / (2**30 + 10)])), 1e-5)
+    native.apply_(x, torch.tensor([2.0, 0.0]), torch.ones(2), Form(None, None, 0.0, "leaky_relu", 0.5))
+    for channel, values in ((0, (-0.5, 1.0)), (1, (0.0, 0.0))):
+        for picture, value in enumerate(values):
+            assert (x[picture, channel, :-1] == value).all()
+    assert x[1, 1, -1] == 4
