@@ -288,67 +288,6 @@ std::tuple<Tensor, Tensor> backward_apply_shortcut(
   return {dx, dshortcut};
 }
 
-// A new vector with f(number, channel) for each number of another.
-template <typename F> Tensor mapped(const Tensor& vector, const F& f) {
-  Tensor result;
-  with_storage(vector, [&](auto tag) {
-    using A = Compute<decltype(tag)>;
-    std::vector<A> values(vector.numel());
-    for (size_t channel = 0; channel < values.size(); ++channel)
-      values[channel] = f(load(read_pointer<decltype(tag)>(vector)[channel]), channel);
-    result = new_vector(vector, values);
-  });
-  return result;
-}
-
-// All of backward where nothing has to be summed over processes in between: one call costs less than several.
-std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, std::optional<int64_t> count,
-                                            MaybeTensor weight, MaybeTensor bias, double eps, int64_t activation,
-                                            double parameter) {
-  z = native(z);
-  dz = like(dz, z);
-  const auto [sum_dy, sum_dy_xhat] = backward_reduce(z, dz, weight, bias, eps, activation, parameter, {});
-  MaybeTensor mean_dy, mean_dy_xhat;
-  if (count) {
-    const auto mean = [&](auto sum, size_t) { return sum / *count; };
-    mean_dy = mapped(sum_dy, mean);
-    mean_dy_xhat = mapped(sum_dy_xhat, mean);
-  }
-  const Tensor dx = backward_apply(z, dz, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter);
-  const std::vector<double> signs = read_vector<double>(weight, layout_of(z), 1);
-  const Tensor dweight = mapped(sum_dy_xhat, [&](auto sum, size_t channel) { return signs[channel] < 0 ? -sum : sum; });
-  return {dx, dweight, sum_dy};
-}
-
-// Moves a vector of running statistics towards values, in place and in its own dtype, as torch's lerp does.
-template <typename F> void move_towards(const Tensor& running, double momentum, const F& value) {
-  const int64_t stride = running.stride(0);
-  with_storage(running, [&](auto tag) {
-    using T = decltype(tag);
-    using A = Compute<T>;
-    T* numbers = write_pointer<T>(running);
-    const A weight = A(momentum);
-    for (int64_t channel = 0; channel < running.numel(); ++channel) {
-      T& number = numbers[channel * stride];
-      const A from = load(number), to = A(value(channel));
-      store(number, weight < A(0.5) ? from + weight * (to - from) : to - (to - from) * (1 - weight));
-    }
-  });
-}
-
-std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tensor running_var, double momentum) {
-  const auto result = statistics(x);
-  const Layout layout = layout_of(x);
-  const double count = double(layout.numel) / layout.channels;
-  const std::vector<double> mean = read_vector<double>(std::get<0>(result), layout, 0);
-  const std::vector<double> var = read_vector<double>(std::get<1>(result), layout, 0);
-  for (const Tensor& running : {running_mean, running_var})
-    STD_TORCH_CHECK(running.dim() == 1 && running.numel() == layout.channels, "expected ", layout.channels, " numbers");
-  move_towards(running_mean, momentum, [&](int64_t channel) { return mean[channel]; });
-  move_towards(running_var, momentum, [&](int64_t channel) { return var[channel] * (count / (count - 1)); });
-  return result;
-}
-
 void backward_apply_(Tensor z, Tensor dz, Tensor var, MaybeTensor mean_dy, MaybeTensor mean_dy_xhat,
                      MaybeTensor weight, MaybeTensor bias, double eps, int64_t activation, double parameter) {
   z = native(z);
@@ -369,9 +308,6 @@ STABLE_TORCH_LIBRARY(zoo, library) {
   library.def("abn_backward_reduce(Tensor z, Tensor dz, " FORM ", Tensor? shortcut) -> (Tensor, Tensor)");
   library.def("abn_backward_apply(" GRADIENTS ") -> Tensor");
   library.def("abn_backward_apply_shortcut(" GRADIENTS ", Tensor shortcut) -> (Tensor, Tensor)");
-  library.def("abn_backward(Tensor z, Tensor dz, Tensor var, int? count, " FORM ") -> (Tensor, Tensor, Tensor)");
-  library.def("abn_track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum)"
-              " -> (Tensor, Tensor)");
   // Overwrites dz with dx: only for a caller that owns dz.
   library.def("abn_backward_apply_(Tensor z, Tensor(a!) dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, " FORM
               ") -> ()");
@@ -384,8 +320,6 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_backward_reduce", TORCH_BOX(&backward_reduce));
   library.impl("abn_backward_apply", TORCH_BOX(&backward_apply));
   library.impl("abn_backward_apply_shortcut", TORCH_BOX(&backward_apply_shortcut));
-  library.impl("abn_backward", TORCH_BOX(&backward));
-  library.impl("abn_track_statistics", TORCH_BOX(&track_statistics));
   library.impl("abn_backward_apply_", TORCH_BOX(&backward_apply_));
 }
 

@@ -20,9 +20,17 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cli_options.json"
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
-    actions = build_parser()._actions
-    (commands,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
-    return dict(commands.choices)
+    return _commands_of(build_parser())
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the commands of a parser by name, and theirs ("benchmark layer")."""
+    found = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                found |= {name: command} | {f"{name} {inner}": sub for inner, sub in _commands_of(command).items()}
+    return found
 
 
 def _options() -> dict[str, dict[str, object]]:

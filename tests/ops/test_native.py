@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.formula import relative_error
 from zoo.ops.abn import native, reference
-from zoo.ops.abn.functional import inplace_abn, update_running
+from zoo.ops.abn.functional import inplace_abn
 from zoo.ops.abn.reference import Form
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
@@ -276,35 +276,6 @@ def test_the_gradient_is_overwritten_only_by_the_operator_that_says_so():
         assert torch.equal(target, expected)
 
 
-@pytest.mark.parametrize("count", [90, None])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_backward_in_one_call_gives_what_its_parts_give(dtype, count):
-    x, dz, _, weight, bias = make((3, 20, 6, 5), dtype)
-    for form in (Form(weight, bias, 1e-5, "leaky_relu", 0.01), Form(None, None, 1e-5, "elu", 1.0)):
-        mean, var = native.statistics(x)
-        z = native.apply(x, mean, var, form)
-        sum_dy, sum_dy_xhat = native.backward_reduce(z, dz, form)
-        means = None if count is None else (sum_dy / count, sum_dy_xhat / count)
-        dx, dweight, dbias = native.backward(z, dz, var, count, form)
-        assert torch.equal(dx, native.backward_apply(z, dz, var, means, form)[0])
-        assert torch.equal(dweight, sum_dy_xhat if form.weight is None else sum_dy_xhat * weight.sign())
-        assert torch.equal(dbias, sum_dy)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.7, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, momentum):
-    x = make((3, 20, 6, 5), torch.float32)[0]
-    mean, var = native.statistics(x)
-    ours, truth = ([torch.full((20,), v, dtype=dtype) for v in (0.5, 2.0)] for _ in range(2))
-    for result, alone in zip(native.track_statistics(x, *ours, momentum), (mean, var), strict=True):
-        assert torch.equal(result, alone)
-    update_running(*truth, mean, var, 90, momentum)
-    for running, expected in zip(ours, truth, strict=True):
-        assert running.dtype == dtype
-        assert relative_error(running, expected) < torch.finfo(dtype).eps + 2e-7
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -335,8 +306,6 @@ def test_opcheck_accepts_every_operator(dtype, layout):
         "apply_": (x.clone(), mean, var, *form, None),
         "backward_reduce": (x, dz, *form, None),
         "backward_apply": (x, dz, var, None, None, *form),
-        "backward": (x, dz, var, 40, *form),
-        "track_statistics": (x, mean.clone(), var.clone(), 0.1),
         "backward_apply_shortcut": (x, dz, var, *means, *form, shortcut),
         "backward_apply_": (x, dz.clone(), var, *means, *form),
     }.items():

@@ -11,11 +11,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from zoo.cli import convert, doctor, fetch, models, predict, quickstart, reproduce, train, validate
+from zoo.cli import benchmark, convert, doctor, fetch, models, predict, quickstart, reproduce, train, validate
 from zoo.errors import ZooError
 from zoo.report.console import set_up_console
 
-COMMANDS = (models, fetch, train, validate, convert, predict, reproduce, quickstart, doctor)
+COMMANDS = (models, fetch, train, validate, convert, predict, reproduce, benchmark, quickstart, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

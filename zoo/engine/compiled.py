@@ -5,28 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import nn
+from torch._dynamo import lookup_backend
+from torch._functorch import config as functorch_config
 
 
-def compile_network(model: nn.Module, activation_memory_budget: float | None) -> nn.Module:
-    """Return the compiled model, which keeps for backward what the budget (0 to 1, None: torch's own choice) allows."""
-    compiled: nn.Module = torch.compile(model)  # type: ignore[assignment]
-    return compiled if activation_memory_budget is None else _Budgeted(compiled, activation_memory_budget)
+def compile_network(model: nn.Module, activation_memory_budget: float | None, **options: Any) -> nn.Module:
+    """Return the compiled model, which keeps for backward what the budget (0 to 1, None: torch's own choice) allows.
 
-
-class _Budgeted(nn.Module):
-    """A compiled network whose budget holds while it is called, and compiled, and for no other network.
-
-    (torch's context for regions of a network, new in 2.15, refuses those that update running statistics.)
+    ``options`` are those of torch.compile.  (torch's context for the budget of a region of a network, new in 2.15,
+    refuses regions that update running statistics.)
     """
+    if activation_memory_budget is None:
+        return torch.compile(model, **options)  # type: ignore[return-value]
+    inductor = lookup_backend("inductor")
 
-    def __init__(self, compiled: nn.Module, budget: float) -> None:
-        super().__init__()
-        self._orig_mod = compiled  # torch.compile's own name for what is inside, by which `unwrap` finds it
-        self._budget = budget
+    # The budget guards nothing: compiled twice, a model would keep the first one. With a backend of its own each
+    # compiled model is another one.
+    def backend(graph: Any, inputs: Any) -> Any:
+        with functorch_config.patch(activation_memory_budget=activation_memory_budget):
+            return inductor(graph, inputs)
 
-    def forward(self, *args: Any) -> Any:
-        """Return what the network returns."""
-        with torch._functorch.config.patch(activation_memory_budget=self._budget):
-            return self._orig_mod(*args)
+    return torch.compile(model, backend=backend, **options)  # type: ignore[return-value]

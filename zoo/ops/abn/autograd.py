@@ -6,6 +6,7 @@ a new tensor, because in-place forms give wrong gradients in compiled networks; 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -90,6 +91,10 @@ def parameter_gradients(
     """Return dL/dweight = sign(weight) sum(dy x_hat), the sign of 0 being +1, and dL/dbias = sum(dy)."""
     dweight = None if weight is None else torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat).to(weight.dtype)
     return dweight, None if bias is None else sum_dy.to(bias.dtype)
+
+
+# torch reads the signature at every call; kept here, it need not be put together anew each time.
+ActivatedBatchNorm.forward.__signature__ = inspect.signature(ActivatedBatchNorm.forward)  # type: ignore[attr-defined]
 
 
 def means_over_group(

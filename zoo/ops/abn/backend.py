@@ -16,7 +16,7 @@ from types import ModuleType
 from torch import Tensor
 
 from zoo.errors import ConfigError
-from zoo.ops.abn import native, reference, triton
+from zoo.ops.abn import meta, native, reference, triton
 
 DEVICES = {"native": ("cpu", native), "triton": ("cuda", triton)}
 
@@ -25,14 +25,15 @@ def _choose(wanted: str) -> dict[str, ModuleType]:
     """Return the kernels per type of device; a device that is not in it has the reference."""
     if wanted not in ("auto", "reference", *DEVICES):
         raise ConfigError(f"ZOO_KERNELS={wanted!r} is not one of auto, reference, {', '.join(DEVICES)}")
-    chosen = {}
+    chosen: dict[str, ModuleType] = {}
     for name, (device, module) in DEVICES.items():
         reason = module.why_not()
         if wanted == name and reason is not None:
             raise ConfigError(f"ZOO_KERNELS={name} cannot be had: {reason}")
         if wanted != "reference" and reason is None:
             chosen[device] = module
-    return chosen
+    # Counting without computing is for what would be computed.
+    return {**chosen, "meta": meta} if chosen else {}
 
 
 _wanted = os.environ.get("ZOO_KERNELS", "auto")

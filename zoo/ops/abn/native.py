@@ -77,20 +77,6 @@ def backward_apply(
     return torch.ops.zoo.abn_backward_apply_shortcut.default(*given, shortcut)
 
 
-def backward(z: Tensor, dz: Tensor, var: Tensor, count: int | None, form: Form) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, dL/dweight and dL/dbias, the latter two in the accumulation dtype, in one call.
-
-    It is `backward_reduce`, division by ``count`` and `backward_apply`, for statistics of one process; without
-    ``count`` they do not depend on x.
-    """
-    return torch.ops.zoo.abn_backward.default(z, dz, var, count, *_settings(form))
-
-
-def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
-    """Return `statistics` and move the running ones in place towards them by ``momentum``, the variance unbiased."""
-    return torch.ops.zoo.abn_track_statistics.default(x, running_mean, running_var, momentum)
-
-
 def _settings(form: Form) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     return form.weight, form.bias, form.eps, ACTIVATIONS[form.activation], form.activation_param
 
@@ -116,8 +102,6 @@ def _register_shapes() -> None:
     register("zoo::abn_backward_apply", lambda z, *_: _new_like(z))
     register("zoo::abn_backward_apply_shortcut", lambda z, *_: (_new_like(z), _new_like(z)))
     register("zoo::abn_backward_apply_", lambda *_: None)
-    register("zoo::abn_backward", lambda z, *_: (_new_like(z), *_new_vectors(z)))
-    register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
 
 
 if _reason is None:

@@ -1,0 +1,107 @@
+"""``zoo benchmark`` measures, writes its files and says how to repeat it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from zoo.cli import build_parser, main
+
+SMALL = ["--size", "32", "--structure", "1x1x1x1", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _allocator_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.report.benchmark.timing.keep_heap", lambda: "left alone")
+
+
+def run(out: Path, *words: str) -> tuple[int, dict]:
+    """Return the exit code and the content of the JSON file, which repeats the command."""
+    words = ("benchmark", *words, "--out", str(out))
+    code = main(words)
+    content = json.loads(out.with_name(out.name + ".json").read_text())
+    repeated = build_parser().parse_args(shlex.split(content["command"])[1:])
+    given = build_parser().parse_args(words)
+    assert {**vars(repeated), "parser": None} == {**vars(given), "parser": None}
+    return code, content
+
+
+def test_layer_measures_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.report.benchmark.layer._compiled", lambda layer: layer)
+    code, content = run(tmp_path / "layer", "layer", "--shapes", "2x4x3x3", "3x2x5x1", "--dtypes", "float32",
+                        "--layouts", "channels_last", "--rounds", "2", "--threads", "1")  # fmt: skip
+    assert code == 0
+    assert {(tuple(record["shape"]), record["layout"]) for record in content["records"]} == {
+        ((2, 4, 3, 3), "channels_last"),
+        ((3, 2, 5, 1), "channels_last"),
+    }
+    assert content["settings"]["threads"] == 1
+    assert content["settings"]["allocator"] == "left alone"
+    assert "involuntary context switches" in content["settings"]
+
+
+def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, content = run(
+        tmp_path / "model", "model", "resnet18", "--batch", "2", "--modes", "eager", "--rounds", "1", *SMALL
+    )
+    assert code == 0
+    assert (tmp_path / "model.md").read_text() in capsys.readouterr().out
+    assert {record["subject"] for record in content["records"]} == {"resnet18 (1-1-1-1)"}
+
+
+def test_pareto_draws_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    code, content = run(tmp_path / "front", "pareto", "resnet18", "--batch", "2", "--strategies", "iABN*",
+                        "--rounds", "1", *SMALL)  # fmt: skip
+    assert code == 0
+    assert (tmp_path / "front.png").stat().st_size > 10_000
+    assert "iABN checkpointed" in {record["provider"] for record in content["records"]}
+
+
+def test_fit_foretells_and_checks(tmp_path: Path) -> None:
+    code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--memory", "200MB",
+                        "--check", "4", *SMALL)  # fmt: skip
+    assert code == 0
+    found = {record["metric"]: record["median"] for record in content["records"]}
+    assert found["largest batch"] > 4
+    assert found["needed"] <= 200
+    assert abs(found["difference"]) < 5
+
+
+def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.report.benchmark.fit.TOLERANCE", -1)
+    code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--check", "2", *SMALL)
+    assert code == 3
+    assert "difference" in {record["metric"] for record in content["records"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model", "resnet19"], "resnet18"),
+        (["fit", "resnet18"], "--memory"),
+        (["fit", "resnet18", "--memory", "lots"], "16GiB"),
+        (["pareto", "resnet18", "--strategies", "magic"], "std-BN checkpointed"),
+    ],
+)
+def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["benchmark", *words, "--out", str(tmp_path / "x")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("zoo benchmark: ")
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["layer", "--shapes", "2"], ["layer", "--rounds", "0"], ["model"], ["model", "resnet18", "--batch", "1"],
+     ["pareto", "resnet18", "--budgets", "2"], ["pareto", "resnet18", "--structure", "a"]],
+)  # fmt: skip
+def test_wrong_arguments_exit_with_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["benchmark", *words])
+    assert error.value.code == 2
+    assert "usage: zoo benchmark" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Time and memory of layers, networks and memory-saving strategies, in one format."""

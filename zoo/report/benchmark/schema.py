@@ -1,0 +1,142 @@
+"""The one format of all benchmarks: a header that says where and how, and a record per measured quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from zoo.report.environment import describe_environment
+from zoo.report.files import write_json, write_text
+from zoo.report.tables import Cell, markdown_table
+
+SPREAD = "interquartile range"
+CASE = ("subject", "shape", "dtype", "layout", "provider")  # what a row of the table is about
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a layer or a network, the shape of its input, dtype and layout ("contiguous", ...)."""
+
+    subject: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One quantity of one provider: median and spread (the interquartile range) of ``n`` values."""
+
+    subject: str
+    provider: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    metric: str
+    unit: str
+    median: float
+    spread: float
+    n: int
+
+
+@dataclass
+class Results:
+    """All that one run of a benchmark found, with what is needed to repeat it."""
+
+    benchmark: str
+    command: str
+    device: torch.device
+    settings: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
+        """Add a record of ``values``, of which there is at least one."""
+        middle, spread = median_and_spread(values)
+        self.records.append(
+            Record(
+                case.subject, provider, case.shape, case.dtype, case.layout, metric, unit, middle, spread, len(values)
+            )
+        )
+
+    def note(self, text: str) -> None:
+        """Add a remark, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def content(self) -> dict[str, Any]:
+        """Return everything as JSON has it: the header (machine, versions, commit, settings), notes and records."""
+        environment = describe_environment(self.device)
+        return {
+            "benchmark": self.benchmark,
+            "command": self.command,
+            "machine": {key: environment[key] for key in ("device", "cpu", "platform")},
+            "versions": {key: environment[key] for key in ("zoo", "python", "torch", "torchvision", "cuda")},
+            "commit": environment["commit"],
+            "settings": {**self.settings, "spread": SPREAD},
+            "notes": self.notes,
+            "records": [asdict(record) | {"shape": list(record.shape)} for record in self.records],
+        }
+
+    def write(self, stem: Path) -> str:
+        """Write ``stem``.json and ``stem``.md, and return the text of the latter."""
+        content = self.content()
+        text = markdown(content)
+        write_json(stem.with_name(stem.name + ".json"), content)
+        write_text(stem.with_name(stem.name + ".md"), text)
+        return text
+
+
+def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the interquartile range, which is 0 for a single value."""
+    if len(values) < 2:
+        return values[0], 0.0
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return float(median(values)), high - low
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """Return the header and one table of the JSON ``content``: a row per case and provider, a column per metric.
+
+    A cell is the median, with the spread in parentheses where there are several values.
+    """
+    records = content["records"]
+    metrics = list(dict.fromkeys((record["metric"], record["unit"]) for record in records))
+    rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
+    for record in records:
+        case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE)
+        rows.setdefault(case, {})[record["metric"], record["unit"]] = _cell(record)
+    headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
+    table = markdown_table(headers, [[*case, *map(cells.get, metrics)] for case, cells in rows.items()])
+    return "\n".join([*_header(content), "", table, ""])
+
+
+def _header(content: dict[str, Any]) -> list[str]:
+    def line(title: str, values: dict[str, Any]) -> str:
+        return f"- {title}: " + ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+
+    return [
+        f"# zoo benchmark {content['benchmark']}",
+        "",
+        f"- command: `{content['command']}`",
+        line("machine", content["machine"]),
+        line("versions", content["versions"] | {"commit": content["commit"]}),
+        line("settings", content["settings"]),
+        *(f"- {note}" for note in content["notes"]),
+    ]
+
+
+def _cell(record: dict[str, Any]) -> str:
+    text = _number(record["median"])
+    return text if record["n"] == 1 else f"{text} ({_number(record['spread'])})"
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1e6 else f"{value:.4g}"

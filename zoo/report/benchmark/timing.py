@@ -1,0 +1,105 @@
+"""Timing several steps against each other: interleaved, so that whatever slows the machine slows all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+MIN_SAMPLE_S = 0.01  # shorter steps are run several times per sample
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+
+
+class Step(NamedTuple):
+    """Something to time: ``run`` does it a number of times; ``prepare`` runs before each sample and is not timed."""
+
+    run: Callable[[int], object]
+    prepare: Callable[[], object] = lambda: None
+
+
+class Clock:
+    """Seconds of work on a device: of the thread where one thread does all, else of the wall, queue awaited."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self.description = "CPU time of the thread" if self._alone else "wall clock"
+
+    def __call__(self) -> float:
+        """Return the time now."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.thread_time() if self._alone else time.perf_counter()
+
+
+def time_interleaved(
+    steps: Mapping[str, Step], clock: Clock, *, rounds: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Return, for each step, its seconds per call in each of the rounds, in order.
+
+    A round takes one sample of every step, each round beginning with another one.  A sample is one call, or as many
+    as take 10 ms.
+    """
+    calls = {name: _calls_per_sample(step, clock, warmup) for name, step in steps.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for index in range(rounds):
+        start = index % len(names)
+        for name in names[start:] + names[:start]:
+            seconds[name].append(_sample(steps[name], clock, calls[name]) / calls[name])
+    return seconds
+
+
+def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """Return the ratio of two steps' times in each round."""
+    return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
+
+
+def _calls_per_sample(step: Step, clock: Clock, warmup: int) -> int:
+    for _ in range(warmup):
+        last_s = _sample(step, clock, 1)
+    return max(1, math.ceil(MIN_SAMPLE_S / max(last_s, 1e-6)))
+
+
+def _sample(step: Step, clock: Clock, calls: int) -> float:
+    step.prepare()
+    start = clock()
+    step.run(calls)
+    return clock() - start
+
+
+def keep_heap() -> str:
+    """Make malloc keep freed memory, for this process, and say so.
+
+    glibc returns large tensors to the kernel, whose page faults then take longer than the arithmetic and flatter what
+    works in place.  Elsewhere nothing is changed.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return "as the system has it"
+    kept = mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1)
+    return "heap kept (mallopt: no mmap, no trim)" if kept else "as the system has it"
+
+
+def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]:
+    """Return the settings that times depend on, for the header of the results."""
+    return {
+        "threads": torch.get_num_threads(),
+        "GOMP_CPU_AFFINITY": os.environ.get("GOMP_CPU_AFFINITY"),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
+        "allocator": allocator,
+        "clock": clock.description,
+        "rounds": rounds,
+    }
+
+
+def involuntary_switches() -> int:
+    """Return how often another process has taken the CPU from this one: a measure of how busy the machine is."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
