@@ -17,6 +17,7 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 wheel: $(READY)
+	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 # Without build isolation: the kernels are built against the torch that is installed, not against a second one.

@@ -77,9 +77,10 @@ template <typename T> const T* read_pointer(const MaybeTensor& t) { return t ? r
 template <typename A> std::vector<A> read_vector(const MaybeTensor& vector, const Layout& layout, A missing) {
   std::vector<A> values(layout.channels, missing);
   if (!vector) return values;
-  STD_TORCH_CHECK(vector->numel() == layout.channels, "expected ", layout.channels, " numbers, got ", vector->numel());
+  STD_TORCH_CHECK(vector->dim() == 1 && vector->numel() == layout.channels, "expected ", layout.channels,
+                  " numbers, got ", vector->numel(), " in ", vector->dim(), " dimensions");
   if (layout.channels == 0) return values;
-  const int64_t stride = vector->stride(vector->dim() - 1);
+  const int64_t stride = vector->stride(0);
   with_storage(*vector, [&](auto tag) {
     const auto* numbers = read_pointer<decltype(tag)>(*vector);
     for (int64_t channel = 0; channel < layout.channels; ++channel)
@@ -208,34 +209,70 @@ Tensor apply(Tensor x, Tensor mean, Tensor var, MaybeTensor weight, MaybeTensor 
   return z;
 }
 
+// What backward starts with; dx, dshortcut and the coefficients are left to fill in.
+template <typename T>
+Backward<T> backward_job(const Layout& layout, const Tensor& z, const Tensor& dz, const MaybeTensor& shortcut,
+                         int64_t activation, double parameter) {
+  return {layout,  read_pointer<T>(z), read_pointer<T>(dz), read_pointer<T>(shortcut), nullptr, nullptr, nullptr,
+          nullptr, nullptr,            Activation(activation), Compute<T>(parameter)};
+}
+
+template <typename T> std::vector<Sums> reduced(const Parts& parts, const Backward<T>& job) {
+  const int64_t channels = parts.layout.channels;
+  std::vector<Sums> sums(parts.count * channels);
+  if (parts.layout.numel != 0)
+    parts.run([&](int64_t part, Range range) { reduce_part(job, range, &sums[part * channels]); });
+  for (int64_t i = channels; i < parts.count * channels; ++i) {
+    sums[i % channels].first += sums[i].first;
+    sums[i % channels].second += sums[i].second;
+  }
+  return sums;
+}
+
+// y = scale x_hat + shift per channel, and the coefficients of dx.
+template <typename A> struct Channels {
+  std::vector<A> scale, shift, of_dy, of_y, constant;
+
+  Channels(const Layout& layout, const MaybeTensor& weight, const MaybeTensor& bias, double eps)
+      : scale(read_scale<A>(weight, layout, eps)), shift(read_vector<A>(bias, layout, 0)), of_dy(layout.channels),
+        of_y(layout.channels), constant(layout.channels) {}
+
+  A sum_dy_xhat(int64_t channel, const Sums& sums) const {
+    return A((sums.second - shift[channel] * sums.first) / scale[channel]);
+  }
+
+  // dx = g / std (dy - mean_dy - (y - b) / g mean_dy_xhat), sorted by dy and y.
+  void set(int64_t channel, A inverse_std, A mean_dy, A mean_dy_xhat) {
+    of_dy[channel] = scale[channel] * inverse_std;
+    of_y[channel] = -mean_dy_xhat * inverse_std;
+    constant[channel] = -(of_y[channel] * shift[channel] + of_dy[channel] * mean_dy);
+  }
+};
+
+template <typename T> void run_gradient(const Parts& parts, Backward<T> job, const Channels<Compute<T>>& channels) {
+  if (parts.layout.numel == 0) return;
+  const auto dys = spread(channels.of_dy, parts.layout), ys = spread(channels.of_y, parts.layout);
+  const auto constants = spread(channels.constant, parts.layout);
+  job.of_dy = dys.data(), job.of_y = ys.data(), job.constant = constants.data();
+  parts.run([&](int64_t, Range range) { gradient_part(job, range); });
+}
+
 std::tuple<Tensor, Tensor> backward_reduce(Tensor z, Tensor dz, MaybeTensor weight, MaybeTensor bias, double eps,
                                            int64_t activation, double parameter, MaybeTensor shortcut) {
   z = native(z);
   const Parts parts(layout_of(z));
-  const Layout& layout = parts.layout;
-  const int64_t channels = layout.channels;
   const Tensor gradient = like(dz, z);
   const auto addend = like(shortcut, z);
-  std::vector<Sums> sums(parts.count * channels);
   std::tuple<Tensor, Tensor> result;
   with_storage(z, [&](auto tag) {
     using T = decltype(tag);
     using A = Compute<T>;
-    const Backward<T> job{layout,  read_pointer<T>(z), read_pointer<T>(gradient), read_pointer<T>(addend),
-                          nullptr, nullptr,            nullptr,                   nullptr,
-                          nullptr, Activation(activation), A(parameter)};
-    if (layout.numel != 0)
-      parts.run([&](int64_t part, Range range) { reduce_part(job, range, &sums[part * channels]); });
-    const std::vector<A> scale = read_scale<A>(weight, layout, eps), shift = read_vector<A>(bias, layout, 0);
-    std::vector<A> sum_dy(channels), sum_dy_xhat(channels);
-    for (int64_t channel = 0; channel < channels; ++channel) {
-      Sums all;
-      for (int64_t part = 0; part < parts.count; ++part) {
-        all.first += sums[part * channels + channel].first;
-        all.second += sums[part * channels + channel].second;
-      }
-      sum_dy[channel] = all.first;
-      sum_dy_xhat[channel] = (all.second - shift[channel] * all.first) / scale[channel];
+    const auto sums = reduced(parts, backward_job<T>(parts.layout, z, gradient, addend, activation, parameter));
+    const Channels<A> channels(parts.layout, weight, bias, eps);
+    std::vector<A> sum_dy(parts.layout.channels), sum_dy_xhat(parts.layout.channels);
+    for (int64_t channel = 0; channel < parts.layout.channels; ++channel) {
+      sum_dy[channel] = A(sums[channel].first);
+      sum_dy_xhat[channel] = channels.sum_dy_xhat(channel, sums[channel]);
     }
     result = {new_vector(z, sum_dy), new_vector(z, sum_dy_xhat)};
   });
@@ -243,30 +280,23 @@ std::tuple<Tensor, Tensor> backward_reduce(Tensor z, Tensor dz, MaybeTensor weig
 }
 
 // All tensors are native and of one layout; dx may be dz itself.
-void run_gradient(const Tensor& z, const Tensor& dz, const Tensor& dx, const Tensor& var, const MaybeTensor& mean_dy,
-                  const MaybeTensor& mean_dy_xhat, const MaybeTensor& weight, const MaybeTensor& bias, double eps,
-                  int64_t activation, double parameter, const MaybeTensor& shortcut, const MaybeTensor& dshortcut) {
+void write_gradient(const Tensor& z, const Tensor& dz, const Tensor& dx, const Tensor& var, const MaybeTensor& mean_dy,
+                    const MaybeTensor& mean_dy_xhat, const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                    int64_t activation, double parameter, const MaybeTensor& shortcut, const MaybeTensor& dshortcut) {
   const Parts parts(layout_of(z));
   const Layout& layout = parts.layout;
-  if (layout.numel == 0) return;
   with_storage(z, [&](auto tag) {
     using T = decltype(tag);
     using A = Compute<T>;
-    std::vector<A> of_dy = read_scale<A>(weight, layout, eps), of_y = read_vector<A>(mean_dy_xhat, layout, 0);
-    std::vector<A> constant = read_vector<A>(mean_dy, layout, 0);
-    const auto variances = read_vector<A>(var, layout, 0), shift = read_vector<A>(bias, layout, 0);
-    // g / std (dy - mean_dy - (y - b) / g mean_dy_xhat), sorted by dy and y
-    for (int64_t channel = 0; channel < layout.channels; ++channel) {
-      const A inverse_std = 1 / std::sqrt(variances[channel] + A(eps));
-      of_dy[channel] *= inverse_std;
-      of_y[channel] *= -inverse_std;
-      constant[channel] = -(of_y[channel] * shift[channel] + of_dy[channel] * constant[channel]);
-    }
-    const auto dys = spread(of_dy, layout), ys = spread(of_y, layout), constants = spread(constant, layout);
-    const Backward<T> job{layout, read_pointer<T>(z), read_pointer<T>(dz), read_pointer<T>(shortcut),
-                          write_pointer<T>(dx), dshortcut ? write_pointer<T>(*dshortcut) : nullptr,
-                          dys.data(), ys.data(), constants.data(), Activation(activation), A(parameter)};
-    parts.run([&](int64_t, Range range) { gradient_part(job, range); });
+    Channels<A> channels(layout, weight, bias, eps);
+    const auto variances = read_vector<A>(var, layout, 0), dy = read_vector<A>(mean_dy, layout, 0);
+    const auto dy_xhat = read_vector<A>(mean_dy_xhat, layout, 0);
+    for (int64_t channel = 0; channel < layout.channels; ++channel)
+      channels.set(channel, 1 / std::sqrt(variances[channel] + A(eps)), dy[channel], dy_xhat[channel]);
+    auto job = backward_job<T>(layout, z, dz, shortcut, activation, parameter);
+    job.dx = write_pointer<T>(dx);
+    if (dshortcut) job.dshortcut = write_pointer<T>(*dshortcut);
+    run_gradient(parts, job, channels);
   });
 }
 
@@ -274,7 +304,7 @@ Tensor backward_apply(Tensor z, Tensor dz, Tensor var, MaybeTensor mean_dy, Mayb
                       MaybeTensor weight, MaybeTensor bias, double eps, int64_t activation, double parameter) {
   z = native(z);
   const Tensor dx = torch::stable::empty_like(z);
-  run_gradient(z, like(dz, z), dx, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter, {}, {});
+  write_gradient(z, like(dz, z), dx, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter, {}, {});
   return dx;
 }
 
@@ -283,8 +313,8 @@ std::tuple<Tensor, Tensor> backward_apply_shortcut(
     MaybeTensor bias, double eps, int64_t activation, double parameter, Tensor shortcut) {
   z = native(z);
   const Tensor dx = torch::stable::empty_like(z), dshortcut = torch::stable::empty_like(z);
-  run_gradient(z, like(dz, z), dx, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter,
-               like(shortcut, z), dshortcut);
+  write_gradient(z, like(dz, z), dx, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter,
+                 like(shortcut, z), dshortcut);
   return {dx, dshortcut};
 }
 
@@ -292,27 +322,103 @@ void backward_apply_(Tensor z, Tensor dz, Tensor var, MaybeTensor mean_dy, Maybe
                      MaybeTensor weight, MaybeTensor bias, double eps, int64_t activation, double parameter) {
   z = native(z);
   const Tensor gradient = like(dz, z);
-  run_gradient(z, gradient, gradient, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter, {}, {});
+  write_gradient(z, gradient, gradient, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter, {}, {});
   if (gradient.get() != dz.get()) torch::stable::copy_(dz, gradient);
+}
+
+// Large planes are worth doing both sweeps channel by channel: the second then reads them from the cache.
+bool by_channel(const Layout& layout, size_t bytes) {
+  const bool large = layout.planes && layout.inner * int64_t(bytes) >= 32768;
+  return large && layout.channels >= 4 * torch::stable::get_num_threads();
+}
+
+// Calls finish(channel, its sums) for each channel, in parallel, between its reduction and its gradient.
+template <typename T, typename F> void run_channels(const Backward<T>& job, const F& finish) {
+  const Layout& layout = job.layout;
+  const int64_t channels = layout.channels, planes = layout.numel / layout.inner;
+  std::vector<Sums> sums(channels);
+  torch::stable::parallel_for(0, channels, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = begin; channel < end; ++channel) {
+      const auto plane = [&](int64_t i) { return Range{i * layout.inner, (i + 1) * layout.inner}; };
+      for (int64_t i = channel; i < planes; i += channels) reduce_part(job, plane(i), sums.data());
+      finish(channel, sums[channel]);
+      for (int64_t i = planes - channels + channel; i >= 0; i -= channels) gradient_part(job, plane(i));
+    }
+  });
+}
+
+// dx, dweight and dbias at once, for statistics of one process, of z itself or (not batch) independent of it.
+std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, bool batch, MaybeTensor weight,
+                                            MaybeTensor bias, double eps, int64_t activation, double parameter) {
+  z = native(z);
+  const Parts parts(layout_of(z));
+  const Layout& layout = parts.layout;
+  const Tensor gradient = like(dz, z), dx = torch::stable::empty_like(z);
+  std::tuple<Tensor, Tensor, Tensor> result;
+  with_storage(z, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Compute<T>;
+    Channels<A> channels(layout, weight, bias, eps);
+    const auto variances = read_vector<A>(var, layout, 0), signs = read_vector<A>(weight, layout, 1);
+    std::vector<A> dweight(layout.channels), dbias(layout.channels);
+    const A count = layout.channels == 0 ? 0 : A(layout.numel / layout.channels);
+    const auto finish = [&](int64_t channel, const Sums& sums) {
+      const A sum_dy = A(sums.first), sum_dy_xhat = channels.sum_dy_xhat(channel, sums);
+      const A inverse_std = 1 / std::sqrt(variances[channel] + A(eps));
+      channels.set(channel, inverse_std, batch ? sum_dy / count : 0, batch ? sum_dy_xhat / count : 0);
+      dweight[channel] = signs[channel] < 0 ? -sum_dy_xhat : sum_dy_xhat;
+      dbias[channel] = sum_dy;
+    };
+    auto job = backward_job<T>(layout, z, gradient, {}, activation, parameter);
+    job.dx = write_pointer<T>(dx);
+    if (by_channel(layout, sizeof(T))) {
+      job.of_dy = channels.of_dy.data(), job.of_y = channels.of_y.data(), job.constant = channels.constant.data();
+      run_channels(job, finish);
+    } else {
+      const auto sums = reduced(parts, job);
+      for (int64_t channel = 0; channel < layout.channels; ++channel) finish(channel, sums[channel]);
+      run_gradient(parts, job, channels);
+    }
+    result = {dx, new_vector(z, dweight), new_vector(z, dbias)};
+  });
+  return result;
+}
+
+// Moves a vector of running statistics towards values, in place and in its own dtype, as torch's lerp does.
+template <typename F> void move_towards(const Tensor& running, int64_t channels, double momentum, const F& value) {
+  const int64_t stride = running.stride(running.dim() - 1);
+  with_storage(running, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Compute<T>;
+    T* numbers = write_pointer<T>(running);
+    const A weight = A(momentum);
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      T& number = numbers[channel * stride];
+      const A from = load(number), to = A(value(channel));
+      store(number, quiet(weight < A(0.5) ? from + weight * (to - from) : to - (to - from) * (1 - weight)));
+    }
+  });
+}
+
+std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tensor running_var, double momentum) {
+  const int64_t channels = x.size(1);
+  const double count = channels == 0 ? 0 : double(x.numel() / channels);
+  for (const Tensor& running : {running_mean, running_var})
+    STD_TORCH_CHECK(running.numel() == channels, "expected ", channels, " numbers, got ", running.numel());
+  const auto result = statistics(x);
+  const auto [mean, var] = result;
+  const Layout layout = layout_of(x);
+  const auto means = read_vector<double>(mean, layout, 0), variances = read_vector<double>(var, layout, 0);
+  if (channels == 0) return result;
+  move_towards(running_mean, channels, momentum, [&](int64_t channel) { return means[channel]; });
+  move_towards(running_var, channels, momentum,
+               [&](int64_t channel) { return variances[channel] * (count / (count - 1)); });
+  return result;
 }
 
 }  // namespace
 
-#define FORM "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
-#define GRADIENTS "Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, " FORM
-
-STABLE_TORCH_LIBRARY(zoo, library) {
-  library.def("abn_statistics(Tensor x) -> (Tensor, Tensor)");
-  library.def("abn_apply(Tensor x, Tensor mean, Tensor var, " FORM ", Tensor? shortcut) -> Tensor");
-  library.def("abn_apply_(Tensor(a!) x, Tensor mean, Tensor var, " FORM ", Tensor? shortcut) -> ()");
-  library.def("abn_backward_reduce(Tensor z, Tensor dz, " FORM ", Tensor? shortcut) -> (Tensor, Tensor)");
-  library.def("abn_backward_apply(" GRADIENTS ") -> Tensor");
-  library.def("abn_backward_apply_shortcut(" GRADIENTS ", Tensor shortcut) -> (Tensor, Tensor)");
-  // Overwrites dz with dx: only for a caller that owns dz.
-  library.def("abn_backward_apply_(Tensor z, Tensor(a!) dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, " FORM
-              ") -> ()");
-}
-
+// zoo/ops/abn/native.py says what the operators take and return: it can tag them for the compiler.
 STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_statistics", TORCH_BOX(&statistics));
   library.impl("abn_apply", TORCH_BOX(&apply));
@@ -320,6 +426,8 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_backward_reduce", TORCH_BOX(&backward_reduce));
   library.impl("abn_backward_apply", TORCH_BOX(&backward_apply));
   library.impl("abn_backward_apply_shortcut", TORCH_BOX(&backward_apply_shortcut));
+  library.impl("abn_backward", TORCH_BOX(&backward));
+  library.impl("abn_track_statistics", TORCH_BOX(&track_statistics));
   library.impl("abn_backward_apply_", TORCH_BOX(&backward_apply_));
 }
 

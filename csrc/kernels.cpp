@@ -3,8 +3,12 @@
 #include <type_traits>
 
 // One binary for several generations of processors: the loader picks the widest that it has.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ZOO_NO_CLONES)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if __GNUC__ >= 12
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else  // which do not know the names of the generations here
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 #else
 #define CLONES
 #endif
@@ -96,7 +100,8 @@ ALWAYS_INLINE void sample_means(const Layout& layout, const T* x, Range range, L
   const int64_t samples = std::min<int64_t>(periods, 32);
   std::vector<Compute<T>> mean(layout.channels);
   for (int64_t s = 0; s < samples; ++s) {
-    const T* row = x + range.begin + periods * s / samples * period;
+    // Not the same position of every picture, which may be its corner: one further into each stretch of periods.
+    const T* row = x + range.begin + (periods * s / samples + periods / samples * s / samples) * period;
     for (int64_t channel = 0; channel < layout.channels; ++channel)  // one position of several is sample enough
       mean[channel] += load(row[channel * layout.inner]);
   }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from zoo.cli import build_parser
 from zoo.registry import options_of, published
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,21 @@ def published_table() -> str:
     return "\n".join(rows)
 
 
-@pytest.mark.parametrize(("section", "table"), [("networks", networks_table), ("published", published_table)])
+def held_table() -> str:
+    held = json.loads((ROOT / "tests" / "golden" / "held_bytes.json").read_text())
+    strategies = list(dict.fromkeys(key for row in held.values() for key in row))
+    heads = ["std-BN, MB", *(f"`{memory}`" for memory in strategies[1:])]
+    rows = [f"| network | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for name, row in held.items():
+        columns = [f"{row[key]:.{1 if key == 'standard_mb' else 3}f}" if key in row else "" for key in strategies]
+        rows.append(f"| `{name}` | {' | '.join(columns)} |")
+    return "\n".join(rows)
+
+
+TABLES = [("networks", networks_table), ("published", published_table), ("held", held_table)]
+
+
+@pytest.mark.parametrize(("section", "table"), TABLES)
 def test_the_tables_are_those_of_the_golden_files(section, table):
     text = README.partition(f"<!-- {section} -->\n")[2].partition(f"\n<!-- /{section} -->")[0]
     assert text == table()
@@ -46,6 +62,14 @@ def test_python_examples_run():
     assert examples
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
+
+
+def test_commands_are_understood():
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("zoo ")]
+    assert len(commands) > 10
+    for arguments in commands:
+        build_parser().parse_args(arguments)
 
 
 def test_links_to_files_lead_to_files():

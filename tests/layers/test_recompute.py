@@ -78,3 +78,17 @@ def test_synchronised_norms_in_distributed_networks_are_right():
     plain, recomputed = run_distributed(_distributed_step, 2, False), run_distributed(_distributed_step, 2, True)
     for rank in (0, 1):
         assert max(map(relative_error, recomputed[rank], plain[rank])) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norms_of_torch_count_a_batch_once_too(momentum):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU())
+    ours = CheckpointedSequential(copy.deepcopy(plain))
+    for _ in range(3):
+        x = torch.randn(4, 3, 8, 8)
+        for module in (plain, ours):
+            module(x.clone().requires_grad_()).square().sum().backward()
+    for mine, truth in zip(ours.buffers(), plain.buffers(), strict=True):
+        assert relative_error(mine, truth) < 1e-6
+    assert ours[0][1].momentum == momentum

@@ -301,3 +301,39 @@ def test_synchronised_and_distributed_stages_have_the_gradients_of_plain_ones():
     expected, ours = run_distributed(_distributed_step, 2, False), run_distributed(_distributed_step, 2, True)
     for rank in (0, 1):
         assert error(ours[rank], expected[rank]) < 1e-12
+
+
+def test_parameters_are_those_of_the_forward_pass():
+    plain = stage()
+    ours = unwound(plain, redo_3x3=True)
+    swapped = {name: parameter.detach() * 1.5 for name, parameter in plain.named_parameters()}
+
+    def gradients(module):
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in swapped.items()}
+        return torch.autograd.grad(
+            torch.func.functional_call(module, leaves, pictures()).square().sum(), leaves.values()
+        )
+
+    assert error(gradients(ours), gradients(plain)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["block1.bn1.weight", "block2.convs.conv1.weight", "block2.convs.bn3.weight"])
+def test_parameters_that_change_before_backward_are_refused_as_autograd_does(name):
+    ours = unwound(stage(), redo_3x3=True)
+    out = ours(pictures().requires_grad_() * 1)
+    with torch.no_grad():
+        dict(ours.named_parameters())[name].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("redo_3x3", [False, True])
+def test_autocast_around_backward_alone_changes_nothing(redo_3x3):
+    def gradients(around):
+        ours = unwound(stage(), redo_3x3).float()
+        out = ours(pictures(dtype=torch.float32).requires_grad_() * 1).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            out.backward()
+        return [p.grad for p in ours.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(True), gradients(False), strict=True))

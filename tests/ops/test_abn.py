@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.formula import activated_batch_norm, relative_error
-from zoo.ops.abn import inplace_abn
+from zoo.ops.abn import inplace_abn, inplace_abn_sync
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.5), ("identity", 0.01)]
 SHAPES = [(4, 3), (2, 1, 5), (1, 5, 7, 5), (3, 4, 6, 6), (2, 3, 2, 3, 4), (8, 17, 1, 1)]
@@ -258,3 +258,11 @@ def test_a_leaf_that_requires_grad_is_not_overwritten():
     leaf = torch.randn(4, 3, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf"):
         inplace_abn(leaf, None, None, None, None)
+
+
+def test_synchronised_over_one_process_it_is_the_same_operation():
+    x, w, b, _ = make((4, 3, 5))
+    buffers = [[torch.zeros(3).double(), torch.ones(3).double()] for _ in range(2)]
+    outputs = [op(x.clone(), w, b, *own) for op, own in zip((inplace_abn, inplace_abn_sync), buffers, strict=True)]
+    for ours, truth in zip([outputs[1], *buffers[1]], [outputs[0], *buffers[0]], strict=True):
+        assert torch.equal(ours, truth)

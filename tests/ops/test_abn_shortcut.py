@@ -124,3 +124,10 @@ def test_layouts_may_differ_between_input_and_shortcut(layout):
     other = shortcut.to(memory_format=torch.channels_last) if layout == "channels_last" else shortcut.mT.clone().mT
     for ours, same in zip(run(x, other, w, b, dz), run(x, shortcut, w, b, dz), strict=True):
         assert relative_error(ours, same) < 1e-12
+
+
+def test_a_shortcut_that_would_be_overwritten_itself_is_refused():
+    x, _, w, b, _ = make_with_shortcut()
+    with pytest.raises(ValueError, match="share memory"):
+        inplace_abn(x, w, b, None, None, shortcut=x.view(-1).view(x.shape))
+    assert inplace_abn(x, w, b, None, None, shortcut=x, inplace=False).isfinite().all()

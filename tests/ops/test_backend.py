@@ -44,6 +44,10 @@ def test_the_description_says_why_a_back_end_is_off(monkeypatch):
     assert "active" in backend.describe()["reference"]
     with backend.forced("reference"):
         assert backend.describe()["native"] == "off: ZOO_KERNELS=reference"
+    monkeypatch.setitem(backend.DEVICES, "triton", ("cuda", SimpleNamespace(why_not=lambda: None)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with backend.forced("auto"):
+        assert backend.describe()["triton"] == "ready, but there is no CUDA device"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.formula import relative_error
 from zoo.ops.abn import native, reference
-from zoo.ops.abn.functional import inplace_abn
+from zoo.ops.abn.functional import inplace_abn, update_running
 from zoo.ops.abn.reference import Form
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
@@ -276,6 +276,76 @@ def test_the_gradient_is_overwritten_only_by_the_operator_that_says_so():
         assert torch.equal(target, expected)
 
 
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
+@pytest.mark.parametrize("shape", [(3, 20, 6, 5), (33, 700), (0, 3, 4, 4), (2, 0, 4, 4)])
+def test_backward_at_once_is_the_same_to_the_last_bit_as_step_by_step(shape, layout, batch):
+    x, dz, _, weight, bias = make(shape, torch.float32, layout)
+    count = max(1, x.numel() // max(1, shape[1]))
+    weight[:2] = torch.tensor([0.0, -0.0])[: len(weight)]  # the sign of both is +1
+    for form in (Form(weight, bias, 1e-5, "leaky_relu", 0.01), Form(None, None, 1e-5, "elu", 1.0)):
+        mean, var = native.statistics(x)
+        z = native.apply(x, mean, var, form)
+        sum_dy, sum_dy_xhat = native.backward_reduce(z, dz, form)
+        means = (sum_dy / count, sum_dy_xhat / count) if batch else None
+        dx, dweight, dbias = native.backward(z, dz, var, batch, form)
+        assert torch.equal(dx, native.backward_apply(z, dz, var, means, form)[0])
+        assert torch.equal(
+            dweight, sum_dy_xhat if form.weight is None else sum_dy_xhat * (1 - 2 * (weight < 0).float())
+        )
+        assert torch.equal(dbias, sum_dy)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward_of_large_planes_agrees_with_the_reference_and_repeats_with_any_number_of_threads(dtype, batch):
+    """They are computed channel by channel; memory that was NaN before comes back from the allocator as dx."""
+    x, dz, _, weight, bias = make((3, 13, 141, 133), dtype)
+    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    mean, var = native.statistics(x)
+    z = native.apply(x, mean, var, form)
+    sums = exact(reference.backward_reduce, z, dz, form)
+    means = tuple(t / (3 * 141 * 133) for t in sums) if batch else None
+    expected = exact(reference.backward_apply, z, dz, var.double(), means, form)[0], sums[1] * weight.sign(), sums[0]
+    results, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            poison = torch.full_like(z, torch.nan)
+            del poison
+            results.append(native.backward(z, dz, var, batch, form))
+    finally:
+        torch.set_num_threads(threads)
+    unit, accumulated = torch.finfo(dtype).eps, torch.finfo(var.dtype).eps
+    assert_near(results[0], expected, 8 * unit + 512 * accumulated)
+    assert all(torch.equal(mine, first) for result in results for mine, first in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, momentum):
+    x = make((3, 20, 6, 5), torch.float32)[0]
+    mean, var = native.statistics(x)
+    truth, contiguous, strided = ([torch.full((20,), v, dtype=dtype) for v in (0.5, 2.0)] for _ in range(3))
+    strided = [torch.stack([t, t], dim=1)[:, 1] for t in strided]
+    update_running(*truth, mean, var, 90, momentum)
+    for ours in (contiguous, strided):
+        versions = [t._version for t in ours]
+        for result, alone in zip(native.track_statistics(x, *ours, momentum), (mean, var), strict=True):
+            assert torch.equal(result, alone)
+        for running, expected, version in zip(ours, truth, versions, strict=True):
+            assert running.dtype == dtype
+            assert relative_error(running, expected) < torch.finfo(dtype).eps + 2e-7
+            assert running._version > version
+
+
+def test_running_statistics_of_another_size_are_refused_before_they_move():
+    mean, var = torch.zeros(3), torch.ones(4)
+    with pytest.raises(RuntimeError, match="expected 3 numbers, got 4"):
+        native.track_statistics(torch.ones(2, 3), mean, var, 0.1)
+    assert not mean.any()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -308,6 +378,8 @@ def test_opcheck_accepts_every_operator(dtype, layout):
         "backward_apply": (x, dz, var, None, None, *form),
         "backward_apply_shortcut": (x, dz, var, *means, *form, shortcut),
         "backward_apply_": (x, dz.clone(), var, *means, *form),
+        "backward": (x, dz, var, True, *form),
+        "track_statistics": (x, mean.clone(), var.clone(), 0.1),
     }.items():
         torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
 

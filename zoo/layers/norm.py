@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from zoo.ops.abn.functional import (
     synchronised_group,
 )
 from zoo.ops.abn.reference import Form
+from zoo.ops.recorded import in_selective_checkpoint
 
 NormFactory = Callable[[int], nn.Module]
 
@@ -68,24 +69,28 @@ class ABN(_NormBase):
         """Return the normalised and activated x, same shape and dtype."""
         check_activation(self.activation, self.activation_param, self.activations)
         check_input(x, [self.weight, self.running_mean])
-        mean, var, training = self.running_mean, self.running_var, self._use_batch_statistics()
+        mean, var, training, momentum = self.running_mean, self.running_var, self._use_batch_statistics(), 0.0
         if training:
             check_count(x)
-        if mean is not None and var is not None:
-            # Never the layer's own: backward keeps them, and a later batch moves those in place. In training they
-            # receive the batch's statistics, so that a momentum of 1 / batches needs no number on the host.
-            mean, var = (torch.zeros_like(mean), torch.ones_like(var)) if training else (mean.clone(), var.clone())
-        z = F.batch_norm(x, mean, var, self.weight, self.bias, training, momentum=1.0, eps=self.eps)
-        if mean is not None and var is not None and training and self._track():
-            self._merge(mean, var)
+        if self._track():
+            found = self._next_momentum()
+            if isinstance(found, Tensor):
+                return self._cumulative(x, found)
+            momentum = found
+        elif mean is not None and var is not None:
+            # Backward keeps them, and a later batch moves the layer's own in place. (In training they are not used.)
+            mean, var = mean.clone(), var.clone()
+        z = F.batch_norm(x, mean, var, self.weight, self.bias, training, momentum, self.eps)
         return activate_(z, self.activation, self.activation_param)
 
-    @torch.no_grad()
-    def _merge(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics towards a batch's mean and unbiased variance."""
-        momentum = self._next_momentum()
-        self.get_buffer("running_mean").lerp_(mean, momentum)
-        self.get_buffer("running_var").lerp_(var, momentum)
+    def _cumulative(self, x: Tensor, momentum: Tensor) -> Tensor:
+        """Return the same in training, for a momentum that is not known on the host."""
+        mean, var = torch.zeros_like(self.get_buffer("running_mean")), torch.ones_like(self.get_buffer("running_var"))
+        z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # they are the batch's now
+        with torch.no_grad():
+            self.get_buffer("running_mean").lerp_(mean, momentum)
+            self.get_buffer("running_var").lerp_(var, momentum)
+        return activate_(z, self.activation, self.activation_param)
 
     def _use_batch_statistics(self) -> bool:
         return self.training or self.running_mean is None or self.running_var is None
@@ -97,10 +102,10 @@ class ABN(_NormBase):
 
     def _next_momentum(self) -> float | Tensor:
         """Count the batch; return the weight of its statistics (momentum None: 1 / number of batches, a tensor)."""
-        count = self.get_buffer("num_batches_tracked").add_(1)
+        batches = cast(Tensor, self.num_batches_tracked).add_(1)
         if self.momentum is not None:
             return self.momentum
-        return count.to(self.get_buffer("running_mean").dtype).reciprocal()
+        return batches.to(self.get_buffer("running_mean").dtype).reciprocal()
 
     def train(self, mode: bool = True) -> ABN:
         """Set training mode; a frozen layer stays in evaluation mode."""
@@ -121,7 +126,8 @@ class InPlaceABN(ABN):
     Arguments, attributes and state dict are those of `ABN`.  The input may not be needed by anything else: a leaf that
     requires grad and a tensor saved by its producer raise RuntimeError in autograd.  Where x is still needed (a
     shortcut, a returned feature) set ``inplace = False``: the output is then a new tensor, and no more is kept.
-    Under torch.compile x is never overwritten.  Gradients can be taken once, not twice.
+    Under torch.compile x is never overwritten.  Gradients can be taken once, not twice.  torch refuses full backward
+    hooks on modules that work in place: set ``inplace = False`` there too.
 
     Source: Rota Bulo, Porzi, Kontschieder, In-Place Activated BatchNorm, CVPR 2018; |weight| + eps as in its code.
     """
@@ -138,7 +144,7 @@ class InPlaceABN(ABN):
         ``shortcut`` has the shape and dtype of x and is kept for backward; None adds nothing.  f is ``activation``,
         its name and parameter, or the layer's own.
         """
-        check_shortcut(x, shortcut)
+        check_shortcut(x, shortcut, self.inplace)
         check_overwritable(x, self.inplace)
         name, parameter = activation or (self.activation, self.activation_param)
         check_activation(name, parameter, self.activations)
@@ -147,16 +153,18 @@ class InPlaceABN(ABN):
 
     def take_statistics(self, x: Tensor) -> Statistics:
         """Return the statistics to normalise x with, and count the batch in the running ones if it is to be."""
-        batch, group = self._use_batch_statistics(), self._synchronised_group()
-        keep = not batch or self._track()  # running statistics are either read or moved, or left alone
+        mean, var, group = self.running_mean, self.running_var, self._synchronised_group()
+        batch = self.training or mean is None or var is None
         # All that may be refused is refused before the batch is counted; counting afterwards is no way, as a
         # recomputation stops at the last tensor it needs, with the statistics moved and the batch not counted.
-        check_input(x, [self.weight, self.running_mean])
-        if batch and group is None:
+        check_input(x, [self.weight, mean])
+        if not batch:
+            return normalising_statistics(x, mean, var, False, 0.0, group)
+        if group is None:
             check_count(x)
-        momentum = self._next_momentum() if batch and keep else 0.0
-        running = (self.running_mean, self.running_var) if keep else (None, None)
-        return normalising_statistics(x, *running, batch, momentum, group)
+        if mean is None or var is None or not self.training or self.statistics_paused:
+            return normalising_statistics(x, None, None, True, 0.0, group)
+        return normalising_statistics(x, mean, var, True, self._next_momentum(), group)
 
     def _synchronised_group(self) -> dist.ProcessGroup | None:
         return None
@@ -196,11 +204,12 @@ class InPlaceABNSync(InPlaceABN):
 
 
 def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
-    """Overwrite z with its activation (relu, leaky_relu, elu or identity) and return it; in a new tensor if compiled.
+    """Overwrite z with its activation (relu, leaky_relu, elu or identity) and return it.
 
-    The compiler makes several times slower code of the forms in place, and reuses the memory by itself.
+    In a new tensor if compiled, as the compiler makes several times slower code of the forms in place and reuses the
+    memory by itself; and in a selective checkpoint, which may have saved z.
     """
-    inplace = not torch.compiler.is_compiling()
+    inplace = not torch.compiler.is_compiling() and not in_selective_checkpoint()
     if activation == "relu":
         return F.relu(z, inplace)
     if activation == "leaky_relu":

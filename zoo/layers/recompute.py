@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
@@ -19,8 +20,9 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
     `torch.utils.checkpoint.checkpoint` (non-reentrant) that updates running statistics once per step; called
     directly, torch's runs every norm's forward twice and updates them twice.  ``module`` must not overwrite ``args``:
-    the residual blocks and dense modules of this package do not.  Without gradients, and in transforms of `torch.func`,
-    which cannot compute anything again, this is ``module(*args)``.
+    the residual blocks and dense modules of this package do not.  What the module is at the time of backward (training
+    or evaluation, parameters, running statistics) decides the recomputation, as for torch's.  Without gradients, and in
+    transforms of `torch.func`, which cannot compute anything again, this is ``module(*args)``.
     """
     if not torch.is_grad_enabled():
         return module(*args)
@@ -48,10 +50,22 @@ class CheckpointedSequential(nn.Sequential):
 @contextmanager
 def _paused_statistics(module: nn.Module) -> Iterator[None]:
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
+    foreign = [norm for norm in module.modules() if isinstance(norm, _NormBase) and not isinstance(norm, ABN)]
+    before = [(norm.momentum, _copy(norm.num_batches_tracked)) for norm in foreign]
     for norm in norms:
         norm.statistics_paused = True
+    for other in foreign:
+        other.momentum = 0.0  # moves nothing
     try:
         yield
     finally:
         for norm in norms:
             norm.statistics_paused = False
+        for other, (momentum, count) in zip(foreign, before, strict=True):
+            other.momentum = momentum
+            if count is not None:
+                other.get_buffer("num_batches_tracked").copy_(count)
+
+
+def _copy(count: Any) -> Tensor | None:
+    return None if count is None else count.clone()

@@ -82,7 +82,7 @@ class _Branch(nn.Sequential):
         for layer in layers:
             x = layer(x)
         if fuse != "never" and _can_fuse(norm, x, shortcut, activation, in_half=fuse == "always"):
-            return norm(x, shortcut, activation)
+            return norm(x, shortcut=shortcut, activation=activation)  # by name: a hook sees x as the only input
         return activate_(norm(x) + shortcut, *activation)
 
 
@@ -168,6 +168,8 @@ class IdentityResidualBlock(nn.Module):
                 y = norm_conv(layers.pop(0), layers.pop(0), y, keep=keep)
             else:  # dropout comes between
                 y = layers.pop(0)(y)
+        for layer in layers:  # a last convolution of another kind
+            y = layer(y)
         return _add(y, shortcut)
 
 

@@ -79,7 +79,15 @@ class DenseNet(Network):
             maps = [module(*maps)] if has_hooks(module) else module.maps(*maps)
         return self.bn_out(join(maps))
 
+    def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
+        *transition, name = stage
+        for step in transition:
+            x = self._run_transition(getattr(self, step), [x])
+        return getattr(self, name)(x)
+
     def _run_transition(self, transition: nn.Module, maps: list[Tensor]) -> Tensor:
+        if has_hooks(transition):
+            maps = [join(maps)]
         if self.memory == "checkpoint" and isinstance(maps[0], Tensor):  # and not a stand-in of torch.fx
             return checkpoint(transition, *maps)
         return transition(*maps)
@@ -94,7 +102,7 @@ class _Transition(NormConv):
         bn = out_of_place(norm(in_channels))  # reads a stage's output, which may be a returned feature
         super().__init__(bn, conv2d(in_channels, out_channels, 1), recompute=memory == "auto")
         if pool:
-            self.pool = nn.AvgPool2d(2) if memory == "plain" else MeanPool2d(2)
+            self.pool = nn.AvgPool2d(2) if memory == "plain" else MeanPool2d()
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return (N, out_channels, H, W) or half that size in a new tensor."""
@@ -104,6 +112,9 @@ class _Transition(NormConv):
 
 class MeanPool2d(nn.AvgPool2d):
     """`torch.nn.AvgPool2d` of 2x2 windows that does not keep its input for backward."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the means, in a new tensor."""

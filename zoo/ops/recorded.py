@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -38,3 +41,9 @@ def is_recorded() -> bool:
         and not is_transformed()
         and not in_selective_checkpoint()
     )
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast casts nothing, also on devices that it does not know."""
+    known = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if known else nullcontext()

@@ -24,6 +24,7 @@ from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.functional import normalise
 from zoo.ops.abn.recompute import Geometry, convolution_backward, convolution_dtype
 from zoo.ops.abn.reference import Form, accumulate_dtype
+from zoo.ops.recorded import without_autocast
 
 
 class Convolution(NamedTuple):
@@ -39,9 +40,10 @@ class Convolution(NamedTuple):
         return cls(geometry, convolution_dtype(z))
 
     def __call__(self, z: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
-        """Return the convolution of z in a new tensor; the casts leave autocast's cache alone."""
+        """Return the convolution of z in a new tensor, whatever autocast says here and now."""
         offset = None if offset is None else offset.to(self.dtype)
-        return F.conv2d(z.to(self.dtype), kernel.to(self.dtype), offset, *self.geometry)
+        with without_autocast(z.device.type):
+            return F.conv2d(z.to(self.dtype), kernel.to(self.dtype), offset, *self.geometry)
 
 
 class ResidualSum:
@@ -67,7 +69,7 @@ class ResidualSum:
             assert self.additions == additions
             return self.total.to(dtype)
 
-        return saved_tensors_hooks(lambda saved: earlier if is_x(saved) else saved, _unpack)
+        return saved_tensors_hooks(lambda saved: earlier if is_x(saved) else _Guarded(saved), _unpack)
 
     def add(self, z: Tensor, conv: nn.Conv2d, shortcut: Tensor, remade: Remade | None = None) -> Tensor:
         """Return the sum with the convolution of z added, in a new tensor; ``shortcut`` is the sum so far.
@@ -133,18 +135,16 @@ def redone_norm(
     x is ``conv(source)`` and overwritten, or without ``conv`` it is the source and left as it is.  Both times the norm
     takes the same ``statistics``.  Raises RuntimeError in backward if the source has been modified.
     """
-    kept, version = source.detach(), source._version
-    convolution = None if conv is None else Convolution.of(conv, source)
+    kept = _Guarded(source.detach())
+    if conv is not None:
+        convolution = Convolution.of(conv, source)
+        kernel, offset = _Guarded(conv.weight), None if conv.bias is None else _Guarded(conv.bias)
 
     def make() -> Tensor:
-        if kept._version != version:
-            raise RuntimeError(
-                f"a tensor of shape {tuple(kept.shape)} that backward needs has been modified by an inplace operation "
-                f"(it is at version {kept._version}, expected was version {version}); clone it before"
-            )
-        if convolution is None or conv is None:
-            return kernels_for(kept).apply(kept, statistics.mean, statistics.var, form)
-        z = convolution(kept, conv.weight, conv.bias)
+        x = kept()
+        if conv is None:
+            return kernels_for(x).apply(x, statistics.mean, statistics.var, form)
+        z = convolution(x, kernel(), None if offset is None else offset())
         kernels_for(z).apply_(z, statistics.mean, statistics.var, form)
         return z
 
@@ -170,7 +170,7 @@ class Remade:
 
         def pack(saved: Tensor) -> Any:
             if not is_map(saved):
-                return saved
+                return _Guarded(saved)
             self.num_readers += 1
             return self.read
 
@@ -190,8 +190,24 @@ class Remade:
         return value
 
 
-def _unpack(packed: Any) -> Tensor:
-    return packed() if callable(packed) else packed
+class _Guarded:
+    """A tensor that must not be modified until it is asked for; torch itself does not look where hooks have saved."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.version = tensor, tensor._version
+
+    def __call__(self) -> Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that backward needs has been modified by an inplace "
+                f"operation (it is at version {self.tensor._version}, expected was version {self.version}); clone it "
+                "before"
+            )
+        return self.tensor
+
+
+def _unpack(packed: Callable[[], Tensor]) -> Tensor:
+    return packed()
 
 
 def is_map_of(x: Tensor) -> Callable[[Tensor], bool]:

@@ -57,6 +57,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
         loss.backward()
     addresses = gradient_storages(parameters, lambda storage: storage.data_ptr())
     changes, end_of_forward = _changes(profiler, parameters[0].device)
+    assert end_of_forward > 0, "the profiler has lost the end of the forward pass"
     clear_gradients(parameters)
     return summarise(changes, end_of_forward, addresses)
 

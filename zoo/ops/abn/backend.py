@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from zoo.errors import ConfigError
@@ -63,6 +64,9 @@ def describe() -> dict[str, str]:
     """Return, per back end, whether it is active and, where it is not, why."""
     lines = {"reference": "active where nothing else is: plain torch operations"}
     for name, (device, module) in DEVICES.items():
-        off = module.why_not() or f"ZOO_KERNELS={_wanted}"
-        lines[name] = f"active for {device}" if device in _chosen else f"off: {off}"
+        if device == "cuda" and device in _chosen and not torch.cuda.is_available():
+            lines[name] = "ready, but there is no CUDA device"
+        else:
+            off = module.why_not() or f"ZOO_KERNELS={_wanted}"
+            lines[name] = f"active for {device}" if device in _chosen else f"off: {off}"
     return lines

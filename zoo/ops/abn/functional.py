@@ -12,7 +12,7 @@ from zoo.ops.abn.autograd import ActivatedBatchNorm, Statistics
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.reference import Form
 from zoo.ops.abn.sync import gather_statistics
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.ops.recorded import in_selective_checkpoint, is_transformed
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -59,7 +59,7 @@ def inplace_abn(
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     check_input(x, [weight, bias, running_mean, running_var])
-    check_shortcut(x, shortcut)
+    check_shortcut(x, shortcut, inplace)
     check_overwritable(x, inplace)
     statistics = normalising_statistics(x, running_mean, running_var, training, momentum, group)
     return normalise(x, statistics, Form(weight, bias, eps, activation, activation_param), inplace, shortcut)
@@ -68,9 +68,9 @@ def inplace_abn(
 def normalise(x: Tensor, statistics: Statistics, form: Form, inplace: bool, shortcut: Tensor | None = None) -> Tensor:
     """Return f((|weight| + eps) x_hat + bias + shortcut), as `inplace_abn` does, with statistics taken before."""
     inplace = inplace and not torch.compiler.is_compiling() and not in_selective_checkpoint()
-    weight, bias, *settings = form
+    weight, bias, settings = form.weight, form.bias, form[2:]
     mean, var, count, group = statistics
-    return ActivatedBatchNorm.apply(x, shortcut, weight, bias, mean, var, count, *settings, inplace, group)
+    return ActivatedBatchNorm.apply(x, shortcut, weight, bias, mean, var, count, settings, inplace, group)
 
 
 def normalising_statistics(
@@ -85,11 +85,10 @@ def normalising_statistics(
 
     When it is which, and how they move, is said at `inplace_abn`.
     """
-    if training or running_mean is None or running_var is None:
-        mean, var, count = _batch_statistics(x, group)
-        if training and running_mean is not None and running_var is not None:
-            update_running(running_mean, running_var, mean, var, count, momentum)
-        return Statistics(mean, var, count, group)
+    if training and running_mean is not None and running_var is not None:
+        return _tracked_statistics(x, running_mean, running_var, momentum, group)
+    if running_mean is None or running_var is None:
+        return Statistics(*_batch_statistics(x, group), group)
     # A copy of what backward keeps: a training batch in between may move the running statistics in place.
     return Statistics(running_mean, running_var.clone(), num_values=None, group=None)
 
@@ -141,16 +140,22 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
     """Raise ValueError unless x is a floating (N, C, ...) tensor and every given vector has C elements."""
     if x.dim() < 2 or not x.is_floating_point():
         raise ValueError(f"expected a floating-point tensor (N, C, ...), got {x.dtype} of shape {tuple(x.shape)}")
+    channels = x.shape[1]
     for vector in vectors:
-        if vector is not None and vector.numel() != x.shape[1]:
-            raise ValueError(
-                f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {x.shape[1]}"
-            )
+        if vector is not None and vector.numel() != channels:
+            raise ValueError(f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {channels}")
 
 
-def check_shortcut(x: Tensor, shortcut: Tensor | None) -> None:
-    """Raise ValueError unless the shortcut has the shape and dtype of x."""
-    if shortcut is not None and (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
+def check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
+    """Raise ValueError unless the shortcut has the shape and dtype of x, and survives the overwriting of x."""
+    if shortcut is None:
+        return
+    if inplace and not torch.compiler.is_compiling() and torch._C._is_alias_of(x, shortcut):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"x and the shortcut, of shape {tuple(x.shape)}, share memory, and backward needs the shortcut as it is; "
+            "set inplace = False"
+        )
+    if (shortcut.shape, shortcut.dtype) != (x.shape, x.dtype):
         raise ValueError(
             f"the shortcut, {shortcut.dtype} of shape {tuple(shortcut.shape)}, has not the dtype and shape of the "
             f"normalised tensor, {x.dtype} of shape {tuple(x.shape)}"
@@ -179,6 +184,25 @@ def check_count(x: Tensor, count: int | None = None) -> None:
             f"batch statistics need more than 1 value per channel, got {count} with an input of shape "
             f"{tuple(x.shape)}; use a larger batch, or evaluation mode"
         )
+
+
+def _tracked_statistics(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float | Tensor,
+    group: dist.ProcessGroup | None,
+) -> Statistics:
+    """Return the statistics of the batch, and move the running ones towards them."""
+    at_once = getattr(kernels_for(x), "track_statistics", None)
+    watched = torch.compiler.is_compiling() or is_transformed() or in_selective_checkpoint()
+    if at_once is None or watched or group is not None or isinstance(momentum, Tensor):
+        mean, var, count = _batch_statistics(x, group)
+        update_running(running_mean, running_var, mean, var, count, momentum)
+        return Statistics(mean, var, count, group)
+    check_count(x)
+    mean, var = at_once(x.detach(), running_mean, running_var, momentum)
+    return Statistics(mean, var, values_per_channel(x), None)
 
 
 def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, int | Tensor]:

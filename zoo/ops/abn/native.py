@@ -12,10 +12,34 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.reference import Form, accumulate_dtype
 
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}  # the order of csrc/numbers.h
+
+
+FORM = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
+GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {FORM}"
+SCHEMAS = (
+    "abn_statistics(Tensor x) -> (Tensor, Tensor)",
+    "abn_track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum)"
+    " -> (Tensor, Tensor)",
+    f"abn_apply(Tensor x, Tensor mean, Tensor var, {FORM}, Tensor? shortcut) -> Tensor",
+    f"abn_apply_(Tensor(a!) x, Tensor mean, Tensor var, {FORM}, Tensor? shortcut) -> ()",
+    f"abn_backward_reduce(Tensor z, Tensor dz, {FORM}, Tensor? shortcut) -> (Tensor, Tensor)",
+    f"abn_backward_apply({GRADIENTS}) -> Tensor",
+    f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
+    f"abn_backward(Tensor z, Tensor dz, Tensor var, bool batch, {FORM}) -> (Tensor, Tensor, Tensor)",
+    # Overwrites dz with dx: only for a caller that owns dz.
+    f"abn_backward_apply_({GRADIENTS.replace('Tensor dz', 'Tensor(a!) dz')}) -> ()",
+)
+# Layouts are followed, not prescribed: otherwise torch.compile copies every convolution's output to a contiguous one.
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+
+_library = torch.library.Library("zoo", "FRAGMENT")
+for _schema in SCHEMAS:
+    _library.define(_schema, tags=TAGS)
 
 
 def _load() -> str | None:
@@ -28,8 +52,11 @@ def _load() -> str | None:
         )
     try:
         torch.ops.load_library(library.origin)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         return f"could not be loaded: {error}"
+    names = [schema.partition("(")[0] for schema in SCHEMAS]
+    if not all(torch._C._dispatch_has_kernel_for_dispatch_key(f"zoo::{name}", "CPU") for name in names):
+        return "built from older sources; install again with pip install --no-build-isolation"
     return None
 
 
@@ -77,6 +104,21 @@ def backward_apply(
     return torch.ops.zoo.abn_backward_apply_shortcut.default(*given, shortcut)
 
 
+def backward(z: Tensor, dz: Tensor, var: Tensor, batch: bool, form: Form) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dL/dx, dL/dweight and dL/dbias in one call, the latter two in the accumulation dtype.
+
+    For statistics of this process: those of x (``batch``), or such as do not depend on x; and without a shortcut.
+    """
+    return torch.ops.zoo.abn_backward.default(z, dz, var, batch, *_settings(form))
+
+
+def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
+    """Return `statistics` and move the running ones in place by ``momentum`` towards them, the variance unbiased."""
+    found = torch.ops.zoo.abn_track_statistics.default(x, running_mean, running_var, momentum)
+    increment_version((running_mean, running_var))  # the operator does not tell autograd
+    return found
+
+
 def _settings(form: Form) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     return form.weight, form.bias, form.eps, ACTIVATIONS[form.activation], form.activation_param
 
@@ -102,6 +144,8 @@ def _register_shapes() -> None:
     register("zoo::abn_backward_apply", lambda z, *_: _new_like(z))
     register("zoo::abn_backward_apply_shortcut", lambda z, *_: (_new_like(z), _new_like(z)))
     register("zoo::abn_backward_apply_", lambda *_: None)
+    register("zoo::abn_backward", lambda z, *_: (_new_like(z), *_new_vectors(z)))
+    register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
 
 
 if _reason is None:

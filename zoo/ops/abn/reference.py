@@ -8,6 +8,9 @@ where s is the shortcut of a residual sum, of the shape and dtype of x, or nothi
 can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is that of the published code).  Without
 weight and bias g = 1 and b = 0.  Channels are dimension 1 of an (N, C, ...) tensor.  Half-precision tensors are
 computed in float32, float64 ones in float64.  The derivation is in csrc/README.md.
+
+A back end may have two functions more, ``backward`` and ``track_statistics``: in one call what takes several of these
+and some arithmetic on vectors.  native.py has them.
 """
 
 from __future__ import annotations

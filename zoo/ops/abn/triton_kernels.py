@@ -28,7 +28,7 @@ def locate(program, outer, groups, units, span, CHANNELS_LAST: tl.constexpr, UNI
     chunk = program % chunks
     group = program // chunks % groups
     piece = (program // chunks // groups).to(tl.int64)
-    cols = (chunk * COLS + tl.arange(0, COLS))[None, :]
+    cols = (chunk.to(tl.int64) * COLS + tl.arange(0, COLS))[None, :]
     inside = cols < inner
     if CHANNELS_LAST:
         channel = cols

@@ -68,7 +68,10 @@ def choose_strategies(
         if not fnmatch.filter(names, pattern):
             raise ConfigError(f"no strategy is called {pattern!r}; there are {', '.join(names)}")
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)} | {BASELINE}
-    wanted -= {FUSED} if dtype == "float32" else set()
+    if dtype == "float32" and FUSED in wanted:
+        if len(wanted) == 2:
+            raise ConfigError(f"{FUSED!r} differs from 'iABN' in half precision only; name the latter, or a --dtype")
+        wanted.remove(FUSED)
     return [strategy for strategy in strategies if strategy.name in wanted]
 
 
