@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("setuptools", minversion="77")  # what pyproject.toml needs for a build
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -84,7 +84,7 @@ def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypa
         (["model", "resnet19"], "resnet18"),
         (["fit", "resnet18"], "--memory"),
         (["fit", "resnet18", "--memory", "lots"], "16GiB"),
-        (["pareto", "resnet18", "--strategies", "magic"], "std-BN checkpointed"),
+        (["pareto", "resnet18", "--no-picture", "--strategies", "magic"], "std-BN checkpointed"),
     ],
 )
 def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
