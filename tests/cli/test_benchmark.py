@@ -105,3 +105,11 @@ def test_wrong_arguments_exit_with_code_2(words: list[str], capsys: pytest.Captu
         main(["benchmark", *words])
     assert error.value.code == 2
     assert "usage: zoo benchmark" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", ["3x4", "2x3x4", "2x3x4x-1", "batch"])
+def test_what_is_no_shape_of_a_batch_is_refused_before_anything_runs(shape: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(["benchmark", "layer", "--shapes", shape])
+    assert stop.value.code == 2
+    assert repr(shape) in capsys.readouterr().err

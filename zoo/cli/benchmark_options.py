@@ -132,16 +132,19 @@ def _add_rounds(parser: argparse.ArgumentParser, rounds: int, least: int = 0) ->
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    return _numbers(text, 2)
+    shape = _numbers(text)
+    if len(shape) != 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the shape of a batch of maps such as 32x64x56x56")
+    return shape
 
 
 def _structure(text: str) -> tuple[int, ...]:
-    return _numbers(text, 1)
+    return _numbers(text)
 
 
-def _numbers(text: str, at_least: int) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     words = text.replace(",", "x").split("x")
-    if len(words) < at_least or not all(word.isdecimal() and int(word) > 0 for word in words):
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise argparse.ArgumentTypeError(f"{text!r} is not a row of positive numbers such as 2x3x4x2")
     return tuple(map(int, words))
 
