@@ -146,10 +146,14 @@ class InPlaceABN(ABN):
         """
         check_shortcut(x, shortcut, self.inplace)
         check_overwritable(x, self.inplace)
+        form = self.form(activation)
+        return normalise(x, self.take_statistics(x), form, self.inplace, shortcut)
+
+    def form(self, activation: tuple[str, float] | None = None) -> Form:
+        """Return what makes the output of x_hat, with another activation if one is given; ValueError for a bad one."""
         name, parameter = activation or (self.activation, self.activation_param)
         check_activation(name, parameter, self.activations)
-        form = Form(self.weight, self.bias, self.eps, name, parameter)
-        return normalise(x, self.take_statistics(x), form, self.inplace, shortcut)
+        return Form(self.weight, self.bias, self.eps, name, parameter)
 
     def take_statistics(self, x: Tensor) -> Statistics:
         """Return the statistics to normalise x with, and count the batch in the running ones if it is to be."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.ops.abn.functional import check_activation
+from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.recompute import Geometry, join, norm_act_conv
 from zoo.ops.abn.reference import Form
 from zoo.ops.recorded import is_recorded
@@ -34,9 +34,7 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
     return (
         is_recorded()
         and type(norm) in (InPlaceABN, InPlaceABNSync)
-        and type(conv) is nn.Conv2d
-        and conv.padding_mode == "zeros"
-        and not isinstance(conv.padding, str)
+        and is_plain(conv)
         and not has_hooks(norm)
         and not has_hooks(conv)
         and all(isinstance(x, Tensor) for x in inputs)  # and not stand-ins of torch.fx
@@ -48,13 +46,22 @@ def has_hooks(module: nn.Module) -> bool:
     return _has_any_global_hook() or any(getattr(module, hooks) for hooks in HOOKS)
 
 
+def is_plain(conv: Any) -> bool:
+    """Return whether a module is a Conv2d of torch's own that pads with zeros by numbers."""
+    return type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+
+
+@torch.no_grad()
+def norm_of(norm: Any, x: Tensor) -> tuple[Statistics, Form]:
+    """Return the statistics that an in-place norm takes of x, counting the batch, and its form."""
+    form, statistics = norm.form(), norm.take_statistics(x)
+    if statistics.num_values is None:  # backward needs the running mean, and a later batch moves it in place
+        statistics = statistics._replace(mean=statistics.mean.clone())
+    return statistics, form
+
+
 def _recomputed(norm: Any, conv: Any, inputs: tuple[Tensor, ...], keep: str) -> Tensor:
-    check_activation(norm.activation, norm.activation_param, norm.activations)
-    form = Form(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
-    geometry = Geometry(conv.stride, conv.padding, conv.dilation, conv.groups)
     with torch.no_grad():
         joined = join(inputs)
-        statistics = norm.take_statistics(joined)
-        if statistics.num_values is None:  # backward keeps the running mean, and a later batch moves it in place
-            statistics = statistics._replace(mean=statistics.mean.clone())
-    return norm_act_conv(inputs, joined, statistics, form, conv.weight, conv.bias, geometry, keep)
+    statistics, form = norm_of(norm, joined)
+    return norm_act_conv(inputs, joined, statistics, form, conv.weight, conv.bias, Geometry.of(conv), keep)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.layers.norm_conv import has_hooks, norm_conv
-from zoo.ops.abn.autograd import Statistics
-from zoo.ops.abn.functional import check_activation
-from zoo.ops.abn.reference import Form
+from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, norm_of
 from zoo.ops.recorded import is_recorded
 from zoo.ops.unwind import ResidualSum, is_map_of, redone_norm
 
@@ -49,7 +45,7 @@ class UnwoundSequential(nn.Sequential):
         """Return x plus the block's branch, or the block's projection plus its branch."""
         conv1, *inner, last = block.convs
         if block.has_projection:
-            activated, remade = redone_norm(x, None, x, *_norm_of(block.bn1, x))
+            activated, remade = redone_norm(x, None, x, *norm_of(block.bn1, x))
             with remade.instead_of(is_map_of(activated)):
                 shortcut, y = block.proj_conv(activated), conv1(activated)
         else:
@@ -59,21 +55,11 @@ class UnwoundSequential(nn.Sequential):
             norm2, conv2, norm3 = inner
             source = norm2(y)
             y = conv2(source)
-            z, remade = redone_norm(source, conv2, y, *_norm_of(norm3, y))
+            z, remade = redone_norm(source, conv2, y, *norm_of(norm3, y))
             return sums.add(z, last, shortcut, remade)
         for layer in inner:
             y = layer(y)
         return sums.add(y, last, shortcut)
-
-
-@torch.no_grad()
-def _norm_of(norm: Any, x: Tensor) -> tuple[Statistics, Form]:
-    """Return the statistics that the norm takes of x, counting the batch, and its form."""
-    check_activation(norm.activation, norm.activation_param, norm.activations)
-    statistics = norm.take_statistics(x)
-    if statistics.num_values is None:  # backward needs the running mean, and a later batch moves it in place
-        statistics = statistics._replace(mean=statistics.mean.clone())
-    return statistics, Form(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
 
 
 def _can_unwind(block: Any) -> bool:
@@ -81,9 +67,5 @@ def _can_unwind(block: Any) -> bool:
     return (
         not any(map(has_hooks, modules))
         and all(type(module) in (InPlaceABN, InPlaceABNSync) for module in modules if hasattr(module, "running_mean"))
-        and all(_is_plain(module) for module in modules if hasattr(module, "kernel_size"))
+        and all(is_plain(module) for module in modules if hasattr(module, "kernel_size"))
     )
-
-
-def _is_plain(conv: Any) -> bool:
-    return type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)

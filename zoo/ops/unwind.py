@@ -36,8 +36,7 @@ class Convolution(NamedTuple):
     @classmethod
     def of(cls, conv: nn.Conv2d, z: Tensor) -> Convolution:
         """Return what ``conv`` does here to a map like z."""
-        geometry = Geometry(conv.stride, conv.padding, conv.dilation, conv.groups)  # type: ignore[arg-type]
-        return cls(geometry, convolution_dtype(z))
+        return cls(Geometry.of(conv), convolution_dtype(z))
 
     def __call__(self, z: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
         """Return the convolution of z in a new tensor, whatever autocast says here and now."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
@@ -30,6 +30,11 @@ class Geometry(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d) -> Geometry:
+        """Return that of a convolution whose padding is given in numbers."""
+        return cls(conv.stride, conv.padding, conv.dilation, conv.groups)  # type: ignore[arg-type]
 
 
 def join(inputs: Sequence[Tensor]) -> Tensor:
