@@ -5,12 +5,15 @@ from zoo.layers.groups import active_group, set_active_group
 from zoo.layers.init import init_weights
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, freeze_norms, norm_act
 from zoo.layers.recompute import checkpoint
+from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.ops.abn import inplace_abn, inplace_abn_sync
 
 __all__ = [
     "ABN",
     "InPlaceABN",
     "InPlaceABNSync",
+    "ReversibleBlock",
+    "ReversibleSequential",
     "active_group",
     "checkpoint",
     "convert_norm",

@@ -32,7 +32,7 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
         return module(*args)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _paused_statistics(module)
+        return nullcontext(), paused_statistics(module)
 
     return torch_checkpoint(module, *args, use_reentrant=False, context_fn=contexts)
 
@@ -48,10 +48,12 @@ class CheckpointedSequential(nn.Sequential):
 
 
 @contextmanager
-def _paused_statistics(module: nn.Module) -> Iterator[None]:
+def paused_statistics(module: nn.Module) -> Iterator[None]:
+    """Let no norm of the module count what it sees, in running statistics or number of batches."""
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     foreign = [norm for norm in module.modules() if isinstance(norm, _NormBase) and not isinstance(norm, ABN)]
     before = [(norm.momentum, _copy(norm.num_batches_tracked)) for norm in foreign]
+    paused = [norm.statistics_paused for norm in norms]
     for norm in norms:
         norm.statistics_paused = True
     for other in foreign:
@@ -59,8 +61,8 @@ def _paused_statistics(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for norm in norms:
-            norm.statistics_paused = False
+        for norm, was_paused in zip(norms, paused, strict=True):
+            norm.statistics_paused = was_paused
         for other, (momentum, count) in zip(foreign, before, strict=True):
             other.momentum = momentum
             if count is not None:

@@ -1,0 +1,322 @@
+"""Reversible blocks of norms and convolutions against stored activations: gradients, statistics, bytes, processes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.spawn import run_distributed
+from tests.formula import relative_error
+from zoo.layers import (
+    ABN,
+    InPlaceABN,
+    InPlaceABNSync,
+    ReversibleBlock,
+    ReversibleSequential,
+    init_weights,
+)
+from zoo.layers.conv import conv2d
+from zoo.layers.norm import out_of_place
+from zoo.report.measure import measure_memory
+from zoo.report.measure_storages import count_memory
+
+
+def batch_norm(channels, momentum=0.1) -> nn.Sequential:
+    """Return torch's own norm, with an activation."""
+    return nn.Sequential(nn.BatchNorm2d(channels, momentum=momentum), nn.ReLU())
+
+
+def branch(channels, norm, bottleneck=False, leading=True, dropout=0.0) -> nn.Sequential:
+    """A pre-activation residual function; without ``leading`` it begins with its convolution."""
+    inner = channels // 2 if bottleneck else channels
+    layers = [out_of_place(norm(channels))] if leading else []
+    layers += [conv2d(channels, inner, kernel_size=1 if bottleneck else 3), norm(inner)]
+    if bottleneck:
+        layers += [conv2d(inner, inner, kernel_size=3), norm(inner)]
+    return nn.Sequential(*layers, nn.Dropout(dropout), conv2d(inner, channels, kernel_size=1 if bottleneck else 3))
+
+
+def network(norm=ABN, number=3, **options) -> nn.Sequential:
+    """A strided stem, reversible blocks and a head; the first block's f has no leading norm."""
+    torch.manual_seed(0)
+    blocks = [
+        ReversibleBlock(branch(4, norm, leading=index > 0, **options), branch(4, norm, **options))
+        for index in range(number)
+    ]
+    net = nn.Sequential(conv2d(3, 8, kernel_size=3, stride=2), ReversibleSequential(blocks), out_of_place(norm(8)))
+    init_weights(net)
+    return net
+
+
+def stored(net):
+    twin = copy.deepcopy(net)
+    for module in twin.modules():
+        if isinstance(module, ReversibleSequential):
+            module.store = True
+    return twin
+
+
+def step(net, x):
+    """Return output, gradients and buffers after one training step."""
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    net.zero_grad()
+    torch.manual_seed(2)
+    y = net(leaf)
+    (y.square() + y.sin()).sum().backward()
+    return [y.detach(), leaf.grad, *[p.grad.clone() for p in net.parameters()], *[b.clone() for b in net.buffers()]]
+
+
+def pictures(number=4, side=12, dtype=torch.float64):
+    torch.manual_seed(1)
+    return torch.randn(number, 3, side, side, dtype=dtype)
+
+
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, batch_norm])
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_gradients_and_statistics_are_those_of_stored_activations_over_steps(norm, bottleneck):
+    net = network(norm, bottleneck=bottleneck, dropout=0.3).double()
+    twin = stored(net)
+    for number in (4, 1, 3):
+        ours, truth = step(net, pictures(number)), step(twin, pictures(number))
+        assert max(map(relative_error, ours, truth)) < 1e-10
+        assert all(map(torch.equal, net.buffers(), twin.buffers()))
+
+
+@pytest.mark.parametrize("momentum", [None, 0.3])
+def test_norms_of_torch_keep_their_momentum_and_count_once(momentum):
+    net = network(lambda channels: batch_norm(channels, momentum)).double()
+    twin = stored(net)
+    for _ in range(2):
+        step(net, pictures())
+        step(twin, pictures())
+    assert all(map(torch.equal, net.buffers(), twin.buffers()))
+    assert {norm.momentum for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)} == {momentum}
+    assert {int(norm.num_batches_tracked) for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)} == {2}
+
+
+def test_evaluation_takes_running_statistics_and_still_has_the_gradients():
+    net = network(InPlaceABN).double()
+    step(net, pictures())
+    net.eval()
+    assert max(map(relative_error, step(net, pictures()), step(stored(net), pictures()))) < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [1, 8, 18])
+def test_the_inverse_returns_the_input_and_moves_no_statistics(dtype, number):
+    blocks = network(InPlaceABN, number, bottleneck=True)[1].to(dtype)
+    init_weights(blocks, "torch")
+    x = torch.randn(8, 8, 16, 16, dtype=dtype)
+    y = blocks(x)
+    before = [buffer.clone() for buffer in blocks.buffers()]
+    error = (blocks.inverse(y) - x).norm() / x.norm()
+    assert error < {torch.float32: 1e-7, torch.float64: 1e-15}[dtype] * (number + 2)
+    assert all(map(torch.equal, blocks.buffers(), before))
+
+
+def test_a_block_alone_inverts_itself():
+    block = network()[1][1].double()
+    halves = torch.randn(2, 2, 4, 6, 6, dtype=torch.float64).unbind()
+    assert max(map(relative_error, block.inverse(*block(*halves)), halves)) < 1e-14
+
+
+def test_halves_may_be_given_apart():
+    net = network(InPlaceABN)[1].double()
+    x = torch.randn(4, 8, 6, 6, dtype=torch.float64)
+    assert torch.equal(torch.cat(net.forward_pair(*x.chunk(2, 1)), 1), net(x))
+
+
+LAYOUTS = {
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "strided": lambda x: x[..., ::2],
+    "transposed": lambda x: x.transpose(2, 3),
+    "expanded": lambda x: x[:, :1].expand(-1, 8, -1, -1),
+}
+
+
+class _Laid(nn.Module):
+    def __init__(self, layout, blocks):
+        super().__init__()
+        self.layout, self.blocks = layout, blocks
+
+    def forward(self, x):
+        return self.blocks(LAYOUTS[self.layout](x))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_of_any_layout_are_right(layout):
+    net = _Laid(layout, network(InPlaceABN)[1]).double()
+    twin = stored(net)
+    x = torch.randn(4, 8, 6, 12, dtype=torch.float64)
+    assert max(map(relative_error, step(net, x), step(twin, x))) < 1e-10
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_recomputation_gets_its_input_in_the_layout_of_forward(layout):
+    net, seen = network(InPlaceABN)[1].double(), {}
+    for block in net:
+        for each in (block.f, block.g):
+            each.register_forward_pre_hook(lambda module, args: seen.setdefault(module, []).append(args[0].stride()))
+    step(_Laid(layout, net), torch.randn(4, 8, 6, 12, dtype=torch.float64))
+    assert len(seen) == 6
+    assert all(len(strides) == 2 and len(set(strides)) == 1 for strides in seen.values())
+
+
+def test_the_channels_last_layout_is_kept():
+    net = network(InPlaceABN).to(memory_format=torch.channels_last)
+    y, dx, *_ = step(net, pictures(dtype=torch.float32).to(memory_format=torch.channels_last))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert dx.is_contiguous(memory_format=torch.channels_last)
+    assert net[1](torch.randn(2, 8, 5, 5)).is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 4, 4), (8,)])
+def test_channels_that_cannot_be_halved_are_refused(shape):
+    for call in (network()[1], network()[1].inverse):
+        with pytest.raises(ValueError, match="C has to be even, got"):
+            call(torch.randn(shape))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_branch_that_overwrites_its_input_is_refused(grad):
+    block = ReversibleBlock(nn.Sequential(conv2d(4, 4, 3)), nn.Sequential(nn.ReLU(inplace=True)))
+    init_weights(block)
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=r"\(Sequential\) has overwritten its input"):
+        ReversibleSequential([block])(torch.randn(2, 8, 4, 4))
+
+
+def test_an_in_place_norm_as_a_first_layer_is_refused():
+    block = ReversibleBlock(nn.Identity(), nn.Sequential(InPlaceABN(4)))
+    with pytest.raises(RuntimeError, match="inplace = False"):
+        ReversibleSequential([block])(torch.randn(2, 8, 4, 4))
+
+
+def test_a_branch_of_another_shape_is_refused():
+    block = ReversibleBlock(nn.AdaptiveAvgPool2d(1), nn.Identity())
+    with pytest.raises(RuntimeError, match=r"makes \(2, 4, 1, 1\) of \(2, 4, 4, 4\)"):
+        ReversibleSequential([block])(torch.randn(2, 8, 4, 4))
+
+
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
+@pytest.mark.parametrize("measure", [measure_memory, count_memory])
+def test_held_bytes_do_not_grow_with_depth(norm, measure):
+    def held(number, store=False):
+        net = network(norm, number)
+        net[1].store = store
+        x = pictures(dtype=torch.float32)
+        return measure(lambda: net(x).square().sum(), list(net.parameters())).held
+
+    batch_statistics = 2 * 2 * 4 * 64  # nothing of the 15 blocks more, in the allocator's pieces of 64 bytes
+    assert abs(held(18) - held(3)) < batch_statistics
+    assert held(18, store=True) - held(3, store=True) > 15 * 4 * 4 * 6 * 6 * 4  # blocks, maps of 4 x 4 x 6 x 6 floats
+
+
+def test_one_map_is_held_of_the_blocks_and_the_norm_behind_them():
+    saved = {}
+
+    def pack(tensor):
+        if tensor.dim() == 4 and not isinstance(tensor, nn.Parameter):
+            saved[tensor.untyped_storage()._cdata] = tuple(tensor.shape)
+        return tensor
+
+    net = network(number=5)
+    x = net[0](pictures(dtype=torch.float32))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = net[2](net[1](x))
+    assert list(saved.values()) == [(4, 8, 6, 6)] * 2  # the blocks' output, which the norm keeps too, and the norm's
+    assert y.requires_grad
+
+
+def test_the_meter_reports_each_block_and_can_be_taken_off():
+    net, seen = network(InPlaceABN), []
+    net[1].meter = lambda index, error: seen.append((index, error))
+    ours = step(net, pictures(dtype=torch.float32))
+    assert [index for index, _ in seen] == [2, 1, 0]
+    assert 0 < max(error for _, error in seen) < 1e-6
+    net[1].meter = None
+    assert max(map(relative_error, step(net, pictures(dtype=torch.float32))[:20], ours)) == 0
+    assert len(seen) == 3
+
+
+def test_half_precision_is_recomputed_under_the_autocast_of_forward():
+    net = network(InPlaceABN, 8)
+    truth, x = stored(net), pictures(16, dtype=torch.float32)
+    results, errors = [], []
+    net[1].meter = lambda _, error: errors.append(error)
+    for module in (net, truth):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = module[1](module[0](x))
+        assert hidden.dtype == torch.float32  # the stream
+        module[2](hidden).square().sum().backward()
+        results.append([p.grad for p in module.parameters()])
+    assert max(errors) < 5e-3  # twice that without autocast in the recomputation
+    ours, exact = (torch.cat([grad.flatten() for grad in grads]) for grads in results)
+    assert torch.cosine_similarity(ours, exact, dim=0) > 0.99
+
+
+def test_a_copy_and_a_state_dict_hold_the_blocks_alone():
+    net = network()[1]
+    assert next(iter(net.state_dict())) == "0.f.0.weight"
+    assert [type(module) for module in copy.deepcopy(net)] == [ReversibleBlock] * 3
+
+
+def test_parts_of_a_chain_are_chains_of_the_same_blocks():
+    net = network()[1].double()
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64)
+    parts = net[:2], net[2:]
+    assert [next(iter(part.state_dict())).split(".")[0] for part in parts] == ["0", "2"]
+    assert relative_error(parts[1](parts[0](x)), net(x)) < 1e-14
+
+
+def test_what_is_no_block_is_refused():
+    with pytest.raises(TypeError, match=r"block 1, a Linear, cannot be undone; make it ReversibleBlock\(f, g\)"):
+        ReversibleSequential([network()[1][0], nn.Linear(2, 2)])
+
+
+SETTINGS = [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}]
+
+
+class _Headed(nn.Module):
+    """Blocks that may be shared, behind a frozen stem, so that no input of theirs has a gradient."""
+
+    def __init__(self, net, repeats):
+        super().__init__()
+        self.stem, self.blocks, self.head = net[0].requires_grad_(False), net[1], net[2]
+        self.repeats = repeats
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(self.repeats):
+            x = self.blocks(x)
+        return self.head(x)
+
+
+def _distributed_steps(norm, repeats) -> list[list[torch.Tensor]]:
+    """Return gradients and buffers after two steps: stored with the default settings, then reversible with each."""
+    results = []
+    for settings in [{"store": True}, *SETTINGS]:
+        net = network(norm).double()
+        net[1].store = "store" in settings
+        settings = {key: value for key, value in settings.items() if key != "store"}
+        module = DistributedDataParallel(_Headed(net, repeats), **settings)
+        for number in (2, 3):
+            module.zero_grad()
+            y = module(pictures(number + torch.distributed.get_rank()))
+            (y.square() + y.sin()).sum().backward()
+        grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        results.append([*grads, *net.buffers()])
+    return results
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_distributed_gradients_and_synchronised_statistics_are_those_of_stored_activations(repeats):
+    for truth, *ours in run_distributed(_distributed_steps, 2, InPlaceABNSync, repeats):
+        assert len(truth) > 20
+        for result in ours:
+            assert len(result) == len(truth)
+            assert max(map(relative_error, result, truth)) < 1e-10

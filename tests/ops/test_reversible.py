@@ -1,0 +1,380 @@
+"""The chain's operator: Algorithm 1 against autograd, and what it keeps, counts, draws and refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.formula import relative_error
+from zoo.layers.reversible import ReversibleBlock
+from zoo.ops.reversible import run_chain
+
+
+class Branch(nn.Module):
+    """A smooth nonlinear branch that counts its calls and may draw random numbers."""
+
+    def __init__(self, width: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = dropout
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return nn.functional.dropout(torch.tanh(self.linear(x)), self.dropout)
+
+
+def blocks(number=3, dropout=0.0, dtype=torch.float64) -> nn.ModuleList:
+    torch.manual_seed(0)
+    chain = nn.ModuleList(ReversibleBlock(Branch(dropout=dropout), Branch(dropout=dropout)) for _ in range(number))
+    return chain.to(dtype)
+
+
+def pair(rows=5, dtype=torch.float64, grads=(True, True)):
+    torch.manual_seed(1)
+    return [torch.randn(rows, 3, dtype=dtype).requires_grad_(needs) for needs in grads]
+
+
+def loss(outputs):
+    """Gradients that differ between the outputs, none of them zero."""
+    return sum((index + 1) * y.square().sum() + y.sin().sum() for index, y in enumerate(outputs))
+
+
+def gradients(links, xs, store, seed=2):
+    """Return outputs, gradients and the random number after a step."""
+    parameters = list(dict.fromkeys(p for link in links for p in link.parameters()))
+    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in xs]
+    for parameter in parameters:
+        parameter.grad = None
+    torch.manual_seed(seed)
+    outputs = run_chain(links, *leaves, store=store)
+    loss(outputs).backward()
+    grads = [tensor.grad for tensor in [*leaves, *parameters] if tensor.grad is not None]
+    return [*[y.detach() for y in outputs], *grads, torch.rand(3, dtype=torch.float64)]
+
+
+def assert_equal_steps(links, xs, tolerance=1e-12):
+    ours, truth = gradients(links, xs, store=False), gradients(links, xs, store=True)
+    assert len(ours) == len(truth)
+    assert max(map(relative_error, ours, truth)) < tolerance
+
+
+def test_gradients_are_those_of_autograd_and_the_outputs_the_same_bits():
+    chain = blocks()
+    assert_equal_steps(chain, pair())
+    ours, truth = gradients(chain, pair(), store=False), gradients(chain, pair(), store=True)
+    assert torch.equal(ours[0], truth[0])
+    assert torch.equal(ours[1], truth[1])
+
+
+class _Spied:
+    """A half of a block that reverses as told, to feed Algorithm 1 a wrong gradient."""
+
+    def __init__(self, half, reverse):
+        self.half, self.reverse, self.parameters = half, reverse, half.parameters
+
+    def __call__(self, *xs):
+        return self.half(*xs)
+
+
+class _WithoutZBar(ReversibleBlock):
+    """Feeds F the gradient of y1 in place of that of z1, the trap of Algorithm 1."""
+
+    def steps(self):
+        f, g = super().steps()
+        seen = []
+
+        def reverse_g(ys, grads, owned):
+            seen.append(grads[0])
+            return g.reverse(ys, grads, False)
+
+        def reverse_f(ys, grads, owned):
+            xs, (_, dx2), found = f.reverse(ys, (seen[-1], grads[1]), False)
+            return xs, (grads[0], dx2), found
+
+        return _Spied(f, reverse_f), _Spied(g, reverse_g)
+
+
+def test_the_gradient_of_y1_in_place_of_that_of_z1_would_be_noticed():
+    torch.manual_seed(0)
+    wrong = [_WithoutZBar(Branch(), Branch()).double()]
+    results = gradients(wrong, pair(), store=False), gradients(wrong, pair(), store=True)
+    y1, y2, dx1, dx2, *df, dg_weight, dg_bias, _ = map(relative_error, *results)
+    assert max(y1, y2, dx1, dg_weight, dg_bias) < 1e-12
+    assert min(dx2, *df) > 0.01
+
+
+def test_branches_run_twice_per_step_and_once_without_gradients():
+    chain = blocks()
+    branches = [branch for block in chain for branch in (block.f, block.g)]
+    gradients(chain, pair(), store=False)
+    assert [branch.calls for branch in branches] == [2] * 6
+    with torch.no_grad():
+        run_chain(chain, *pair())
+    with torch.inference_mode():
+        run_chain(chain, *pair())
+    assert [branch.calls for branch in branches] == [4] * 6
+
+
+def test_dropout_masks_are_repeated_and_the_outer_random_numbers_undisturbed():
+    assert_equal_steps(blocks(dropout=0.5), pair())
+
+
+def test_random_numbers_drawn_before_backward_do_not_change_the_masks():
+    chain, results = blocks(dropout=0.5), []
+    for drawn in (0, 7):
+        torch.manual_seed(3)
+        xs = pair()
+        outputs = run_chain(chain, *xs)
+        torch.rand(drawn)
+        loss(outputs).backward()
+        results.append(xs[0].grad)
+    assert torch.equal(*results)
+
+
+def test_random_states_are_kept_only_where_random_numbers_are_drawn():
+    chain = blocks()
+    chain[1].g.dropout = 0.5
+    node = run_chain(chain, *pair())[0].grad_fn
+    assert [state is not None for state in node.random_states] == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("grads", [(True, False), (False, True), (False, False)])
+def test_parameters_are_trained_whichever_inputs_have_gradients(grads):
+    assert_equal_steps(blocks(), pair(grads=grads))
+
+
+@pytest.mark.parametrize("frozen", ["f", "g"])
+@pytest.mark.parametrize("grads", [(True, True), (False, False)])
+def test_frozen_branches_are_passed_through(frozen, grads):
+    chain = blocks()
+    for block in chain:
+        getattr(block, frozen).requires_grad_(False)
+    assert_equal_steps(chain, pair(grads=grads))
+
+
+def test_branches_before_the_first_that_is_trained_are_not_run_again():
+    chain = blocks()
+    chain[0].requires_grad_(False)
+    chain[1].f.requires_grad_(False)
+    assert_equal_steps(chain, pair(grads=(False, False)))
+    calls = [branch.calls for block in chain for branch in (block.f, block.g)]
+    assert calls == [2, 2, 2, 3, 3, 3]  # one step of both kinds: what is trained once more in ours
+
+
+def test_nothing_is_kept_where_nothing_is_trained():
+    chain = blocks().requires_grad_(False)
+    assert not any(y.requires_grad for y in run_chain(chain, *pair(grads=(False, False))))
+
+
+def test_a_block_used_three_times_accumulates_its_gradients():
+    (block,) = blocks(1)
+    assert_equal_steps([block, block, block], pair())
+
+
+def test_branches_that_share_a_module_accumulate_its_gradients():
+    shared = blocks(1)[0].f
+    assert_equal_steps([ReversibleBlock(shared, shared), ReversibleBlock(Branch().double(), shared)], pair())
+
+
+def test_a_parameter_that_a_branch_does_not_use_gets_no_gradient():
+    chain = blocks()
+    chain[1].f.spare = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    assert_equal_steps(chain, pair())
+    assert chain[1].f.spare.grad is None
+
+
+def test_a_branch_without_a_graph_is_passed_through():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones_like(x)
+
+    assert_equal_steps([ReversibleBlock(Constant(), Branch().double()), *blocks(2)], pair())
+
+
+def test_identities_as_branches_do_not_mix_up_the_gradients():
+    assert_equal_steps([ReversibleBlock(nn.Identity(), nn.Identity()) for _ in range(3)], pair())
+
+
+def test_one_tensor_as_both_inputs_and_an_output_used_twice_are_right():
+    chain = blocks()
+    (x, _), results = pair(), []
+    for store in (False, True):
+        leaf = x.detach().clone().requires_grad_()
+        y1, y2 = run_chain(chain, leaf, leaf, store=store)
+        (y1 * y2 + y1).sum().backward()  # the same memory may reach both outputs as gradient
+        results.append(leaf.grad)
+    assert relative_error(*results) < 1e-12
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_loss_of_one_output_alone_has_the_right_gradients(which):
+    chain, results = blocks(), []
+    for store in (False, True):
+        xs = pair()
+        run_chain(chain, *xs, store=store)[which].sum().backward()
+        results.append([x.grad for x in xs])
+    assert max(map(relative_error, *results)) < 1e-12
+
+
+def test_two_backward_passes_accumulate_and_leave_the_outputs_as_they_are():
+    chain, xs = blocks(), pair()
+    outputs = run_chain(chain, *xs)
+    before = [y.detach().clone() for y in outputs]
+    loss(outputs).backward(retain_graph=True)
+    once = [tensor.grad.clone() for tensor in [*xs, *chain.parameters()]]
+    loss(outputs).backward()
+    for tensor, grad in zip([*xs, *chain.parameters()], once, strict=True):
+        assert torch.equal(tensor.grad, 2 * grad)
+    assert all(map(torch.equal, outputs, before))
+
+
+def test_gradients_handed_to_backward_are_not_overwritten():
+    chain, xs = blocks(), pair()
+    given = [torch.ones_like(x) for x in xs]
+    torch.autograd.backward(run_chain(chain, *xs), given)
+    assert all(torch.equal(g, torch.ones_like(g)) for g in given)
+
+
+def test_a_second_derivative_is_refused():
+    xs = pair()
+    (grad,) = torch.autograd.grad(loss(run_chain(blocks(), *xs)), xs[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("what", ["output", "parameter"])
+def test_changing_what_backward_needs_is_refused(what):
+    chain = blocks()
+    y1, y2 = run_chain(chain, *pair())
+    total = (y1 * 2).sum() + (y2 * 2).sum()
+    with torch.no_grad():
+        (y1 if what == "output" else chain[0].f.linear.weight).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_hooks_on_parameters_run_once():
+    chain, results = blocks(), []
+    calls = []
+    chain[1].g.linear.weight.register_hook(lambda grad: calls.append(1) or 3 * grad)
+    for store in (False, True):
+        results.append(gradients(chain, pair(), store))
+    assert len(calls) == 2
+    assert max(map(relative_error, *results)) < 1e-12
+
+
+def test_transforms_of_torch_func_are_right():
+    chain, (x1, x2) = blocks(), pair()
+
+    def total(x1):
+        return loss(run_chain(chain, x1, x2))
+
+    expected = torch.autograd.grad(loss(run_chain(chain, x1, x2, store=True)), x1)[0]
+    assert relative_error(torch.func.grad(total)(x1), expected) < 1e-12
+    rows = torch.func.vmap(lambda a, b: run_chain(chain, a, b)[0])(x1, x2)
+    assert relative_error(rows, run_chain(chain, x1, x2)[0]) < 1e-12
+
+
+class Spy(nn.Module):
+    """A branch that notes the state of autocast and the dtypes that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.seen = []
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.seen.append((torch.is_autocast_enabled("cpu"), x.dtype, y.dtype))
+        return y
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_of_the_forward_holds_in_the_recomputation_and_the_stream_is_single_precision(inside):
+    torch.manual_seed(0)
+    chain = [ReversibleBlock(Spy(), Spy()) for _ in range(2)]
+    xs = pair(dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = run_chain(chain, *xs)
+        if inside:
+            loss(outputs).backward()
+    if not inside:
+        loss(outputs).backward()
+    assert [y.dtype for y in outputs] == [torch.float32] * 2
+    assert [x.grad.dtype for x in xs] == [torch.bfloat16] * 2
+    for spy in (chain[0].f, chain[0].g, chain[1].f, chain[1].g):
+        assert spy.seen == [(True, torch.float32, torch.bfloat16)] * 2
+        assert spy.linear.weight.grad.abs().sum() > 0
+
+
+def test_backward_under_autocast_of_a_forward_without_it_stays_in_single_precision():
+    chain = [ReversibleBlock(Spy(), Spy())]
+    outputs = run_chain(chain, *pair(dtype=torch.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss(outputs).backward()
+    assert chain[0].f.seen == [(False, torch.float32, torch.float32)] * 2
+
+
+def test_the_meter_gets_the_error_of_each_links_input_last_one_first():
+    seen = []
+    outputs = run_chain(blocks(dtype=torch.float32), *pair(dtype=torch.float32), meter=lambda *of: seen.append(of))
+    loss(outputs).backward()
+    assert [index for index, _ in seen] == [2, 1, 0]
+    assert all(0 <= error < 1e-6 for _, error in seen)
+    assert any(error > 0 for _, error in seen)
+
+
+class Scale(nn.Module):
+    """Multiplies one tensor by a parameter; undoes it in place, and needs a kept tensor for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.owned = []
+
+    def forward(self, x):
+        return self.record(x)[0]
+
+    def record(self, x):
+        factor = self.weight.square()
+        return (x * factor,), (factor.detach().clone(),)
+
+    def reverse(self, ys, grads, owned, factor):
+        self.owned.append(owned)
+        y, dy = ys[0], grads[0]
+        x = y.div_(factor) if owned else y / factor
+        dweight = (dy * x).sum() * 2 * self.weight
+        return (x,), (dy.mul_(factor) if owned else dy * factor,), {self.weight: dweight}
+
+
+def test_links_of_one_tensor_overwrite_what_the_chain_has_made_and_read_what_they_have_kept():
+    links, (x, _) = nn.ModuleList(Scale() for _ in range(3)), pair()
+    assert_equal_steps(links, [x])
+    assert [link.owned for link in links] == [[True], [True], [False]]
+    (y,) = run_chain(links, x)
+    before = y.detach().clone()
+    loss([y]).backward(retain_graph=True)
+    once = x.grad.clone()
+    loss([y]).backward()
+    assert torch.equal(x.grad, 2 * once)
+    assert torch.equal(y, before)
+
+
+def test_a_branch_may_be_a_chain_itself():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.links = nn.ModuleList([Scale(), Scale()])
+            self.store = False
+
+        def forward(self, x):
+            return run_chain(self.links, torch.tanh(x), store=self.store)[0]
+
+    chain = [ReversibleBlock(Inner(), Inner()) for _ in range(2)]
+    assert_equal_steps(chain, pair())
+    ours = gradients(chain, pair(), store=False)
+    for block in chain:
+        block.f.store = block.g.store = True
+    assert max(map(relative_error, ours, gradients(chain, pair(), store=True))) < 1e-12

@@ -1,0 +1,213 @@
+"""Chains of invertible layers of which backward keeps the output only: the inputs are found again, layer by layer.
+
+Source: Gomez et al., The Reversible Residual Network, 2017, Algorithm 1, in its form of four forward passes per step:
+the graph that finding the input of a layer builds gives its gradients too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zoo.ops.recorded import is_transformed
+from zoo.ops.replay import Autocast, RandomState
+
+Tensors = tuple[Tensor, ...]
+Gradients = dict[Tensor, Tensor]
+Meter = Callable[[int, float], None]
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Link(Protocol):
+    """An invertible layer.
+
+    One with a method ``steps() -> links`` is run by a chain as these links.  One with a method ``record(*xs) -> (ys,
+    kept)`` is run by it, without gradients, and what it has ``kept`` is given to ``reverse`` after ``owned``: tensors
+    that backward needs beside the outputs.
+    """
+
+    def __call__(self, *xs: Tensor) -> Any:
+        """Return the outputs in a tuple, by operations that autograd differentiates."""
+
+    def parameters(self) -> Iterable[Tensor]:
+        """Return all tensors beside the inputs that the outputs depend on."""
+
+    def inverse(self, *ys: Tensor) -> Tensors:
+        """Return the inputs."""
+
+    def reverse(self, ys: Tensors, grads: Tensors, owned: bool, *kept: Tensor) -> tuple[Any, Tensors, Gradients]:
+        """Return the inputs, their gradients and those of the parameters; runs without gradients.
+
+        A first link may return None for inputs.  With ``owned`` the memory of ``ys`` and ``grads`` may be overwritten,
+        that of ``kept`` never.  No two of the gradients returned may share an element.  Nothing that forward counts is
+        to be counted again.
+        """
+
+
+def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Meter | None = None) -> Tensors:
+    """Return the outputs of ``links`` one after the other, in new tensors; backward keeps nothing else.
+
+    Under autocast half-precision inputs are cast to float32.  The forward of the links runs once, without gradients;
+    in backward it runs with its autocast state and its random numbers, which the outer stream of random numbers does
+    not notice.  What a link is in backward (training or evaluation) decides its recomputation.  Gradients can be taken
+    once, not twice.  Compiled graphs break at the chain, once.
+
+    ``store`` keeps what autograd keeps instead; so do transforms of `torch.func`.  ``meter`` is called in backward with
+    the number of each link and the relative error of its inputs, last link first; it costs the memory of all inputs.
+    """
+    if not all(isinstance(x, Tensor) for x in xs):  # stand-ins of torch.fx
+        return _run(links, xs)
+    if store or not torch.is_grad_enabled():
+        return _run(links, _cast(xs))
+    return _run_reversibly(links, xs, meter)
+
+
+def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
+    for link in links:
+        ys = link(*xs)
+        xs = ys if isinstance(ys, tuple) else (ys,)
+    return xs
+
+
+def _cast(xs: Tensors) -> Tensors:
+    """Return xs with what is in half precision under autocast in float32: the sums are rounded at every link."""
+    return tuple(x.float() if x.dtype in HALF and _is_autocast(x.device.type) else x for x in xs)
+
+
+def _is_autocast(device_type: str) -> bool:
+    # Compilers know all their devices, and not every version of torch's traces the first question.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
+    return known and torch.is_autocast_enabled(device_type)
+
+
+@torch.compiler.disable  # all of it, so that the graphs break once
+def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
+    xs = _cast(xs)
+    if is_transformed():
+        return _run(links, xs)
+    steps = [(index, step) for index, link in enumerate(links) for step in _steps(link)]
+    if not any(x.requires_grad for x in xs):  # what comes before the first parameter to train has no backward
+        first = next((i for i, (_, step) in enumerate(steps) if _trained([step])), len(steps))
+        with torch.no_grad():
+            xs = _run([step for _, step in steps[:first]], xs)
+        steps = steps[first:]
+    if not steps:
+        return xs
+    parameters = _trained([step for _, step in steps])
+    return _Chain.apply(steps, parameters, meter, len(xs), *xs, *parameters)
+
+
+def _record(step: Any, xs: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the link's outputs, and what it keeps beside them."""
+    return step.record(*xs) if hasattr(step, "record") else (_run([step], xs), ())
+
+
+def _steps(link: Any) -> Sequence[Any]:
+    return link.steps() if hasattr(link, "steps") else (link,)
+
+
+def _trained(steps: Iterable[Any]) -> list[Tensor]:
+    """Return the parameters with gradients, each once."""
+    return list(dict.fromkeys(p for step in steps for p in step.parameters() if p.requires_grad))
+
+
+class _Chain(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        steps: list[tuple[int, Any]],
+        parameters: list[Tensor],
+        meter: Meter | None,
+        num_inputs: int,
+        *tensors: Tensor,
+    ) -> Tensors:
+        ctx.steps, ctx.parameters, ctx.meter, ctx.num_inputs = steps, parameters, meter, num_inputs
+        xs = tensors[:num_inputs]
+        ctx.autocast, ctx.random_states, ctx.inputs, ctx.num_kept = Autocast.now(xs[0]), [], [], []
+        kept: list[Tensor] = []
+        state = RandomState.now(xs[0])
+        for position, (index, step) in enumerate(steps):
+            is_first = position == 0 or steps[position - 1][0] != index
+            ctx.inputs.append(xs if meter and is_first else None)
+            xs, keep = _record(step, xs)
+            kept += keep
+            ctx.num_kept.append(len(keep))
+            state, before = RandomState.now(xs[0]), state
+            ctx.random_states.append(None if state.is_same(before) else before)
+        ctx.save_for_backward(*xs, *kept, *parameters)  # the parameters, for torch to notice if they are changed
+        return xs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        outer = RandomState.now(grads[0]) if any(ctx.random_states) else None
+        try:
+            with ctx.autocast():
+                xs_grads, gradients = _reverse(ctx, grads)
+        finally:
+            if outer is not None:
+                outer.restore()
+        return None, None, None, None, *xs_grads, *[gradients.get(parameter) for parameter in ctx.parameters]
+
+
+def _reverse(ctx: Any, grads: Tensors) -> tuple[Tensors, Gradients]:
+    """Return the gradients of the chain's inputs and parameters."""
+    gradients: Gradients = {}
+    ys, kept = ctx.saved_tensors[: len(grads)], list(ctx.saved_tensors[len(grads) :][: sum(ctx.num_kept)])
+    foreign = _memory((*ys, *kept, *grads))  # may not be overwritten
+    for (index, step), num_kept, state, inputs in reversed(
+        list(zip(ctx.steps, ctx.num_kept, ctx.random_states, ctx.inputs, strict=True))
+    ):
+        if state is not None:
+            state.restore()
+        own = [kept.pop() for _ in range(num_kept)][::-1]
+        ys, grads, found = step.reverse(ys, grads, foreign.isdisjoint(_memory((*ys, *grads))), *own)
+        for parameter, gradient in found.items():
+            gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
+        if inputs is not None:
+            ctx.meter(index, _relative_error(ys, inputs))
+    return grads, gradients
+
+
+def _memory(tensors: Iterable[Tensor | None]) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors if tensor is not None}
+
+
+def _relative_error(found: Iterable[Tensor | None], truth: Tensors) -> float:
+    """Return ||found - truth|| / ||truth|| of what was found, 0 if nothing differs."""
+    pairs = [(x.double(), true.double()) for x, true in zip(found, truth, strict=True) if x is not None]
+    error = sum(float((x - true).square().sum()) for x, true in pairs)
+    norm = sum(float(true.square().sum()) for _, true in pairs)
+    return math.sqrt(error / norm) if error else 0.0
+
+
+def reverse_coupling(
+    branch: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    kept: Tensor,
+    y: Tensor,
+    grads: tuple[Tensor, Tensor],
+    owned: bool,
+) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+    """Return x of y = x + branch(kept), the gradient of ``kept`` and those of ``parameters`` (None: not used).
+
+    ``grads`` are those of ``kept`` (without what this adds) and of y, which is also x's.  With ``owned`` y and the
+    gradient of ``kept`` are overwritten.
+    """
+    dkept, dy = grads
+    leaf = kept.detach().requires_grad_()
+    with torch.enable_grad():
+        added = branch(leaf)
+    found: Sequence[Tensor | None] = [None] * (len(parameters) + 1)
+    if added.requires_grad:
+        found = torch.autograd.grad(added, (leaf, *parameters), dy, allow_unused=True)
+    added = added.detach()
+    x = y.sub_(added) if owned else y - added
+    if found[0] is not None:
+        dkept = dkept.add_(found[0]) if owned else dkept + found[0]
+    return x, dkept, found[1:]
