@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from PIL import Image
 
 import zoo
 from zoo import config
@@ -197,6 +198,14 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
     torch.save(model.state_dict(), path)
     with pytest.raises(zoo.WeightsError, match="does not say which network"):
         zoo.get(path)
+
+
+def test_networks_for_cifar_have_its_classes_and_its_preprocessing():
+    model = zoo.get("resnet32_cifar")
+    assert model.classifier.fc.out_features == 10
+    assert zoo.get("revnet38_cifar", classes=100).classifier.fc.out_features == 100
+    assert (model.pretrained_cfg["scale"], model.pretrained_cfg["crop"]) == (-1, 32)
+    assert zoo.transforms("revnext")(Image.new("RGB", (32, 32))).shape == (3, 32, 32)
 
 
 def test_pretrained_cfg_holds_the_published_preprocessing():

@@ -13,12 +13,19 @@ from zoo import config
 from zoo.errors import ConfigError, WeightsError, nearest
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
-from zoo.models import ARCHITECTURES, Network
+from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
 from zoo.models.network import check_classes
 from zoo.weights import fetch_weights, load_weights, read_checkpoint
 from zoo.weights.index import drive_page, published
 
 SWITCHES = ("input_3x3", "keep_outputs")
+CIFAR_INPUT = config.Input(
+    crop_train=32,
+    scale_val=-1,
+    crop_val=32,
+    mean=[0.4914, 0.4822, 0.4465],
+    std=[0.2471, 0.2435, 0.2616],
+)
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -61,7 +68,8 @@ def get(
         norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
         activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
         activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
-        classes: default 1000, or those of the checkpoint; 0 leaves the classifier out: the last map is returned.
+        classes: default 1000 (10 for the networks for CIFAR), or those of the checkpoint; 0 leaves the classifier out:
+            the last map is returned.
         features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
@@ -87,7 +95,7 @@ def get(
         weights = name if weights is None else weights
     else:
         name = _only_variant(name) if pretrained else name
-        settings, preprocessing = _of_name(name), config.Input()
+        settings, preprocessing = _of_name(name), CIFAR_INPUT if name in FOR_CIFAR else config.Input()
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
     model = _build({**settings, **given}, features_only)
@@ -146,7 +154,7 @@ def _build(
     options = dict(settings)
     arch, norm = options.pop("arch"), options.pop("norm", "standard")
     activation, activation_param = options.pop("activation", "leaky_relu"), options.pop("activation_param", 0.01)
-    classes = options.pop("classes", 1000)
+    classes = options.pop("classes", 10 if arch in FOR_CIFAR else 1000)
     if arch not in ARCHITECTURES:
         raise ConfigError(_unknown(arch, ARCHITECTURES))
     check_classes(classes)
@@ -202,7 +210,7 @@ def _of_config(network: config.Network) -> dict[str, Any]:
         settings["dilation"] = network.dilation
     if network.memory != "auto":
         settings["memory"] = network.memory
-    return settings
+    return settings | network.options
 
 
 def _of_checkpoint(path: str) -> tuple[dict[str, Any], config.Input]:

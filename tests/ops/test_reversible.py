@@ -327,7 +327,7 @@ def test_the_meter_gets_the_error_of_each_links_input_last_one_first():
 
 
 class Scale(nn.Module):
-    """Multiplies one tensor by a parameter; undoes it in place, and needs a kept tensor for its gradient."""
+    """Multiplies one tensor by the square of a parameter; undoes it in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,21 +335,17 @@ class Scale(nn.Module):
         self.owned = []
 
     def forward(self, x):
-        return self.record(x)[0]
+        return x * self.weight.square()
 
-    def record(self, x):
-        factor = self.weight.square()
-        return (x * factor,), (factor.detach().clone(),)
-
-    def reverse(self, ys, grads, owned, factor):
+    def reverse(self, ys, grads, owned):
         self.owned.append(owned)
-        y, dy = ys[0], grads[0]
+        y, dy, factor = ys[0], grads[0], self.weight.square()
         x = y.div_(factor) if owned else y / factor
         dweight = (dy * x).sum() * 2 * self.weight
         return (x,), (dy.mul_(factor) if owned else dy * factor,), {self.weight: dweight}
 
 
-def test_links_of_one_tensor_overwrite_what_the_chain_has_made_and_read_what_they_have_kept():
+def test_links_of_one_tensor_overwrite_what_the_chain_has_made_and_nothing_else():
     links, (x, _) = nn.ModuleList(Scale() for _ in range(3)), pair()
     assert_equal_steps(links, [x])
     assert [link.owned for link in links] == [[True], [True], [False]]

@@ -9,15 +9,26 @@ from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt
 
 from zoo.config.section import Section
 
-# What networks keep for backward; the first words of an architecture's name -> the values of `memory` that it has.
+# What networks keep for backward: family -> the values of `memory` that it has.
 _RESIDUAL = ("auto", "plain", "checkpoint", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat")
 MEMORY = {
     "resnet": ("auto", "plain", "fused", "checkpoint"),
     "resnext": _RESIDUAL,
     "wider_resnet": _RESIDUAL,
     "densenet": ("auto", "plain", "checkpoint"),
+    "preact": ("auto", "plain", "checkpoint"),
+    "revnet": ("auto", "plain"),
+    "revnext": ("auto", "plain"),
+    "irevnet": ("auto", "plain"),
 }
 NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat")
+
+
+def family_of(arch: str) -> str | None:
+    """Return the key of `MEMORY` that an architecture's name belongs to; None for a name of no family."""
+    if arch.startswith("resnet") and arch.endswith(("_cifar", "_preact")):
+        return "preact"
+    return next((family for family in MEMORY if arch.startswith(family)), None)
 
 
 def _check_dilation(value: Any) -> Any:
@@ -47,10 +58,17 @@ class Network(Section):
     memory: Literal[
         "auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat"
     ] = "auto"
-    weight_init: Literal["xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal"] = (
-        "xavier_normal"
-    )
-    weight_gain_multiplier: PositiveFloat = 1.0  # not used by the kaiming initialisations
+    weight_init: Literal[
+        "xavier_normal",
+        "xavier_uniform",
+        "kaiming_normal",
+        "kaiming_uniform",
+        "orthogonal",
+        "truncated_normal",
+        "torch",
+    ] = "xavier_normal"
+    weight_gain_multiplier: PositiveFloat = 1.0  # used by the xavier and orthogonal initialisations
+    options: dict[str, Any] = Field(default_factory=dict)  # further ones of the architecture, as `zoo.get` has them
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the combinations that no network can be built from."""
@@ -65,7 +83,7 @@ class Network(Section):
                 ("activation_param", "activation"),
                 f"should be greater than 0 for {self.activation}, which has no inverse otherwise",
             )
-        if self.input_3x3 and self.arch.startswith("resnet"):
+        if self.input_3x3 and self.arch.startswith(("resnet", "revnet")):
             yield (
                 ("input_3x3", "arch"),
                 f"{self.arch} has no 3x3 stem; remove the key, or use a resnext* or densenet*",
@@ -75,7 +93,9 @@ class Network(Section):
                 ("dilation", "arch"),
                 f"{self.arch} cannot be dilated; remove the key, or use {self.arch}_a2",
             )
-        allowed = next((values for family, values in MEMORY.items() if self.arch.startswith(family)), (self.memory,))
+        for option in sorted({"norm", *Network.model_fields} & self.options.keys()):
+            yield ("options",), f"{option!r} has a key of its own in this section; set that"
+        allowed = MEMORY.get(family_of(self.arch) or "", (self.memory,))
         if self.memory not in allowed:
             yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(allowed)}"
         elif self.memory in NEEDS_INPLACE and self.bn_mode == "standard":

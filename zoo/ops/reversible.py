@@ -26,9 +26,8 @@ HALF = (torch.float16, torch.bfloat16)
 class Link(Protocol):
     """An invertible layer.
 
-    One with a method ``steps() -> links`` is run by a chain as these links.  One with a method ``record(*xs) -> (ys,
-    kept)`` is run by it, without gradients, and what it has ``kept`` is given to ``reverse`` after ``owned``: tensors
-    that backward needs beside the outputs.
+    One with a method ``steps() -> links`` is run by a chain as these links, made anew for each run: they may keep what
+    their own ``reverse`` needs beside the outputs.
     """
 
     def __call__(self, *xs: Tensor) -> Any:
@@ -102,11 +101,6 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> T
     return _Chain.apply(steps, parameters, meter, len(xs), *xs, *parameters)
 
 
-def _record(step: Any, xs: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the link's outputs, and what it keeps beside them."""
-    return step.record(*xs) if hasattr(step, "record") else (_run([step], xs), ())
-
-
 def _steps(link: Any) -> Sequence[Any]:
     return link.steps() if hasattr(link, "steps") else (link,)
 
@@ -128,18 +122,15 @@ class _Chain(torch.autograd.Function):
     ) -> Tensors:
         ctx.steps, ctx.parameters, ctx.meter, ctx.num_inputs = steps, parameters, meter, num_inputs
         xs = tensors[:num_inputs]
-        ctx.autocast, ctx.random_states, ctx.inputs, ctx.num_kept = Autocast.now(xs[0]), [], [], []
-        kept: list[Tensor] = []
+        ctx.autocast, ctx.random_states, ctx.inputs = Autocast.now(xs[0]), [], []
         state = RandomState.now(xs[0])
         for position, (index, step) in enumerate(steps):
             is_first = position == 0 or steps[position - 1][0] != index
             ctx.inputs.append(xs if meter and is_first else None)
-            xs, keep = _record(step, xs)
-            kept += keep
-            ctx.num_kept.append(len(keep))
+            xs = _run([step], xs)
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
-        ctx.save_for_backward(*xs, *kept, *parameters)  # the parameters, for torch to notice if they are changed
+        ctx.save_for_backward(*xs, *parameters)  # the parameters, for torch to notice if they are changed
         return xs
 
     @staticmethod
@@ -158,15 +149,13 @@ class _Chain(torch.autograd.Function):
 def _reverse(ctx: Any, grads: Tensors) -> tuple[Tensors, Gradients]:
     """Return the gradients of the chain's inputs and parameters."""
     gradients: Gradients = {}
-    ys, kept = ctx.saved_tensors[: len(grads)], list(ctx.saved_tensors[len(grads) :][: sum(ctx.num_kept)])
-    foreign = _memory((*ys, *kept, *grads))  # may not be overwritten
-    for (index, step), num_kept, state, inputs in reversed(
-        list(zip(ctx.steps, ctx.num_kept, ctx.random_states, ctx.inputs, strict=True))
-    ):
+    ys = ctx.saved_tensors[: len(grads)]
+    foreign = _memory((*ys, *grads))  # may not be overwritten
+    forward = list(zip(ctx.steps, ctx.random_states, ctx.inputs, strict=True))
+    for (index, step), state, inputs in reversed(forward):
         if state is not None:
             state.restore()
-        own = [kept.pop() for _ in range(num_kept)][::-1]
-        ys, grads, found = step.reverse(ys, grads, foreign.isdisjoint(_memory((*ys, *grads))), *own)
+        ys, grads, found = step.reverse(ys, grads, foreign.isdisjoint(_memory((*ys, *grads))))
         for parameter, gradient in found.items():
             gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
         if inputs is not None:

@@ -1,0 +1,264 @@
+"""Chains of layer-wise invertible layers, and reversible blocks of them, against the same layers stored."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.spawn import run_distributed
+from tests.formula import relative_error
+from zoo.layers import ABN, InPlaceABNSync, ReversibleSequential, init_weights
+from zoo.layers.invertible import BatchPool, ChannelPool, InvertibleConv, InvertibleLeakyReLU, InvertibleNorm
+from zoo.layers.irevnet import PairPool, ShiftBlock
+from zoo.layers.layerwise import GlobalMax, LayerwiseBlock, Stem
+from zoo.ops.reversible import run_chain
+
+
+def unit(channels):
+    return [InvertibleConv(channels), InvertibleNorm(ABN(channels), 1e-4), InvertibleLeakyReLU(0.3)]
+
+
+def chain_of(kind):
+    """Return layers that read four channels (the stem: three) and pool twice."""
+    if kind == "flat":
+        layers = [*unit(4), ChannelPool(), *unit(16), BatchPool(), *unit(16)]
+    elif kind == "hybrid":
+        layers = [LayerwiseBlock(unit(2), unit(2)), ChannelPool()]
+        layers += [LayerwiseBlock([*unit(8), *unit(8)], [*unit(8), *unit(8)]), BatchPool()]
+        layers += [LayerwiseBlock(unit(8), unit(8))]
+    else:
+        layers = [Stem(4), *unit(4), BatchPool(), LayerwiseBlock(unit(2), unit(2)), GlobalMax(4)]
+    module = nn.Sequential(*layers).double()
+    init_weights(module, activation_param=0.3)
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, -1.5, 1.5)
+    return module
+
+
+def pictures(kind, batch=5):
+    return torch.randn(batch, 3 if kind == "whole" else 4, 8, 12, dtype=torch.float64, requires_grad=True)
+
+
+KINDS = ["flat", "hybrid", "whole"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch", [1, 5, 17])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reconstructing_gives_the_outputs_gradients_and_statistics_of_storing(kind, batch, training):
+    torch.manual_seed(0)
+    ours = chain_of(kind).train(training)
+    truth = copy.deepcopy(ours)
+    x = pictures(kind, batch)
+    (y,) = run_chain(ours, x)
+    expected = truth(x)
+    assert relative_error(y, expected) < 1e-12
+    dy = torch.randn_like(expected)
+    found = torch.autograd.grad(y, (x, *ours.parameters()), dy)
+    truths = torch.autograd.grad(expected, (x, *truth.parameters()), dy)
+    assert max(map(relative_error, found, truths)) < 1e-10
+    for buffer, theirs in zip(ours.buffers(), truth.buffers(), strict=True):
+        assert torch.equal(buffer, theirs)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hybrid"])
+def test_what_the_caller_sees_is_not_overwritten_so_that_backward_can_run_again(kind):
+    torch.manual_seed(0)
+    layers, x = chain_of(kind), pictures(kind)
+    (y,) = run_chain(layers, x)
+    dy, before = torch.randn_like(y), y.detach().clone()
+    dy_before, x_before = dy.clone(), x.detach().clone()
+    first = torch.autograd.grad(y, (x, *layers.parameters()), dy, retain_graph=True)
+    second = torch.autograd.grad(y, (x, *layers.parameters()), dy)
+    for tensor, truth in ((y, before), (dy, dy_before), (x, x_before)):
+        assert torch.equal(tensor, truth)
+    assert all(map(torch.equal, first, second))
+
+
+def test_a_chain_that_ends_in_the_largest_values_says_that_it_runs_backward_once():
+    layers, x = chain_of("whole"), pictures("whole")
+    (y,) = run_chain(layers, x)
+    y.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="can be run once"):
+        y.sum().backward()
+
+
+def test_a_layer_used_twice_gets_both_gradients():
+    torch.manual_seed(0)
+    layers = chain_of("flat")[:3]
+    truth = copy.deepcopy(layers)
+    x = pictures("flat")
+    run_chain([*layers, *layers], x)[0].square().sum().backward()
+    truth(truth(x)).square().sum().backward()
+    for parameter, theirs in zip(layers.parameters(), truth.parameters(), strict=True):
+        assert relative_error(parameter.grad, theirs.grad) < 1e-10
+
+
+def test_two_forward_passes_before_backward_each_keep_their_statistics():
+    torch.manual_seed(0)
+    layers = chain_of("flat")
+    truth = copy.deepcopy(layers)
+    xs = [pictures("flat"), (3 * pictures("flat") + 1).detach().requires_grad_()]
+    sum(run_chain(layers, x)[0].square().sum() for x in xs).backward()
+    found = [x.grad.clone() for x in xs]
+    for x in xs:
+        x.grad = None
+    sum(truth(x).square().sum() for x in xs).backward()
+    assert max(relative_error(ours, x.grad) for ours, x in zip(found, xs, strict=True)) < 1e-10
+
+
+def test_frozen_layers_get_no_gradients_and_the_others_theirs():
+    torch.manual_seed(0)
+    layers = chain_of("hybrid")
+    layers[2].requires_grad_(False)
+    truth = copy.deepcopy(layers)
+    x = pictures("hybrid").detach()
+    run_chain(layers, x)[0].square().sum().backward()
+    truth(x).square().sum().backward()
+    for parameter, theirs in zip(layers.parameters(), truth.parameters(), strict=True):
+        assert (parameter.grad is None) == (theirs.grad is None)
+        assert parameter.grad is None or relative_error(parameter.grad, theirs.grad) < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["flat", "hybrid"])
+def test_the_inverse_of_a_chain_gives_its_input_in_evaluation(kind):
+    torch.manual_seed(0)
+    layers, x = chain_of(kind), pictures(kind).detach()
+    layers(x)
+    layers.eval()
+    y = layers(x)
+    for layer in reversed(list(layers)):
+        y = layer.inverse(y)
+    assert relative_error(y, x) < 1e-9
+
+
+def test_a_norm_in_training_refuses_an_inverse_that_knows_no_statistics():
+    with pytest.raises(RuntimeError, match=r"call eval\(\)"):
+        InvertibleNorm(ABN(4), 0.0).inverse(torch.randn(2, 4, 3, 3))
+
+
+def test_norms_of_every_kind_give_their_settings_to_the_invertible_one():
+    norm = InvertibleNorm(ABN(4, eps=1e-3, momentum=0.3), 0.1).norm
+    assert (norm.eps, norm.momentum, norm.num_features) == (1e-3, 0.3, 4)
+    assert isinstance(InvertibleNorm(InPlaceABNSync(4), 0.1).norm, InPlaceABNSync)
+
+
+def test_an_odd_number_of_channels_is_refused():
+    with pytest.raises(ValueError, match="got 3"):
+        InvertibleConv(3)
+
+
+def test_half_precision_keeps_the_stream_in_float32_and_recomputes_in_the_forward_dtype():
+    torch.manual_seed(0)
+    layers = chain_of("whole").float()
+    truth = copy.deepcopy(layers)
+    x = pictures("whole").detach().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = run_chain(layers, x)[0], truth(x)
+    assert y.dtype == expected.dtype == torch.float32
+    assert relative_error(y, expected) < 1e-2
+    y.sum().backward()
+    expected.sum().backward()
+    for parameter, theirs in zip(layers.parameters(), truth.parameters(), strict=True):
+        assert parameter.grad.dtype == torch.float32
+        cosine = torch.cosine_similarity(parameter.grad.flatten(), theirs.grad.flatten(), 0)
+        assert cosine > 0.99
+
+
+def shift_chain():
+    def norm(channels):
+        return ABN(channels, activation="leaky_relu", activation_param=0.3)
+
+    links = [
+        ShiftBlock(4, 4, norm, 1, False, 0.3),
+        ShiftBlock(4, 16, norm, 2, True, 0.3),
+        PairPool(),
+        ShiftBlock(64, 64, norm, 1, True, 0.3),
+    ]
+    chain = ReversibleSequential(links).double()
+    init_weights(chain)
+    return chain
+
+
+def test_shift_blocks_and_pools_of_pairs_give_the_gradients_of_storing_with_dropout():
+    torch.manual_seed(0)
+    chain = shift_chain()
+    truth = copy.deepcopy(chain)
+    truth.store = True
+    x = torch.randn(3, 8, 8, 8, dtype=torch.float64, requires_grad=True)
+    results = []
+    for module in (chain, truth):
+        torch.manual_seed(1)
+        y = module(x)
+        results.append([y, *torch.autograd.grad(y.square().sum(), (x, *module.parameters()))])
+    assert max(map(relative_error, *results)) < 1e-10
+    for buffer, theirs in zip(chain.buffers(), truth.buffers(), strict=True):
+        assert torch.equal(buffer, theirs)
+
+
+def test_shift_blocks_swap_the_halves_and_can_be_undone():
+    torch.manual_seed(0)
+    chain = shift_chain().eval()
+    x = torch.randn(3, 8, 8, 8, dtype=torch.float64)
+    assert relative_error(chain.inverse(chain(x)), x) < 1e-12
+    x1, x2 = x.chunk(2, 1)
+    y1, y2 = chain[0](x1, x2)
+    assert torch.equal(y1, x2)
+    assert relative_error(y2, x1 + chain[0].branch(x2)) < 1e-14
+
+
+def _distributed_step() -> list[list[torch.Tensor]]:
+    """Return gradients and buffers of a step with synchronised norms under DDP: reconstructed, then stored."""
+    results = []
+    rank = torch.distributed.get_rank()
+    for store in (False, True):
+        torch.manual_seed(0)
+        norm = InPlaceABNSync
+        layers = [InvertibleConv(4), InvertibleNorm(norm(4), 0.1), InvertibleLeakyReLU(0.3), ChannelPool()]
+        branches = [[InvertibleConv(8), InvertibleNorm(norm(8), 0.1)] for _ in range(2)]
+        net = _Chain([*layers, LayerwiseBlock(*branches)], store).double()
+        init_weights(net)
+        module = DistributedDataParallel(net)
+        x = torch.randn(2 + rank, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+        (module(x).square().sum() + module(2 * x).sin().sum()).backward()
+        results.append([*[p.grad for p in net.parameters()], *net.buffers()])
+    return results
+
+
+class _Chain(nn.Module):
+    """A chain between two operations of autograd's."""
+
+    def __init__(self, layers, store):
+        super().__init__()
+        self.layers, self.store = nn.Sequential(*layers), store
+
+    def forward(self, x):
+        return run_chain(self.layers, x.tanh(), store=self.store)[0].tanh()
+
+
+@pytest.mark.dist
+def test_synchronised_norms_are_undone_with_the_statistics_of_all_processes():
+    for ours, truth in run_distributed(_distributed_step, 2):
+        assert len(ours) == len(truth) == 12 + 9
+        assert max(map(relative_error, ours, truth)) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own while it traces
+def test_a_compiled_chain_gives_the_gradients_of_the_eager_one_with_one_break():
+    torch.manual_seed(0)
+    eager = _Chain(chain_of("hybrid"), store=False)
+    ours = copy.deepcopy(eager)
+    graphs = []
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    x = pictures("hybrid").detach()
+    compiled(x).square().sum().backward()
+    eager(x).square().sum().backward()
+    assert len(graphs) == 2  # before the chain and behind it
+    for parameter, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(parameter.grad, theirs.grad)

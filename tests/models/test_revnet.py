@@ -1,0 +1,406 @@
+"""RevNets and their pre-activation twins: the paper's sizes, what they compute, and what they hold for backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zoo
+from tests.formula import relative_error
+from zoo.config import parse_experiment
+from zoo.config.network import MEMORY, Network, family_of
+from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
+from zoo.layers.preact import PooledShortcut, PreactBlock
+from zoo.layers.reversible import ReversibleSequential
+from zoo.models.preact import ARCHITECTURES as RESNETS
+from zoo.models.preact import PreactResNet
+from zoo.models.revnet import ARCHITECTURES as REVNETS
+from zoo.models.revnet import RevNet
+from zoo.registry import build_from_config
+from zoo.report.measure_storages import count_memory
+
+# Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
+COUNTS = {
+    ("resnet32_cifar", 10): 464_154,
+    ("resnet32_cifar", 100): 470_004,
+    ("revnet38_cifar", 10): 464_890,
+    ("revnet38_cifar", 100): 475_060,
+    ("resnet110_cifar", 10): 1_727_962,
+    ("resnet110_cifar", 100): 1_733_812,
+    ("revnet110_cifar", 10): 1_729_194,
+    ("revnet110_cifar", 100): 1_740_804,
+    ("resnet164_cifar", 10): 1_703_258,
+    ("resnet164_cifar", 100): 1_726_388,
+    ("revnet164_cifar", 10): 1_748_778,
+    ("revnet164_cifar", 100): 1_794_948,
+    ("resnet101_preact", 1000): 44_541_480,
+    ("revnet104", 1000): 45_428_072,
+    ("revnet56", 1000): 27_553_128,
+}
+# Convolutions and the classifier, without the projections.
+DEPTHS = {"resnet32_cifar": 32, "revnet38_cifar": 38, "resnet101_preact": 101, "revnet104": 104, "revnet56": 56}
+SMALL = {  # both kinds of blocks, modules that keep the shape and modules that change it, both stems
+    "basic": {"structure": (2, 3, 1), "widths": (8, 8, 12, 24), "bottleneck": False},
+    "bottleneck": {"structure": (2, 1, 2), "widths": (8, 8, 8, 16), "bottleneck": True},
+    "imagenet": {"structure": (2, 2, 1, 2), "widths": (8, 8, 8, 16, 8), "bottleneck": True},
+}
+NORMS = {"standard": "relu", "inplace": "leaky_relu"}
+
+
+def build_small(kind, norm="standard", classes=5, network=RevNet, dtype=torch.float64, **options) -> nn.Module:
+    torch.manual_seed(0)
+    model = network(norm_act(norm, NORMS[norm]), classes, **SMALL[kind], **options).to(dtype)
+    init_weights(model, "truncated_normal")
+    return model
+
+
+def pictures(kind="basic", number=4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    size = 64 if kind == "imagenet" else 16
+    return torch.randn(number, 3, size, size, dtype=torch.float64, generator=generator)
+
+
+def step(model, x) -> list[torch.Tensor]:
+    """Return the gradients of the pictures and of the parameters after a step, and the outputs."""
+    model.zero_grad()
+    leaf = x.clone().requires_grad_()
+    out = model(leaf)
+    outputs = out if isinstance(out, list) else [out]
+    sum((output * output.detach().cos()).mean() for output in outputs).backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [leaf.grad, *gradients, *[output.detach() for output in outputs]]
+
+
+@pytest.mark.parametrize(("name", "classes"), COUNTS)
+def test_parameters_are_as_many_as_in_the_papers_code(name, classes):
+    with torch.device("meta"):
+        model = zoo.get(name, classes=classes)
+    assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
+    assert {name for name, _ in COUNTS} == {*RESNETS, *REVNETS}
+
+
+@pytest.mark.parametrize("name", DEPTHS)
+def test_depths_are_those_that_name_the_networks(name):
+    with torch.device("meta"):
+        model = zoo.get(name)
+    layers = [key for key, m in model.named_modules() if isinstance(m, nn.Conv2d) and "shortcut" not in key]
+    assert len(layers) + 1 == DEPTHS[name]
+
+
+def branch_grammar(prefix: str, bottleneck: bool, leading_norm: bool) -> Iterator[str]:
+    for index in range(1, 4 if bottleneck else 3):
+        if index > 1 or leading_norm:
+            yield from (f"{prefix}.bn{index}.{entry}" for entry in ABN(1).state_dict())
+        yield f"{prefix}.conv{index}.weight"
+
+
+def block_grammar(prefix: str, names: str, bottleneck: bool, projects: bool, is_first: bool) -> Iterator[str]:
+    for name in names:
+        yield from branch_grammar(f"{prefix}.{name}", bottleneck, leading_norm=not (is_first and name == names[0]))
+    if bottleneck and projects:
+        yield from (f"{prefix}.shortcut{i}.weight" for i in range(1, len(names) + 1))
+
+
+@pytest.mark.parametrize("name", REVNETS)
+def test_only_the_first_function_of_a_network_lacks_its_leading_norm_and_bottlenecks_project_both_halves(name):
+    settings = REVNETS[name].keywords
+    bottleneck = settings["bottleneck"]
+    with torch.device("meta"):
+        keys = list(zoo.get(name).state_dict())
+    expected: list[str] = []
+    for module, blocks in enumerate(settings["structure"], start=2):
+        has_first = bottleneck or module > 2
+        if has_first:
+            expected += block_grammar(f"mod{module}.first", "fg", bottleneck, True, is_first=module == 2)
+        for block in range(blocks - has_first):
+            is_first = module == 2 and block == 0 and not has_first
+            expected += block_grammar(f"mod{module}.chain.{block}", "fg", bottleneck, False, is_first)
+    assert [key for key in keys if key.startswith("mod") and not key.startswith("mod1.")] == expected
+
+
+def test_strides_sit_on_the_first_convolution_of_f_and_on_the_shortcuts():
+    with torch.device("meta"):
+        strided = {key: m.stride for key, m in zoo.get("revnet104").named_modules() if hasattr(m, "stride")}
+        pooled = {key: m.stride for key, m in zoo.get("revnet38_cifar").named_modules() if hasattr(m, "stride")}
+    expected = {f"mod{i}.first.{layer}" for i in (3, 4, 5) for layer in ("f.conv1", "shortcut1", "shortcut2")}
+    assert {key for key, stride in strided.items() if stride == (2, 2)} == expected | {"mod1.conv1"}
+    expected = {f"mod{i}.first.{layer}" for i in (3, 4) for layer in ("f.conv1", "shortcut1", "shortcut2")}
+    assert {key for key, stride in pooled.items() if stride in (2, (2, 2))} == expected
+
+
+def test_norms_have_the_papers_eps_and_momentum_whatever_their_kind():
+    for norm in ("standard", "inplace", "sync", lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())):
+        for name in ("resnet32_cifar", "revnet38_cifar"):
+            with torch.device("meta"):
+                model = zoo.get(name, norm=norm)
+            found = [(m.eps, m.momentum) for m in model.modules() if hasattr(m, "running_mean")]
+            assert set(found) == {(1e-3, 0.01)}
+            assert len(found) == {"resnet32_cifar": 31, "revnet38_cifar": 37}[name]
+
+
+def norm_relu(norm: ABN, x: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, 1e-3))
+
+
+def paper_branch(branch: nn.Module, x: torch.Tensor, bottleneck: bool, stride: int) -> torch.Tensor:
+    """Return the residual function of equation 3, written out from the weights."""
+    for index in range(1, 4 if bottleneck else 3):
+        if hasattr(branch, f"bn{index}"):
+            x = norm_relu(getattr(branch, f"bn{index}"), x)
+        weight = getattr(branch, f"conv{index}").weight
+        x = F.conv2d(x, weight, stride=stride if index == 1 else 1, padding=weight.shape[-1] // 2)
+    return x
+
+
+def paper_shortcut(shortcut: nn.Module, x: torch.Tensor, channels: int, bottleneck: bool, stride: int) -> torch.Tensor:
+    if bottleneck:
+        return F.conv2d(x, shortcut.weight, stride=stride)
+    n, c, h, w = x.shape
+    x = x.view(n, c, h // stride, stride, w // stride, stride).mean((3, 5))
+    zeros = x.new_zeros(n, (channels - c) // 2, *x.shape[2:])
+    return torch.cat((zeros, x, zeros), 1)
+
+
+@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+def test_revnets_compute_what_the_paper_says_with_the_same_weights(kind):
+    model, x = build_small(kind), pictures(kind)
+    bottleneck = SMALL[kind]["bottleneck"]
+    actual = model(x)
+    out = norm_relu(model.mod1.bn1, F.conv2d(x, model.mod1.conv1.weight, padding=1))
+    x1, x2 = out.chunk(2, 1)
+    for index, module in enumerate((model.mod2, model.mod3, model.mod4)):
+        if hasattr(module, "first"):
+            unit, stride = module.first, 2 if index > 0 else 1
+            half = unit.g.conv1.weight.shape[1]
+            y1 = paper_shortcut(unit.shortcut1, x1, half, bottleneck, stride)
+            x1 = y1 + paper_branch(unit.f, x2, bottleneck, stride)
+            y2 = paper_shortcut(unit.shortcut2, x2, half, bottleneck, stride)
+            x2 = y2 + paper_branch(unit.g, x1, bottleneck, 1)
+        for block in module.chain:
+            x1 = x1 + paper_branch(block.f, x2, bottleneck, 1)
+            x2 = x2 + paper_branch(block.g, x1, bottleneck, 1)
+    features = norm_relu(model.bn_out, torch.cat((x1, x2), 1)).mean((2, 3))
+    expected = F.linear(features, model.classifier.fc.weight, model.classifier.fc.bias)
+    assert relative_error(actual, expected) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+def test_resnets_compute_what_the_paper_says_with_the_same_weights(kind):
+    model, x = build_small(kind, network=PreactResNet), pictures(kind)
+    bottleneck = SMALL[kind]["bottleneck"]
+    out = norm_relu(model.mod1.bn1, F.conv2d(x, model.mod1.conv1.weight, padding=1))
+    for index, module in enumerate((model.mod2, model.mod3, model.mod4)):
+        for number, block in enumerate(module):
+            assert isinstance(block, PreactBlock)
+            stride = 2 if index > 0 and number == 0 else 1
+            added = paper_branch(block.branch, out, bottleneck, stride)
+            changes = number == 0 and (index > 0 or bottleneck)
+            shortcut = paper_shortcut(block.shortcut, out, added.shape[1], bottleneck, stride) if changes else out
+            out = shortcut + added
+    expected = F.linear(norm_relu(model.bn_out, out).mean((2, 3)), model.classifier.fc.weight, model.classifier.fc.bias)
+    assert relative_error(model(x), expected) < 1e-12
+
+
+def test_pooled_shortcuts_fit_the_strided_convolution_beside_them_for_odd_maps_too():
+    x = torch.randn(2, 4, 7, 5)
+    out = PooledShortcut(4, 10, 2)(x)
+    assert out.shape == (2, 10, *F.conv2d(x, torch.ones(1, 4, 3, 3), stride=2, padding=1).shape[2:])
+    assert not out[:, :3].any()
+    assert not out[:, 7:].any()
+    assert torch.allclose(out[:, 3:7, :3, :2], F.avg_pool2d(x, 2))
+    assert torch.allclose(out[:, 3:7, 3, 2], x[:, :, 6, 4])  # the last window has one pixel, not one and three zeros
+
+
+@pytest.mark.parametrize("features_only", [False, True])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", SMALL)
+def test_gradients_statistics_and_outputs_are_those_of_stored_activations(kind, norm, features_only):
+    options = {"features_only": features_only} | ({"classes": 0} if features_only else {})
+    stored, reversible = (build_small(kind, norm, memory=memory, **options) for memory in ("plain", "auto"))
+    assert list(stored.state_dict()) == list(reversible.state_dict())
+    for seed in range(2):
+        x = pictures(kind) + seed
+        expected, actual = step(stored, x), step(reversible, x)
+        assert len(actual) == len(expected)
+        assert max(map(relative_error, actual, expected)) < 1e-10
+    for ours, truth in zip(reversible.buffers(), stored.buffers(), strict=True):
+        assert relative_error(ours, truth) < 1e-12
+    counted = {int(m.num_batches_tracked) for name, m in reversible.named_modules() if isinstance(m, ABN)}
+    assert counted == ({0, 2} if features_only else {2})  # bn_out does not run
+    x = pictures(kind)
+    for ours, truth in zip(*(list(step(model.eval(), x)) for model in (reversible, stored)), strict=True):
+        assert relative_error(ours, truth) < 1e-10
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_in_place_and_standard_norms_compute_the_same_revnet(kind):
+    standard = RevNet(norm_act("standard"), 5, **SMALL[kind]).double()
+    init_weights(standard)
+    inplace = RevNet(norm_act("inplace"), 5, **SMALL[kind]).double()
+    inplace.load_state_dict(standard.state_dict())
+    with torch.no_grad():  # scale |w| + eps against w
+        for module in inplace.modules():
+            if isinstance(module, InPlaceABN):
+                module.weight.sub_(module.eps)
+    results = [step(model, pictures(kind)) for model in (inplace, standard)]
+    assert max(map(relative_error, *results)) < 1e-6
+
+
+@pytest.mark.parametrize("network", [RevNet, PreactResNet])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", SMALL)
+def test_features_are_the_raw_outputs_of_the_stages_and_nothing_overwrites_them(kind, norm, network):
+    model = build_small(kind, norm, classes=0, network=network, features_only=True)
+    clones = []
+    for name in model.feature_info.module_name():
+        model.get_submodule(name).register_forward_hook(lambda module, inputs, out: clones.append(out.clone()))
+    x = pictures(kind)
+    features = model(x)
+    assert all(map(torch.equal, features, clones))
+    assert [f.shape[1] for f in features] == model.feature_info.channels()
+    assert [x.shape[-1] // f.shape[-1] for f in features] == model.feature_info.reduction()
+    reductions = [4, 4, 8, 16, 32] if kind == "imagenet" else [1, 1, 2, 4]
+    assert model.feature_info.reduction() == reductions
+    sum(f.square().mean() for f in features).backward()
+    assert all(map(torch.equal, features, clones))
+
+
+def test_classifiers_are_left_out_and_replaced():
+    model = build_small("basic", dtype=torch.float32)
+    x = pictures().float()
+    assert model.forward_features(x).shape == (4, 24, 4, 4)
+    model.reset_classifier(3)
+    assert model(x).shape == (4, 3)
+    assert build_small("basic", classes=0, dtype=torch.float32)(x).shape == (4, 24, 4, 4)
+
+
+@functools.cache
+def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
+    """Return the bytes of a step with 8 pictures of 32 x 32, with so many blocks per module."""
+    widths = (32, 32, 64, 112)
+    with torch.device("meta"):
+        factory = norm_act(norm, NORMS[norm])
+        model = network(factory, 10, structure=(blocks,) * 3, widths=widths, bottleneck=bottleneck, memory=memory)
+        x = torch.empty(8, 3, 32, 32)
+    return count_memory(lambda: model(x).sum(), model.parameters()).held
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_held_bytes_do_not_grow_with_the_depth(bottleneck, norm):
+    size = held(RevNet, 3, bottleneck, norm)
+    assert held(RevNet, 18, bottleneck, norm) == size
+    stored = [held(RevNet, blocks, bottleneck, norm, "plain") for blocks in (3, 6)]
+    assert stored[0] > 2 * size
+    assert stored[1] > stored[0] + 2 * size
+
+
+def test_held_bytes_are_the_boundaries_of_the_modules_and_what_stem_and_head_keep():
+    """Of RevNet-38: the stem's convolution and output, the modules' outputs, bn_out's output; 8 pictures in float32."""
+    maps = 2 * 32 * 32**2 + 32 * 32**2 + 64 * 16**2 + 112 * 8**2 + 112 * 8**2
+    vectors = 2 * 4 * (32 + 112) + 8 * 4 * 112 + 8 * 4 * 10  # batch statistics, pooled features and logits, about
+    assert 8 * 4 * maps <= held(RevNet, 3, False) <= 8 * 4 * maps + 4 * vectors
+
+
+def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
+    def held(name, norm, memory):
+        with torch.device("meta"):
+            model = zoo.get(name, norm=norm, memory=memory)
+            x = torch.empty(2, 3, 224, 224)
+        return count_memory(lambda: model(x).sum(), model.parameters()).held / 2e6
+
+    twin = held("resnet101_preact", "standard", "plain")
+    assert twin == pytest.approx(116, abs=1)  # MB per picture
+    assert held("revnet104", "standard", "auto") <= twin / 4.2
+    assert held("revnet104", "inplace", "auto") <= twin / 5.5
+
+
+def test_the_chains_switch_stores_the_activations_of_the_strided_blocks_too():
+    model = RevNet(norm_act("standard", "relu"), 10, **SMALL["basic"])
+    init_weights(model)
+    calls = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda module, inputs, out: calls.append(module))
+    numbers = []
+    for store in (False, True):
+        for module in model.modules():
+            if isinstance(module, ReversibleSequential):
+                module.store = store
+        calls.clear()
+        model(pictures().float()).sum().backward()
+        numbers.append(len(calls))
+    convs = sum(isinstance(m, nn.Conv2d) for m in model.modules())
+    # once more each, but the stem's; the last one of each strided block is not needed by any gradient
+    assert numbers == [2 * convs - 1 - 2, convs]
+
+
+def test_checkpointed_twins_hold_less_with_the_same_gradients():
+    plain, saved = (
+        build_small("bottleneck", network=PreactResNet, memory=memory) for memory in ("plain", "checkpoint")
+    )
+    x = pictures()
+    assert max(map(relative_error, step(saved, x), step(plain, x))) < 1e-10
+    for ours, truth in zip(saved.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, truth)
+    assert held(PreactResNet, 9, True, "standard", "checkpoint") < held(PreactResNet, 9, True, "standard", "plain") / 2
+
+
+@pytest.mark.parametrize("name", [*RESNETS, *REVNETS])
+def test_the_option_memory_has_the_values_of_the_family(name):
+    family = "revnet" if name.startswith("rev") else "preact"
+    assert family_of(name) == family
+    with torch.device("meta"):
+        for memory in MEMORY[family]:
+            zoo.get(name, memory=memory)
+        with pytest.raises(zoo.ConfigError, match=f"memory must be one of {', '.join(MEMORY[family])}, got 'fused'"):
+            zoo.get(name, norm="inplace", memory="fused")
+
+
+def test_options_of_other_families_are_refused():
+    with torch.device("meta"):
+        with pytest.raises(zoo.ConfigError, match="revnet38_cifar has no option 'dilation'; its options are memory"):
+            zoo.get("revnet38_cifar", dilation=2)
+        with pytest.raises(zoo.ConfigError, match="no option 'input_3x3'"):
+            zoo.get("resnet32_cifar", input_3x3=True)
+        with pytest.raises(zoo.ConfigError, match=r"unknown network 'revnet38_cifr'.*revnet38_cifar"):
+            zoo.get("revnet38_cifr")
+
+
+def network_section(**settings) -> Network:
+    section = {"arch": "revnet38_cifar", "classes": 10, "weight_init": "truncated_normal", **settings}
+    return parse_experiment({"network": section}, source="test").network
+
+
+def test_experiments_build_them_with_the_papers_initialisation():
+    model = build_from_config(network_section(memory="plain"))
+    assert all(m.store for m in model.modules() if isinstance(m, ReversibleSequential))
+    weight = model.mod3.chain[0].f.conv1.weight
+    assert weight.abs().max() <= 2 * (2 / (9 * 32)) ** 0.5
+    assert model.classifier.fc.weight.abs().max() <= (3 / 112) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"memory": "checkpoint"}, r"network.memory .* revnet38_cifar has no such strategy; use one of auto, plain"),
+        ({"arch": "resnet32_cifar", "memory": "fused"}, "resnet32_cifar has no such strategy"),
+        ({"input_3x3": True}, "revnet38_cifar has no 3x3 stem"),
+        ({"bn_mode": "inplace"}, "network.activation"),
+        ({"options": {"memory": "plain"}}, r"network.options .*'memory' has a key of its own"),
+        ({"options": {"norm": "inplace"}}, r"network.options .*'norm' has a key of its own"),
+    ],
+)
+def test_experiments_that_no_revnet_fits_are_refused(settings, complaint):
+    with pytest.raises(zoo.ConfigError, match=complaint):
+        network_section(**settings)
+
+
+def test_options_that_the_network_lacks_are_refused_with_the_json_path():
+    with pytest.raises(zoo.ConfigError, match=r"network.arch 'revnet38_cifar'.*no option 'layers'"):
+        build_from_config(network_section(options={"layers": [1, 2]}))

@@ -1,0 +1,243 @@
+"""RevNeXts, i-RevNets and the networks they are compared with: weights, gradients, memory and precision."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import zoo
+from tests.formula import relative_error
+from zoo.layers import init_weights
+from zoo.layers.invertible import InvertibleNorm
+from zoo.report.measure import measure_memory
+
+NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
+SMALL = {  # name -> options of a network small enough for float64
+    "revnext": {"channels": 8},
+    "revnext_flat": {"channels": 8, "layers": [2, 1, 2]},
+    "irevnet_cifar": {"blocks": [2, 2], "widths": [4, 16], "dropout": 0.1},
+    "irevnet_revnext": {"blocks": [2, 1], "channels": 8},
+    "revnext_resnet18": {"channels": 8},
+    "revnext_revnet": {"channels": 8},
+}
+
+
+def count(name, **options):
+    with torch.device("meta"):
+        return sum(p.numel() for p in zoo.get(name, classes=10, **options).parameters())
+
+
+@pytest.mark.parametrize(
+    ("layers", "parameters"),
+    [([1, 1, 1], 1_260_704), ([2, 3, 3], 3_774_688), ([3, 3, 3], 3_779_360), ([4, 4, 4], 5_038_688)],
+)
+def test_flat_networks_have_the_weights_of_the_public_code(layers, parameters):
+    assert count("revnext_flat", layers=layers) == parameters
+
+
+@pytest.mark.parametrize(
+    ("pools", "blocks", "parameters"),
+    [
+        (["channel", "channel"], [1, 1], 1_264_352),
+        (["channel", "channel"], [1, 2], 2_446_048),
+        (["channel", "channel"], [2, 3], 3_701_984),
+        (["channel", "batch", "channel"], [1, 1, 1], 1_338_592),
+        (["channel", "batch", "channel"], [2, 2, 2], 2_668_768),
+        (["channel", "channel", "batch"], [1, 1, 1], 2_446_048),
+        (["channel", "channel", "batch"], [1, 1, 2], 3_627_744),
+    ],
+)
+def test_hybrid_networks_have_the_weights_of_the_public_code(pools, blocks, parameters):
+    assert count("revnext", pools=pools, blocks=blocks) == parameters
+
+
+def test_the_compared_networks_have_the_convolutions_that_the_totals_of_the_paper_ask_for():
+    for name, kernels in (("revnext_resnet18", 3_133_440), ("revnext_revnet", 3_133_440)):
+        with torch.device("meta"):
+            model = zoo.get(name, classes=10)
+        levels = [p for key, p in model.named_parameters() if key.startswith("level") and p.dim() == 4]
+        assert sum(p.numel() for p in levels) == kernels
+    assert 170.5e6 < 4 * count("irevnet_revnext") < 171.4e6
+
+
+def twins(name, **options):
+    """Return a small network in float64 and its copy that stores, with norms that do not start at 1 and 0."""
+    options = {"classes": 5, "activation_param": 0.3, **SMALL[name], **options}
+    torch.manual_seed(0)
+    ours = zoo.get(name, **options).double()
+    for parameter in ours.parameters():
+        if parameter.dim() == 1:
+            parameter.data.uniform_(0.5, 1.5)
+    stored = zoo.get(name, memory="plain", **options).double()
+    stored.load_state_dict(ours.state_dict())
+    return ours, stored
+
+
+def step(model, x):
+    torch.manual_seed(1)  # the same dropout
+    y = model(x)
+    loss = F.cross_entropy(y, torch.arange(len(x)) % 5)
+    return [y, *torch.autograd.grad(loss, (x, *model.parameters()))]
+
+
+@pytest.mark.parametrize("norm", ["standard", "inplace"])
+@pytest.mark.parametrize("name", NAMES)
+def test_reconstructing_networks_give_the_gradients_and_statistics_of_storing_ones(name, norm):
+    ours, stored = twins(name, norm=norm)
+    x = torch.randn(6, 3, 8, 16, dtype=torch.float64, requires_grad=True)
+    size = max(gradient.abs().max() for gradient in step(stored, x)[1:])
+    for found, truth in zip(step(ours, x), step(stored, x), strict=True):
+        assert (found - truth).abs().max() < 1e-10 * max(size, truth.abs().max())
+    step(ours, x)
+    for buffer, theirs in zip(ours.buffers(), stored.buffers(), strict=True):
+        assert relative_error(buffer, theirs) < 1e-12
+    assert all(b == 2 for key, b in ours.named_buffers() if key.endswith("num_batches_tracked"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_and_its_gradients_are_those_of_the_storing_network(name):
+    ours, stored = (model.eval() for model in twins(name))
+    x = torch.randn(3, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        assert relative_error(ours(x), stored(x)) < 1e-12
+    for found, truth in zip(step(ours, x), step(stored, x), strict=True):
+        assert relative_error(found, truth) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_classifier_and_headless_form_fit_together(name):
+    options = {"activation_param": 0.2, **SMALL[name]}
+    torch.manual_seed(0)
+    model = zoo.get(name, classes=5, **options).eval()
+    x = torch.randn(2, 3, 8, 8)
+    last = model.forward_features(x)
+    assert torch.allclose(model.classifier(last), model(x), atol=1e-6)
+    assert last.shape[1] == model.num_features
+    backbone = zoo.get(name, features_only=True, **options).eval()
+    backbone.load_state_dict(model.state_dict(), strict=False)
+    features = backbone(x)
+    for feature, channels, reduction in zip(
+        features, model.feature_info.channels(), model.feature_info.reduction(), strict=True
+    ):
+        assert (feature.shape[1], 8 // feature.shape[2]) == (channels, reduction)
+    model.reset_classifier(0)
+    assert torch.equal(model(x), last)
+    model.reset_classifier(7)
+    assert model(x).shape == (2, 7)
+
+
+def test_pictures_that_are_overwritten_before_backward_are_refused():
+    model = zoo.get("revnext", classes=5, **SMALL["revnext"])
+    x = torch.randn(2, 3, 8, 8)
+    y = model(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="have been overwritten"):
+        y.sum().backward()
+
+
+def test_the_logits_are_an_eighth_of_the_linear_layer_of_the_largest_values_without_bias():
+    model = zoo.get("revnext", classes=5, **SMALL["revnext"]).eval()
+    x = torch.randn(2, 3, 8, 8)
+    largest = model.forward_features(x).amax((2, 3))
+    assert torch.allclose(model(x), 0.125 * largest @ model.classifier.fc.weight.T, atol=1e-6)
+    assert model.classifier.fc.bias is None
+
+
+def test_batch_pooled_networks_see_each_picture_alone():
+    torch.manual_seed(0)
+    model = zoo.get("revnext", classes=5, channels=8, blocks=[1, 1, 1], pools=["batch", "channel", "batch"]).eval()
+    x = torch.randn(3, 3, 16, 16)
+    alone = torch.cat([model(picture) for picture in x.split(1)])
+    assert relative_error(model(x), alone) < 1e-5
+    assert model.forward_features(x).shape == (3 * 16, 32, 2, 2)
+
+
+@pytest.mark.parametrize("eps_i", [0.0, 0.5])
+def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
+    torch.manual_seed(0)
+    model = zoo.get("revnext", classes=5, eps_i=eps_i, **SMALL["revnext"])
+    plain = copy.deepcopy(model)
+    norms = [module for module in plain.modules() if isinstance(module, InvertibleNorm)]
+    assert {norm.eps_i for norm in norms} == {eps_i}
+    for norm in norms:
+        norm.eps_i = 0.0
+    x = torch.randn(4, 3, 8, 8)
+    assert (relative_error(model(x), plain(x)) > 0.01) == (eps_i > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("revnext", {"pools": ["channel", "mean"]}, "pools must be among channel, batch"),
+        ("revnext", {"blocks": [1, 1, 1]}, "2 pools make 3 levels"),
+        ("revnext_flat", {"layers": [0, 1, 1]}, "depth"),
+        ("revnext_flat", {"eps_i": -1.0}, r"got -1\.0"),
+        ("revnext_flat", {"channels": 7}, "got 7"),
+        ("revnext", {"memory": "checkpoint"}, "memory must be one of auto, plain"),
+        ("revnext", {"activation": "elu"}, "activation leaky_relu, got .* with elu"),
+        ("revnext", {"norm": torch.nn.BatchNorm2d}, "got BatchNorm2d"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_its_value(name, options, message):
+    options = {"channels": 8, "layers": [2, 1, 1], **options} if name == "revnext_flat" else options
+    with pytest.raises(zoo.ConfigError, match=message):
+        zoo.get(name, classes=5, **options)
+
+
+def memory_of(name, batch, size, **options):
+    model = zoo.get(name, classes=10, activation_param=0.2, **options)
+    x = torch.randn(batch, 3, size, size)
+    return measure_memory(lambda: model(x).sum(), model.parameters())
+
+
+# Hascoet et al. 2023 print 352 for the hybrid; 320 follows from their total for the layer-wise form.
+@pytest.mark.parametrize(("name", "published"), [("revnext", 352), ("revnext_flat", 320)])
+def test_a_step_takes_no_more_bytes_per_pixel_than_published(name, published):
+    sizes = (48, 64)  # below, the scratch memory of convolutions decides where the peak is
+    found = [memory_of(name, 8, size).peak_without_gradients for size in sizes]
+    slope = (found[1] - found[0]) / (8 * (sizes[1] ** 2 - sizes[0] ** 2))
+    assert 2 * 128 < slope <= published  # one map of 32 float32 values per pixel, and its gradient
+
+
+def test_what_is_held_for_backward_does_not_grow_with_the_depth():
+    for name, key in (("revnext_flat", "layers"), ("revnext", "blocks")):
+        shallow, deep = (
+            memory_of(name, 4, 16, **{key: [n] * (3 if key == "layers" else 2)}).held / (4 * 16 * 16) for n in (1, 3)
+        )
+        assert 128 <= shallow < 160  # the last map: 32 float32 values per pixel
+        assert deep - shallow < 60  # statistics of the norms: constant per layer, not per pixel
+
+
+def smallest_ratio(name, slope, skipped=0, **options):
+    """Return the smallest signal-to-noise ratio of reconstructed inputs of layers in an untrained network."""
+    torch.manual_seed(0)
+    model = zoo.get(name, classes=10, activation_param=slope, eps_i=0.0, **options)
+    init_weights(model, "torch")
+    errors = {}
+    model.meter = errors.__setitem__
+    model(torch.randn(16, 3, 32, 32)).sum().backward()
+    kept = [errors[index] for index in sorted(errors)][1:-1]  # the pictures and the last map are not reconstructed
+    return min(error**-2 for error in kept[skipped:] if error)
+
+
+# Measured before with a script of its own, batch 64.
+@pytest.mark.parametrize(
+    ("slope", "expected"), [(0.4, (5.0e12, 2.4e10, 1.0e8)), (0.2, (5.7e11, 6.0e7, 5.4e3)), (0.1, (4.4e10, 8.5e4, 0.22))]
+)
+def test_flat_networks_lose_precision_exponentially_with_depth_and_smaller_slope(slope, expected):
+    for depth, ratio in zip((1, 2, 3), expected, strict=True):
+        found = smallest_ratio("revnext_flat", slope, layers=[depth] * 3)
+        assert ratio / 3 < found < 3 * ratio
+
+
+def test_hybrid_networks_lose_little_precision_with_depth():
+    for slope in (0.2, 0.05):
+        # without the stem's norm and activation, which are undone like layers of a flat network
+        found = [smallest_ratio("revnext", slope, skipped=2, blocks=[n, n]) for n in (1, 2, 4)]
+        for more_blocks, (before, after) in zip((2, 4), pairwise(found), strict=True):
+            assert before / after < 2.8**more_blocks * 1.5
+        assert found[-1] > 1e7

@@ -1,0 +1,206 @@
+"""Operations that are undone in place: pools, activation, norm, convolution, and the laws of what rounding costs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.formula import relative_error
+from zoo.layers import InPlaceABN
+from zoo.layers.invertible import InvertibleConv, InvertibleLeakyReLU, InvertibleNorm
+from zoo.layers.layerwise import GlobalMax, Stem
+from zoo.ops.invertible import (
+    batch_pool,
+    batch_unpool,
+    batch_unpool_,
+    channel_pool,
+    channel_unpool,
+    channel_unpool_,
+    largest,
+    largest_gradient,
+)
+
+POOLS = {
+    "channel": (channel_pool, channel_unpool, channel_unpool_),
+    "batch": (batch_pool, batch_unpool, batch_unpool_),
+}
+WHITE = 16, 4, 128, 128  # a map large enough for ratios to be sharp
+
+
+@pytest.mark.parametrize("kind", list(POOLS))
+@pytest.mark.parametrize("shape", [(1, 1, 2, 2), (3, 5, 6, 4), (9, 2, 4, 10)])
+def test_pools_are_undone_bit_for_bit_also_in_place_and_for_any_layout(kind, shape):
+    pool, unpool, unpool_ = POOLS[kind]
+    x = torch.randn(shape)
+    for layout in (x, x.to(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        y = pool(layout)
+        assert y.is_contiguous()
+        assert torch.equal(unpool(y), x)
+        address = y.data_ptr()
+        found = unpool_(y)
+        assert torch.equal(found, x)
+        assert found.data_ptr() == address
+
+
+def test_channel_pool_puts_offsets_first_so_that_halves_are_even_and_odd_rows():
+    x = torch.randn(2, 3, 8, 6)
+    y = channel_pool(x)
+    for dy in (0, 1):
+        for dx in (0, 1):
+            start = (2 * dy + dx) * 3
+            assert torch.equal(y[:, start : start + 3], x[:, :, dy::2, dx::2])
+    unshuffled = F.pixel_unshuffle(x, 2)  # torch's has the channels first
+    assert torch.equal(y, unshuffled.unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2))
+
+
+def test_batch_pool_keeps_the_parts_of_a_picture_together():
+    x = torch.randn(3, 2, 4, 6)
+    y = batch_pool(batch_pool(x[..., :4]))
+    for n in range(3):
+        own = batch_pool(batch_pool(x[n : n + 1, :, :, :4]))
+        assert torch.equal(y[16 * n : 16 * n + 16], own)
+    assert torch.equal(batch_pool(x)[4 * 1 + 2 * 1 + 0], x[1, :, 1::2, 0::2])
+
+
+@pytest.mark.parametrize("kind", list(POOLS))
+def test_pools_refuse_odd_sides_with_the_shape(kind):
+    with pytest.raises(ValueError, match=r"even sides, got a map of shape \(1, 2, 4, 5\)"):
+        POOLS[kind][0](torch.randn(1, 2, 4, 5))
+
+
+def test_the_largest_values_are_those_of_all_pictures_that_belong_together_and_ties_share_the_gradient():
+    x = torch.randn(6, 3, 4, 5, dtype=torch.float64)
+    x[0, 0] = x[1, 0] = 7.0
+    x.requires_grad_()
+    best = largest(x, 2)
+    assert torch.equal(best, x.unflatten(0, (3, 2)).transpose(1, 2).flatten(2).max(-1).values)
+    dbest = torch.randn_like(best)
+    (truth,) = torch.autograd.grad(best, x, dbest)
+    assert relative_error(largest_gradient(x.detach(), best.detach(), dbest, 2), truth) < 1e-14
+
+
+def norm_of(channels, eps_i=0.0, **kwargs):
+    layer = InvertibleNorm(InPlaceABN(channels, activation="identity", **kwargs), eps_i).double()
+    nn.init.uniform_(layer.norm.weight, -1.5, 1.5)
+    nn.init.normal_(layer.norm.bias)
+    return layer
+
+
+def stem_of(channels):
+    layer = Stem(channels).double()
+    nn.init.normal_(layer.conv.weight)
+    return layer
+
+
+def conv_of(channels):
+    layer = InvertibleConv(channels).double()
+    for conv in (layer.f, layer.g):
+        nn.init.normal_(conv.weight, std=0.2)
+    return layer
+
+
+LAYERS = {
+    "norm": lambda: norm_of(6, eps_i=0.3),
+    "norm with running statistics": lambda: norm_of(6, eps_i=0.3).eval(),
+    "activation": lambda: InvertibleLeakyReLU(0.2),
+    "convolution": lambda: conv_of(6),
+    "stem": lambda: stem_of(6),
+    "largest": lambda: GlobalMax(2),
+}
+
+
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("batch", [2, 20])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_undoing_gives_the_input_and_the_gradients_of_autograd(name, batch, owned):
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    x = torch.randn(batch, 3 if name == "stem" else 6, 4, 6, dtype=torch.float64, requires_grad=True)
+    truth = copy.deepcopy(layer)
+    expected = truth(x)
+    dy = torch.randn_like(expected)
+    truths = torch.autograd.grad(expected, (x, *truth.parameters()), dy)
+    x.requires_grad_(name == "stem")  # whose input gradient is asked for
+    with torch.no_grad():
+        y, kept = layer.record(x)
+        assert relative_error(y, expected) < 1e-14
+        y, grad = y.detach().clone(), dy.clone()
+        found, dx, gradients = layer.reverse(y, grad, owned, kept)
+    assert relative_error(found, x) < 1e-12
+    assert relative_error(dx, truths[0]) < 1e-12
+    for parameter, gradient in zip(layer.parameters(), truths[1:], strict=True):
+        assert relative_error(gradients[parameter], gradient) < 1e-12
+    if name not in ("stem", "largest"):  # which hand on another tensor
+        assert (found.data_ptr() == y.data_ptr()) == owned
+        assert (dx.data_ptr() == grad.data_ptr()) == owned
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-14)])
+def test_undoing_is_as_precise_as_the_dtype(dtype, tolerance):
+    torch.manual_seed(0)
+    for layer in (norm_of(8, eps_i=0.2).to(dtype), InvertibleLeakyReLU(0.2), conv_of(8).to(dtype)):
+        x = torch.randn(8, 8, 16, 16, dtype=dtype)
+        with torch.no_grad():
+            y, kept = layer.record(x)
+            found, _, _ = layer.reverse(y, torch.zeros_like(y), True, kept)
+        assert relative_error(found, x) < tolerance
+
+
+def test_the_norm_is_the_formula_with_the_least_gain_in_the_scale():
+    layer = norm_of(3, eps_i=0.25)
+    x = 2 + 3 * torch.randn(8, 3, 5, 7, dtype=torch.float64)
+    var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+    gain = layer.norm.weight.abs() + 0.25
+    shape = (1, 3, 1, 1)
+    x_hat = (x - mean.view(shape)) / torch.sqrt(var.view(shape) + 1e-5)
+    assert relative_error(layer(x), gain.view(shape) * x_hat + layer.norm.bias.view(shape)) < 1e-12
+    with pytest.raises(ValueError, match=r"got -0\.1"):
+        InvertibleNorm(InPlaceABN(3), -0.1)
+
+
+def alpha(layer, x, noise):
+    """Return the ratio of the signal-to-noise ratios (uncentred) before and after undoing the layer."""
+
+    def ratio(signal, found):
+        return (signal.square().sum() / (found - signal).square().sum()).item()
+
+    with torch.no_grad():
+        y, kept = layer.record(x)
+        noisy = y + noise * torch.randn_like(y)
+        given = ratio(y, noisy)
+        return ratio(x, layer.reverse(noisy, torch.zeros_like(y), True, kept)[0]) / given
+
+
+def gains(values, eps_i=0.0):
+    layer = InvertibleNorm(InPlaceABN(len(values)), eps_i).double()
+    with torch.no_grad():
+        layer.norm.weight.copy_(torch.tensor(values))
+    return layer
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5, 0.2, 0.1, 0.05, 0.01, 10.0])
+def test_a_norm_of_two_gains_loses_what_the_law_says(ratio):
+    torch.manual_seed(0)
+    x = torch.randn(16, 2, 128, 128, dtype=torch.float64)
+    law = (2 * ratio / (1 + ratio**2)) ** 2
+    assert alpha(gains([1.0, ratio]), x, 1e-4 * min(1, ratio)) == pytest.approx(law, rel=0.02)
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.5, 0.2, 0.1, 0.05, 0.01, 0.001, 5.0])
+def test_a_leaky_relu_loses_what_the_law_says(slope):
+    torch.manual_seed(0)
+    x = torch.randn(WHITE, dtype=torch.float64)
+    law = (2 * slope / (1 + slope**2)) ** 2
+    assert alpha(InvertibleLeakyReLU(slope), x, 1e-4 * min(1, slope)) == pytest.approx(law, rel=0.02)
+
+
+def test_a_larger_least_gain_keeps_more_of_the_signal():
+    torch.manual_seed(0)
+    x = torch.randn(8, 2, 128, 128, dtype=torch.float64)
+    found = [alpha(gains([1.0, 0.01], eps_i), x, 1e-6) for eps_i in (0, 1e-4, 1e-3, 1e-2, 0.1, 1)]
+    assert found == pytest.approx([4.0e-4, 4.1e-4, 4.8e-4, 1.58e-3, 0.0391, 0.648], rel=0.03)  # by the law
+    assert sorted(found) == found

@@ -1,0 +1,138 @@
+"""Pre-activation residual functions and shortcuts as RevNets have them (Gomez et al. 2017, section 3 and its code)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from zoo.layers.conv import conv2d
+from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.stem import max_pool
+
+EPS, MOMENTUM = 1e-3, 0.01  # of the authors' batch norms, which average with a decay of 0.99
+
+
+def with_paper_statistics(norm: NormFactory) -> NormFactory:
+    """Return a factory of the same norms with eps 1e-3 and momentum 0.01; those of other kinds stay as they are."""
+
+    def build(channels: int) -> nn.Module:
+        layer = norm(channels)
+        for module in layer.modules():
+            if isinstance(module, _NormBase):
+                module.eps, module.momentum = EPS, MOMENTUM
+        return layer
+
+    return build
+
+
+def build_preact_stem(channels: int, norm: NormFactory, imagenet: bool, memory: str) -> nn.Sequential:
+    """Return 3x3 convolution and norm, or for ImageNet 7x7/2, norm and 3x3/2 pool (torch's with memory "plain")."""
+    size, stride = (7, 2) if imagenet else (3, 1)
+    stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, channels, size, stride=stride), bn1=norm(channels))
+    if imagenet:
+        stem["pool1"] = max_pool(memory)
+    return nn.Sequential(stem)
+
+
+def build_preact_branch(
+    in_channels: int, out_channels: int, norm: NormFactory, bottleneck: bool, stride: int = 1, leading_norm: bool = True
+) -> nn.Sequential:
+    """Return a residual function, which reads x and leaves it as it is; the norms activate.
+
+    Basic: norm, 3x3 with the stride, norm, 3x3.  Bottleneck: norm, 1x1 with the stride, norm, 3x3, norm, 1x1, a quarter
+    of the channels inside.  The first function of a network has no ``leading_norm``, as its stem ends in one.
+    """
+    inner = out_channels // 4
+    widths = [in_channels, inner, inner, out_channels] if bottleneck else [in_channels, out_channels, out_channels]
+    sizes = [1, 3, 1] if bottleneck else [3, 3]
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for index, size in enumerate(sizes, start=1):
+        if index > 1:
+            layers[f"bn{index}"] = norm(widths[index - 1])
+        elif leading_norm:
+            layers["bn1"] = out_of_place(norm(in_channels))
+        layers[f"conv{index}"] = conv2d(widths[index - 1], widths[index], size, stride=stride if index == 1 else 1)
+    return nn.Sequential(layers)
+
+
+def build_preact_shortcut(in_channels: int, out_channels: int, bottleneck: bool, stride: int) -> nn.Module:
+    """Return what a residual function's output is added to: x itself where the shapes are the same.
+
+    Else for bottlenecks a 1x1 convolution with the stride, and for basic functions `PooledShortcut`.
+    """
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    if bottleneck:
+        return conv2d(in_channels, out_channels, 1, stride=stride)
+    return PooledShortcut(in_channels, out_channels, stride)
+
+
+class PooledShortcut(nn.Module):
+    """Average pooling by the stride, then zero channels added, one half of them before and one behind."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        added = out_channels - in_channels
+        self.before, self.behind = added // 2, added - added // 2
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N, out_channels, H / stride, W / stride), rounded up as by the strided convolution beside it."""
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, ceil_mode=True)
+        return F.pad(x, (0, 0, 0, 0, self.before, self.behind))
+
+
+class PreactBlock(nn.Module):
+    """branch(x) + shortcut(x), nothing after the sum and nothing before the shortcut; x is left as it is."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: NormFactory,
+        bottleneck: bool,
+        stride: int = 1,
+        leading_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.branch = build_preact_branch(in_channels, out_channels, norm, bottleneck, stride, leading_norm)
+        self.shortcut = build_preact_shortcut(in_channels, out_channels, bottleneck, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output in a new tensor."""
+        return self.branch(x) + self.shortcut(x)
+
+
+class TransitionBlock(nn.Module):
+    """y1 = shortcut1(x1) + f(x2), y2 = shortcut2(x2) + g(y1): a RevNet's unit that changes stride or width.
+
+    x1 and x2, y1 and y2 are the halves of the channels, of which ``in_channels`` and ``out_channels`` are the sums; f
+    has the stride.  x is left as it is.  There is no inverse.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: NormFactory,
+        bottleneck: bool,
+        stride: int = 1,
+        leading_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        half_in, half_out = in_channels // 2, out_channels // 2
+        self.f = build_preact_branch(half_in, half_out, norm, bottleneck, stride, leading_norm)
+        self.g = build_preact_branch(half_out, half_out, norm, bottleneck)
+        self.shortcut1 = build_preact_shortcut(half_in, half_out, bottleneck, stride)
+        self.shortcut2 = build_preact_shortcut(half_in, half_out, bottleneck, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N, out_channels, H / stride, W / stride) in a new tensor."""
+        x1, x2 = x.chunk(2, 1)
+        y1 = self.shortcut1(x1) + self.f(x2)
+        return torch.cat((y1, self.shortcut2(x2) + self.g(y1)), 1)

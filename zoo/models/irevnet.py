@@ -1,0 +1,97 @@
+"""i-RevNets, whose pools can be undone too, so that the whole body is one chain (Jacobsen et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.layers.conv import conv2d
+from zoo.layers.irevnet import PairPool, ShiftBlock
+from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
+from zoo.models.memory import check_memory
+from zoo.models.network import Network
+from zoo.models.revnext import LargestValueNetwork
+
+
+class IRevNet(Network):
+    """The original form for CIFAR: no stem; pictures are padded by zero channels; ``bn_out`` behind the chain.
+
+    ``blocks`` has the number of one-branch blocks per level and ``widths`` the channels of their halves; the first
+    block of each level but the first pools.  ``memory``: "auto" keeps the chain's output alone, "plain" what autograd
+    keeps.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        features_only: bool = False,
+        blocks: Sequence[int] = (18, 18, 18),
+        widths: Sequence[int] = (16, 64, 256),
+        dropout: float = 0.1,
+        memory: str = "auto",
+    ) -> None:
+        super().__init__(features_only)
+        check_memory(memory, "irevnet", norm)
+        self.padding = 2 * widths[0] - 3
+        channels = widths[0]
+        for level, (depth, width) in enumerate(zip(blocks, widths, strict=True)):
+            links = []
+            for index in range(depth):
+                stride = 2 if level > 0 and index == 0 else 1
+                links.append(ShiftBlock(channels, width, norm, stride, level > 0 or index > 0, dropout))
+                channels = width
+            self.add_module(f"level{level}", ReversibleSequential(links, store=memory == "plain"))
+            self._add_stage(f"level{level}", channels=2 * channels, reduction=2**level)
+        self.bn_out = out_of_place(norm(2 * channels))
+        self._add_classifier(classes)
+
+    def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
+        if stage == self._stages[0]:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.padding))
+        return super()._run_stage(stage, x)
+
+
+class TwoBranchIRevNet(LargestValueNetwork):
+    """The form that Hascoet et al. 2023 compare with: stem, then one chain of reversible blocks and channel pools.
+
+    ``blocks`` has the number of reversible blocks per level, ``channels`` those of the stem; a branch is twice 3x3
+    convolution and norm.  171 MB of weights, as their totals ask for: blocks 2-2-2-1.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        features_only: bool = False,
+        blocks: Sequence[int] = (2, 2, 2, 1),
+        channels: int = 32,
+        memory: str = "auto",
+    ) -> None:
+        super().__init__(features_only)
+        check_memory(memory, "irevnet", norm)
+        self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
+        links: list[nn.Module] = []
+        for level, depth in enumerate(blocks):
+            if level > 0:
+                links.append(PairPool())
+                channels *= 4
+            links += [build_two_branch_block(channels, norm) for _ in range(depth)]
+        self.chain = ReversibleSequential(links, store=memory == "plain")
+        self._add_stage("stem", "chain", channels=channels, reduction=2 ** (len(blocks) - 1))
+        self._add_classifier(classes)
+
+
+def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:
+    """Return a block whose branches are twice 3x3 convolution and norm, of half the channels."""
+    half = channels // 2
+    f, g = (nn.Sequential(conv2d(half, half, 3), norm(half), conv2d(half, half, 3), norm(half)) for _ in "fg")
+    return ReversibleBlock(f, g)
+
+
+ARCHITECTURES = {"irevnet_cifar": IRevNet, "irevnet_revnext": TwoBranchIRevNet}

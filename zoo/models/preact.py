@@ -1,0 +1,69 @@
+"""Pre-activation ResNets, the ordinary twins of the RevNets (Gomez et al. 2017, Table 2)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.preact import PreactBlock, build_preact_stem, with_paper_statistics
+from zoo.models.memory import build_stage, check_memory
+from zoo.models.network import Network
+
+
+class PreactResNet(Network):
+    """Stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``.
+
+    ``structure`` has the number of blocks per module and ``widths`` the channels of the stem and the modules, those of
+    the modules times four with ``bottleneck``.  Networks of four modules are for ImageNet (7x7/2 and a pool in the
+    stem), those of three for CIFAR.  Norms have the paper's eps of 1e-3 and momentum of 0.01.
+
+    ``memory`` says what is kept for backward.  "auto": the norms' outputs, and inputs unless they work in place; of the
+    pool one byte each.  "checkpoint": the blocks' inputs; each block is run again.  "plain": as "auto", but the pool is
+    torch's.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        structure: Sequence[int],
+        widths: Sequence[int],
+        bottleneck: bool,
+        features_only: bool = False,
+        memory: str = "auto",
+    ) -> None:
+        super().__init__(features_only)
+        check_memory(memory, "preact", norm)
+        norm = with_paper_statistics(norm)
+        imagenet = len(structure) == 4
+        self.mod1 = build_preact_stem(widths[0], norm, imagenet, memory)
+        in_channels, reduction = widths[0], 4 if imagenet else 1
+        self._add_stage("mod1", channels=in_channels, reduction=reduction)
+        for index, (blocks, width) in enumerate(zip(structure, widths[1:], strict=True)):
+            out_channels = 4 * width if bottleneck else width
+            module: OrderedDict[str, nn.Module] = OrderedDict()
+            for block in range(blocks):
+                stride = 2 if index > 0 and block == 0 else 1
+                is_first = index == block == 0
+                module[f"block{block + 1}"] = PreactBlock(
+                    in_channels, out_channels, norm, bottleneck, stride, leading_norm=not is_first
+                )
+                in_channels = out_channels
+                reduction *= stride
+            self.add_module(f"mod{index + 2}", build_stage(module, memory))
+            self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
+        self.bn_out = out_of_place(norm(in_channels))
+        self._add_classifier(classes)
+
+
+ARCHITECTURES = {
+    "resnet32_cifar": partial(PreactResNet, structure=(5, 5, 5), widths=(16, 16, 32, 64), bottleneck=False),
+    "resnet110_cifar": partial(PreactResNet, structure=(18, 18, 18), widths=(16, 16, 32, 64), bottleneck=False),
+    "resnet164_cifar": partial(PreactResNet, structure=(18, 18, 18), widths=(16, 16, 32, 64), bottleneck=True),
+    "resnet101_preact": partial(PreactResNet, structure=(3, 4, 23, 3), widths=(64, 64, 128, 256, 512), bottleneck=True),
+}

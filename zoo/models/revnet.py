@@ -1,0 +1,114 @@
+"""RevNets: residual networks that find their activations again from their outputs (Gomez et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo.layers.norm import NormFactory, out_of_place
+from zoo.layers.preact import TransitionBlock, build_preact_branch, build_preact_stem, with_paper_statistics
+from zoo.layers.recompute import checkpoint
+from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
+from zoo.models.memory import check_memory
+from zoo.models.network import Network
+
+
+class RevNet(Network):
+    """Stem ``mod1``, modules of reversible blocks from ``mod2`` on, last norm ``bn_out``.
+
+    ``structure``, ``widths`` (here even), ``bottleneck`` and the norms are those of `PreactResNet`; a block has two
+    residual functions, each on half of the channels, and counts twice in the depth that names the network.
+
+    ``memory`` says what is kept for backward.  "auto": of each module its output, and of a first block that changes
+    stride or width the input, which is the output of the module before; all blocks are run again, once.  "plain": what
+    autograd keeps of all blocks; the pool is torch's.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        structure: Sequence[int],
+        widths: Sequence[int],
+        bottleneck: bool,
+        features_only: bool = False,
+        memory: str = "auto",
+    ) -> None:
+        super().__init__(features_only)
+        check_memory(memory, "revnet", norm)
+        norm = with_paper_statistics(norm)
+        imagenet = len(structure) == 4
+        self.mod1 = build_preact_stem(widths[0], norm, imagenet, memory)
+        in_channels, reduction = widths[0], 4 if imagenet else 1
+        self._add_stage("mod1", channels=in_channels, reduction=reduction)
+        for index, (blocks, width) in enumerate(zip(structure, widths[1:], strict=True)):
+            out_channels, stride = 4 * width if bottleneck else width, 2 if index > 0 else 1
+            module = ReversibleModule(
+                in_channels, out_channels, norm, bottleneck, blocks, stride, leading_norm=index > 0
+            )
+            module.chain.store = memory == "plain"
+            self.add_module(f"mod{index + 2}", module)
+            in_channels, reduction = out_channels, reduction * stride
+            self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
+        self.bn_out = out_of_place(norm(in_channels))
+        self._add_classifier(classes)
+
+
+class ReversibleModule(nn.Module):
+    """The blocks of one resolution: ``first``, if it changes stride or width, and the ``chain`` of all others.
+
+    Backward keeps the input of ``first`` and the chain's output; where ``chain.store`` is set, what autograd keeps.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: NormFactory,
+        bottleneck: bool,
+        blocks: int,
+        stride: int,
+        leading_norm: bool,
+    ) -> None:
+        super().__init__()
+        changes_shape = stride > 1 or in_channels != out_channels
+        if changes_shape:
+            self.first = TransitionBlock(in_channels, out_channels, norm, bottleneck, stride, leading_norm)
+        half = out_channels // 2
+        self.chain = ReversibleSequential(
+            ReversibleBlock(
+                build_preact_branch(half, half, norm, bottleneck, leading_norm=leading_norm or index > 0),
+                build_preact_branch(half, half, norm, bottleneck),
+            )
+            for index in range(int(changes_shape), blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last block's output in a new tensor."""
+        if hasattr(self, "first"):
+            keep = self.chain.store or not isinstance(x, Tensor)  # a stand-in of torch.fx
+            x = self.first(x) if keep else checkpoint(self.first, x)
+        return self.chain(x)
+
+
+_IMAGENET: dict[str, Any] = {"widths": (128, 128, 256, 512, 832), "bottleneck": True}
+
+ARCHITECTURES = {
+    "revnet38_cifar": partial(RevNet, structure=(3, 3, 3), widths=(32, 32, 64, 112), bottleneck=False),
+    "revnet110_cifar": partial(RevNet, structure=(9, 9, 9), widths=(32, 32, 64, 128), bottleneck=False),
+    "revnet164_cifar": partial(RevNet, structure=(9, 9, 9), widths=(32, 32, 64, 128), bottleneck=True),
+    "revnet56": partial(RevNet, structure=(2, 2, 3, 2), **_IMAGENET),
+    "revnet104": partial(RevNet, structure=(2, 2, 11, 2), **_IMAGENET),  # 45,428,072 parameters; 45.2 M in the paper
+}
+
+# ResNet -> the RevNet that the paper compares it with, its Table 2.
+REVERSIBLE_TWINS = {
+    "resnet32_cifar": "revnet38_cifar",
+    "resnet110_cifar": "revnet110_cifar",
+    "resnet164_cifar": "revnet164_cifar",
+    "resnet101_preact": "revnet104",
+}

@@ -1,0 +1,194 @@
+"""Networks that are undone layer by layer, with and without reversible blocks around the layers (Hascoet et al. 2023).
+
+The body is one chain, from the pictures to the features that the classifier reads: backward keeps its last map.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from zoo.errors import ConfigError
+from zoo.layers.invertible import (
+    BatchPool,
+    ChannelPool,
+    Invertible,
+    InvertibleConv,
+    InvertibleLeakyReLU,
+    InvertibleNorm,
+)
+from zoo.layers.layerwise import GlobalMax, LayerwiseBlock, Stem
+from zoo.layers.norm import ABN, NormFactory
+from zoo.models.memory import check_memory
+from zoo.models.network import Network
+from zoo.ops.reversible import Meter, run_chain
+
+POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}
+
+
+class ScaledLinear(nn.Linear):
+    """Linear layer without bias whose output is multiplied by 1/8, as in the authors' code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return 0.125 * super().forward(x)
+
+
+class LargestValueNetwork(Network):
+    """Base of the paper's networks: the classifier reads the largest value of each channel.
+
+    A picture of the input has ``pictures`` in the last map.
+    """
+
+    pictures = 1
+
+    def _add_classifier(self, classes: int) -> None:
+        if classes > 0 and not self.features_only:
+            fc = skip_init(ScaledLinear, self.num_features, classes, bias=False, device=torch.get_default_device())
+            self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.pictures), fc=fc))
+
+
+class InvertibleNetwork(LargestValueNetwork):
+    """Levels of invertible layers, ``level0`` with the stem, the others with a pool first; largest values; classifier.
+
+    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" pictures (`zoo.ops.invertible`),
+    of which the last map then has ``pictures`` for each one of the input.  ``channels`` are those of the stem.
+    ``build`` makes the layers of a level behind the pool from its number, channels and depth.  ``memory``: "auto" keeps
+    the last map and finds all others again, "plain" keeps what autograd keeps.  ``meter`` is that of `run_chain`: it is
+    called with the number of a layer from the stem on.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        depths: Sequence[int],
+        pools: Sequence[str],
+        channels: int,
+        build: Callable[[int, int, int], list[Invertible]],
+        features_only: bool,
+        memory: str,
+    ) -> None:
+        super().__init__(features_only)
+        check_memory(memory, "revnext", norm)
+        _check_levels(depths, pools)
+        self.store = memory == "plain"
+        self.meter: Meter | None = None
+        self.pictures = 4 ** list(pools).count("batch")
+        for level, depth in enumerate(depths):
+            first: Invertible = Stem(channels) if level == 0 else POOLS[pools[level - 1]]()
+            channels *= 4 if isinstance(first, ChannelPool) else 1
+            self.add_module(f"level{level}", nn.Sequential(first, *build(level, channels, depth)))
+            self._add_stage(f"level{level}", channels=channels, reduction=2**level)
+        self._add_classifier(classes)
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers up to the last map, in order."""
+        return [layer for (stage,) in self._stages for layer in self.get_submodule(stage).children()]
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Return the logits (N, classes); the last map without a classifier; the levels with ``features_only``."""
+        if not hasattr(self, "classifier"):
+            return super().forward(x)
+        max_pool, fc = self.classifier
+        return fc(self._run([*self.layers(), max_pool], x))
+
+    def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
+        return self._run(list(self.get_submodule(stage[0]).children()), x)
+
+    def _run(self, layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+        return run_chain(layers, x, store=self.store, meter=self.meter)[0]
+
+
+class FlatRevNeXt(InvertibleNetwork):
+    """The layer-wise form: ``layers`` units of invertible convolution, norm and leaky ReLU per level.
+
+    The stem counts as one, so that the first number is at least 1.  Errors of the reconstruction grow exponentially
+    with the number of units: more than about 8 do not train at slope 0.2.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        features_only: bool = False,
+        layers: Sequence[int] = (1, 1, 1),
+        pools: Sequence[str] = ("channel", "channel"),
+        channels: int = 32,
+        eps_i: float = 1e-4,
+        memory: str = "auto",
+    ) -> None:
+        def build(level: int, channels: int, depth: int) -> list[Invertible]:
+            stem = _norm_act(channels, norm, eps_i) if level == 0 else []
+            return stem + _units(channels, depth - (level == 0), norm, eps_i)
+
+        super().__init__(norm, classes, layers, pools, channels, build, features_only, memory)
+
+
+class RevNeXt(InvertibleNetwork):
+    """The hybrid form: one reversible block of one unit per branch, then a pool and ``blocks`` of ``units`` per level.
+
+    A unit is an invertible convolution, norm and leaky ReLU.  The paper does not say which pools and depths it took;
+    the defaults are those of its study of errors, 2,446,048 parameters with 10 classes.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        features_only: bool = False,
+        blocks: Sequence[int] = (1, 2),
+        units: int = 2,
+        pools: Sequence[str] = ("channel", "channel"),
+        channels: int = 32,
+        eps_i: float = 1e-4,
+        memory: str = "auto",
+    ) -> None:
+        def block(channels: int, depth: int) -> Invertible:
+            return LayerwiseBlock(*(_units(channels // 2, depth, norm, eps_i) for _ in "fg"))
+
+        def build(level: int, channels: int, depth: int) -> list[Invertible]:
+            if level == 0:
+                return [*_norm_act(channels, norm, eps_i), block(channels, 1)]
+            return [block(channels, units) for _ in range(depth)]
+
+        super().__init__(norm, classes, (1, *blocks), pools, channels, build, features_only, memory)
+
+
+def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
+    """Return so many times an invertible convolution, norm and leaky ReLU."""
+    layers: list[Invertible] = []
+    for _ in range(number):
+        layers += [InvertibleConv(channels), *_norm_act(channels, norm, eps_i)]
+    return layers
+
+
+def _norm_act(channels: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
+    """Return an invertible norm and leaky ReLU; ConfigError for a norm that neither can be made of."""
+    layer: Any = norm(channels)
+    if not isinstance(layer, ABN) or layer.activation != "leaky_relu":
+        raise ConfigError(
+            "invertible networks need the norms 'standard', 'inplace' or 'sync' with activation leaky_relu, got "
+            f"{type(layer).__name__} with {getattr(layer, 'activation', 'no activation')}"
+        )
+    return [InvertibleNorm(layer, eps_i), InvertibleLeakyReLU(layer.activation_param)]
+
+
+def _check_levels(depths: Sequence[int], pools: Sequence[str]) -> None:
+    """Raise ConfigError for pools that there are not, and another number of levels than they make."""
+    if not set(pools) <= set(POOLS):
+        raise ConfigError(f"pools must be among {', '.join(POOLS)}, got {list(pools)}")
+    if len(depths) != len(pools) + 1 or min(depths) < 0 or depths[0] < 1:
+        raise ConfigError(
+            f"{len(pools)} pools make {len(pools) + 1} levels, the first of depth 1 or more; got {depths}"
+        )
+
+
+ARCHITECTURES = {"revnext": RevNeXt, "revnext_flat": FlatRevNeXt}

@@ -1,0 +1,70 @@
+"""The ordinary networks that Hascoet et al. 2023 compare RevNeXt with: like ResNet-18, and a RevNet of its weights.
+
+The paper's totals fix widths and depths: four levels of 32 to 256 channels of constant width, so that the weights of
+the convolutions are 12.5 MB, and three pools in between.  How these double the channels without weights it does not
+say; here zeros are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from zoo.layers.conv import conv2d
+from zoo.layers.norm import NormFactory
+from zoo.layers.preact import PooledShortcut
+from zoo.layers.residual import ResidualBlock
+from zoo.layers.reversible import ReversibleSequential
+from zoo.models.irevnet import build_two_branch_block
+from zoo.models.memory import FUSE, check_memory
+from zoo.models.revnext import LargestValueNetwork
+
+
+class RevNeXtTwin(LargestValueNetwork):
+    """``stem``, ``level0``, then per level a mean pool that doubles the channels by zeros, and blocks.
+
+    Blocks are post-activation residual ones of two convolutions, or if ``reversible`` of two branches of two.
+    ``memory``: "auto" keeps the input and output of each level where they are reversible, and of the others what
+    `ResNet` keeps; "plain" keeps what autograd keeps.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        reversible: bool,
+        blocks: Sequence[int],
+        features_only: bool = False,
+        channels: int = 32,
+        memory: str = "auto",
+    ) -> None:
+        super().__init__(features_only)
+        check_memory(memory, "revnext", norm)
+        build = _build_reversible if reversible else _build_residual
+        self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
+        self._add_stage("stem", channels=channels, reduction=1)
+        for level, depth in enumerate(blocks):
+            pool = [PooledShortcut(channels, 2 * channels, 2)] if level > 0 else []
+            channels *= 2 if level > 0 else 1
+            self.add_module(f"level{level}", nn.Sequential(*pool, *build(channels, depth, norm, memory)))
+            self._add_stage(f"level{level}", channels=channels, reduction=2**level)
+        self._add_classifier(classes)
+
+
+def _build_residual(channels: int, depth: int, norm: NormFactory, memory: str) -> list[nn.Module]:
+    fuse = FUSE.get(memory, "auto")
+    return [ResidualBlock(channels, (channels, channels), norm, fuse=fuse) for _ in range(depth)]
+
+
+def _build_reversible(channels: int, depth: int, norm: NormFactory, memory: str) -> list[nn.Module]:
+    links = [build_two_branch_block(channels, norm) for _ in range(depth)]
+    return [ReversibleSequential(links, store=memory == "plain")]
+
+
+ARCHITECTURES = {
+    "revnext_resnet18": partial(RevNeXtTwin, reversible=False, blocks=(2, 2, 2, 2)),
+    "revnext_revnet": partial(RevNeXtTwin, reversible=True, blocks=(4, 4, 4, 4)),
+}

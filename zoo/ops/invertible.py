@@ -1,0 +1,211 @@
+"""Layers that are undone from their output, in place: pools that move values, batch norm, leaky ReLU, convolution.
+
+Functions whose names end in an underscore overwrite their map.  Those that undo a layer make its input x of its output
+y, and the gradient dx of dy.  Where an operation needs scratch memory, for convolutions of half the channels above all,
+maps go through it an eighth of the batch at a time, so that the scratch stays below the size of the map.
+
+Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
+from zoo.ops.abn.backend import kernels_for
+from zoo.ops.abn.recompute import convolution_backward
+from zoo.ops.abn.reference import Form
+from zoo.ops.unwind import Convolution
+
+Gradients = dict[Tensor, Tensor]
+
+NUM_PARTS = 8
+
+
+def parts(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of the maps, an eighth of the batch at a time."""
+    return zip(*(x.chunk(NUM_PARTS) for x in maps), strict=True)
+
+
+def channel_pool(x: Tensor) -> Tensor:
+    """Return the four values of each 2x2 window as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2).
+
+    Channel c of offset (dy, dx) becomes channel (2 dy + dx) C + c: the first half of the channels are the even rows.
+    Raises ValueError for odd H or W.
+    """
+    return _windows(x).flatten(1, 3)
+
+
+def channel_unpool(y: Tensor) -> Tensor:
+    """Return x of ``channel_pool(x)``, bit for bit."""
+    return _assembled(y.unflatten(1, (2, 2, -1)))
+
+
+def batch_pool(x: Tensor) -> Tensor:
+    """Return the four values of each 2x2 window as pictures: (N, C, H, W) -> (4 N, C, H/2, W/2).
+
+    Offset (dy, dx) of picture n becomes picture 4 n + 2 dy + dx, so that the parts of a picture stay together.
+    """
+    return _windows(x).flatten(0, 2)
+
+
+def batch_unpool(y: Tensor) -> Tensor:
+    """Return x of ``batch_pool(x)``, bit for bit."""
+    return _assembled(y.unflatten(0, (-1, 2, 2)))
+
+
+def _windows(x: Tensor) -> Tensor:
+    """Return (N, 2, 2, C, H/2, W/2), contiguous."""
+    if x.shape[2] % 2 or x.shape[3] % 2:
+        raise ValueError(f"a 2x2 pool that can be undone needs even sides, got a map of shape {tuple(x.shape)}")
+    windows = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # N, C, H/2, dy, W/2, dx
+    return windows.permute(0, 3, 5, 1, 2, 4).contiguous()
+
+
+def _assembled(windows: Tensor) -> Tensor:
+    return windows.permute(0, 3, 4, 1, 5, 2).flatten(4, 5).flatten(2, 3)
+
+
+def channel_unpool_(y: Tensor) -> Tensor:
+    """Return x of ``channel_pool(x)`` in the memory of the contiguous map y."""
+    n, c, h, w = y.shape
+    x = y.view(n, c // 4, 2 * h, 2 * w)  # a picture's values stay within the picture's memory
+    for source, target in parts(y, x):
+        target.copy_(channel_unpool(source))
+    return x
+
+
+def batch_unpool_(y: Tensor) -> Tensor:
+    """Return x of ``batch_pool(x)`` in the memory of the contiguous map y."""
+    n, c, h, w = y.shape
+    return channel_unpool_(y.view(n // 4, 4 * c, h, w))  # the order of the values is the same
+
+
+def unactivate_(y: Tensor, dy: Tensor, slope: float) -> None:
+    """Undo leaky ReLU: overwrite y with x = leaky_relu(y, 1 / slope), and dy with dx."""
+    torch.ops.aten.leaky_relu_backward.grad_input(dy, y, slope, True, grad_input=dy)
+    F.leaky_relu_(y, 1 / slope)
+
+
+def norm_form(weight: Tensor, bias: Tensor, eps: float, eps_i: float) -> Form:
+    """Return the form y = (|weight| + eps_i) x_hat + bias, for kernels that add ``eps`` to the absolute scale."""
+    return Form(weight.abs() + (eps_i - eps), bias, eps, "identity", 0.0)
+
+
+def normalise_(x: Tensor, statistics: Statistics, form: Form) -> None:
+    """Overwrite x with the gain times x_hat plus the bias."""
+    for (part,) in parts(x):
+        kernels_for(x).apply_(part, statistics.mean, statistics.var, form)
+
+
+def denormalise_(y: Tensor, statistics: Statistics, form: Form) -> None:
+    """Overwrite y with its x, (y - bias) sqrt(var + eps) / gain + mean, of the statistics that made y of x."""
+    assert form.weight is not None
+    assert form.bias is not None
+    gain = form.weight.abs() + form.eps
+    scale = torch.sqrt(statistics.var + form.eps) / gain
+    y.sub_(_per_channel(form.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
+
+
+def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, form: Form) -> tuple[Tensor, Tensor]:
+    """Overwrite y with x, and dy with dx; return the gradients of the form's weight, the gain less eps, and bias."""
+    kernels, count = kernels_for(y), statistics.num_values
+    found = [torch.stack(kernels.backward_reduce(z, dz, form)) for z, dz in parts(y, dy)]
+    sum_dy, sum_dy_xhat = torch.stack(found).sum(0)
+    means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, statistics.group)
+    for z, dz in parts(y, dy):
+        dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, form)[0])
+    denormalise_(y, statistics, form)
+    dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, form.weight, form.bias)
+    assert dgain is not None
+    assert dbias is not None
+    return dgain, dbias
+
+
+def _per_channel(vector: Tensor) -> Tensor:
+    return vector.view(1, -1, 1, 1)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views of the first and the second half of the channels."""
+    x1, x2 = x.chunk(2, 1)
+    return x1, x2
+
+
+def couple_(x: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> None:
+    """Overwrite the halves of x with y1 = x1 + f(x2), y2 = x2 + g(y1), for two convolutions of half the channels."""
+    for (part,) in parts(x):
+        x1, x2 = halves(part)
+        x1.add_(f(x2))
+        x2.add_(g(x1))
+
+
+def uncouple_(y: Tensor, dy: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> Gradients:
+    """Undo the coupling: overwrite y with x, dy with dx; return the gradients of the kernels."""
+    gradients: Gradients = {}
+    for y_part, dy_part in parts(y, dy):
+        (y1, y2), (dy1, dy2) = halves(y_part), halves(dy_part)
+        _subtract(g, y1, y2, dy1, dy2, gradients)
+        _subtract(f, y2, y1, dy2, dy1, gradients)
+    return gradients
+
+
+def _subtract(
+    conv: nn.Conv2d, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, gradients: Gradients
+) -> None:
+    """Take ``conv(source)`` from target, add to dsource what came through it, and to ``gradients`` its kernel's."""
+    convolution = Convolution.of(conv, source)
+    target.sub_(convolution(source, conv.weight, None))
+    needs = [True, conv.weight.requires_grad, False]
+    through, dkernel, _ = convolution_backward(
+        dtarget.to(convolution.dtype), source, conv.weight, None, *convolution, needs
+    )
+    assert through is not None
+    dsource.add_(through)
+    if dkernel is not None:
+        gradients[conv.weight] = gradients[conv.weight].add_(dkernel) if conv.weight in gradients else dkernel
+
+
+def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """Return the convolution, which keeps the map's size, in a contiguous new tensor of float32 or better."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    y = x.new_empty((x.shape[0], conv.out_channels, *x.shape[2:]), dtype=dtype)
+    for x_part, y_part in parts(x, y):
+        y_part.copy_(conv(x_part))
+    return y
+
+
+def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor | None, Tensor]:
+    """Return dx, None if x needs no gradient, and the gradient of the kernel, of `convolve`."""
+    convolution, needs = Convolution.of(conv, x), [x.requires_grad, True, False]
+    dx = torch.empty_like(x) if x.requires_grad else None
+    dkernel = torch.zeros_like(conv.weight)
+    for x_part, dy_part, dx_part in parts(x, dy, x if dx is None else dx):
+        through, found, _ = convolution_backward(
+            dy_part.to(convolution.dtype), x_part, conv.weight, None, *convolution, needs
+        )
+        if through is not None:
+            dx_part.copy_(through)
+        assert found is not None
+        dkernel.add_(found)
+    return dx, dkernel
+
+
+def largest(x: Tensor, pictures: int) -> Tensor:
+    """Return the largest value of each channel over the map and ``pictures`` pictures that belong together."""
+    return x.unflatten(0, (-1, pictures)).amax((1, 3, 4))
+
+
+def largest_gradient(x: Tensor, best: Tensor, dbest: Tensor, pictures: int) -> Tensor:
+    """Return dx for `largest`, which shares the gradient among equal values."""
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grouped = (x.unflatten(0, (-1, pictures)), dx.unflatten(0, (-1, pictures)), best, dbest)
+    for x_part, dx_part, best_part, dbest_part in parts(*grouped):
+        dx_part.copy_(x_part == best_part[:, None, :, None, None])
+        share = dbest_part / dx_part.sum((1, 3, 4))
+        dx_part.mul_(share[:, None, :, None, None])
+    return dx
