@@ -60,6 +60,8 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
         ("network.weight_init", "xavier"),
         ("training.activation_memory_budget", 1.5),
         ("training.activation_memory_budget", "0.5"),
+        ("training.reconstruction_meter", -1),
+        ("training.reconstruction_meter", True),
         ("network.weight_gain_multiplier", 0),
         ("optimizer.learning_rate", float("inf")),
         ("optimizer.learning_rate", False),
@@ -73,11 +75,16 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
         ("optimizer.ema_decay", 1.0),
         ("optimizer.ema_decay", 0),
         ("optimizer.accumulate_steps", 0),
+        ("optimizer.decay_biases", 0),
         ("optimizer.schedule.mode", "batch"),
         ("optimizer.schedule.epochs", 0),
         ("optimizer.schedule.warmup_epochs", -1),
         ("input.crop_train", 0),
         ("input.scale_val", 0),
+        ("input.pad_train", -1),
+        ("input.pad_train", 2.0),
+        ("input.pad_mode_train", "constant"),
+        ("input.cutout_train", -1),
         ("input.scale_train", -2),
         ("input.mean", [0.5, 0.5]),
         ("training.amp", "fp32"),
@@ -148,6 +155,21 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
+        ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),
+        ({"input": {"scale_train": 32, "pad_train": 2, "crop_train": 37}}, "input.crop_train"),
+        (
+            {"input": {"scale_train": 4, "pad_train": 4, "pad_mode_train": "reflect", "crop_train": 8}},
+            "input.pad_train",
+        ),
+        ({"input": {"crop_train": 32, "cutout_train": 33}}, "input.cutout_train"),
+        (
+            {"optimizer": {"schedule": {"type": "triangle", "params": {"peak_epoch": 5}}}},
+            "optimizer.schedule.mode",
+        ),
+        (
+            {"optimizer": {"schedule": {"type": "triangle", "mode": "step", "params": {"peak_epoch": 10}}}},
+            "optimizer.schedule.params",
+        ),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "optimizer.nesterov"),
         ({"optimizer": {"nesterov": True, "type": "Adam"}}, "optimizer.nesterov"),
         ({"optimizer": {"batch_size": 10, "accumulate_steps": 4}}, "optimizer.batch_size"),
@@ -193,10 +215,12 @@ def test_a_3x3_stem_on_a_wider_net_is_accepted_with_a_notice(caplog: pytest.LogC
         ("multistep", {"milestones": [3, 5], "gamma": 1}, {"milestones": [3, 5], "gamma": 1.0}),
         ("exponential", {"gamma": 0.9}, {"gamma": 0.9}),
         ("linear", {"alpha": -0.01, "beta": 1}, {"alpha": -0.01, "beta": 1.0}),
+        ("triangle", {"peak_epoch": 5}, {"peak_epoch": 5.0}),
     ],
 )
 def test_schedule_params_are_completed_with_their_defaults(kind: str, params: Any, resolved: Any) -> None:
-    config = parse_experiment({"optimizer": {"schedule": {"type": kind, "params": params}}}, "x.json")
+    schedule = {"type": kind, "mode": "step", "params": params}
+    config = parse_experiment({"optimizer": {"schedule": schedule}}, "x.json")
     assert config.optimizer.schedule.params == resolved
 
 
@@ -233,11 +257,11 @@ def test_all_problems_are_reported_at_once() -> None:
             "schedule": {"type": "step", "params": {"gamma": -1}, "warmup_epochs": 20},
         },
         "input": {"crop_val": 320, "mean": [1, 2, "3"]},
-        "expected": {"scores": {"center224": {"top1": 70}, "centre": {"top1": 1, "top5": 2}}},
+        "expected": {"scores": {"center224": {"top5": 70}, "centre": {"top1": 1, "top5": 2}}},
         "sede": 1,
     }
     assert sorted(problem.split(" = ")[0].split(": ")[0] for problem in problems_of(content)) == [
-        "expected.scores.center224.top5",
+        "expected.scores.center224.top1",
         "expected.scores.centre",
         "expected.source",
         "input.crop_val",

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import zoo
 from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.engine.schedule import lr_factor
+from zoo.registry import build_from_config
 
 PUBLISHED: list[dict[str, Any]] = json.loads(Path(zoo.__path__[0], "published.json").read_text())
 CLASSIFIERS = [entry for entry in PUBLISHED if entry["arch"] is not None]
@@ -33,7 +36,7 @@ def experiment_of(name: str) -> Experiment:
 
 def scores_of(experiment: Experiment) -> dict[str, dict[str, float]]:
     assert experiment.expected is not None
-    return {protocol: score.model_dump() for protocol, score in experiment.expected.scores.items()}
+    return {protocol: score.model_dump(exclude_none=True) for protocol, score in experiment.expected.scores.items()}
 
 
 @pytest.mark.parametrize("line", ORIGINAL, ids=lambda line: line.split()[0])
@@ -101,6 +104,106 @@ def test_files_of_the_original_project_are_valid_input(path: Path, tmp_path: Pat
     original = {section: original[section] for section in ("network", "optimizer", "input")}
     (tmp_path / "x.json").write_text(json.dumps(original))
     assert load_experiment(tmp_path / "x.json").network == load_experiment(path).network
+
+
+# file, error in percent: tables 3 and 4 of the RevNet paper
+REVNET_ERRORS = """
+resnet32_cifar10 7.14
+revnet38_cifar10 7.24
+resnet110_cifar10 5.74
+revnet110_cifar10 5.76
+resnet164_cifar10 5.24
+revnet164_cifar10 5.17
+resnet32_cifar100 29.95
+revnet38_cifar100 28.96
+resnet110_cifar100 26.44
+revnet110_cifar100 25.40
+resnet164_cifar100 23.37
+revnet164_cifar100 23.69
+resnet101_preact 23.01
+revnet104 23.10
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", REVNET_ERRORS, ids=lambda line: line.split()[0])
+def test_a_row_of_the_revnet_papers_tables_has_its_settings_and_its_error(line: str) -> None:
+    name, error = line.split()
+    experiment = experiment_of(name)
+    network, optimizer, schedule = experiment.network, experiment.optimizer, experiment.optimizer.schedule
+    is_cifar = "cifar" in name
+    assert network.arch == (name.rstrip("01") if is_cifar else name)
+    assert network.classes == (int(name.split("cifar")[1]) if is_cifar else 1000)
+    assert (network.activation, network.bn_mode, network.weight_init) == ("relu", "standard", "truncated_normal")
+    assert (optimizer.batch_size, optimizer.weight_decay) == ((100, 2e-4) if is_cifar else (256, 1e-4))
+    assert (optimizer.type, optimizer.learning_rate, optimizer.momentum) == ("SGD", 0.1, 0.9)
+    assert (optimizer.nesterov, optimizer.clip, schedule.warmup_epochs) == (False, 0, 0)
+    assert (optimizer.decay_norms, optimizer.decay_biases) == (False, False)
+    assert scores_of(experiment) == {f"center{32 if is_cifar else 224}": {"top1": round(100 - float(error), 2)}}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps_per_epoch", "steps", "drops"),
+    [
+        ("revnet38_cifar10", 500, 80_000, [40_000, 60_000]),
+        ("revnet104", 5005, 600_600, [160_000, 320_000, 480_000]),  # 600,000 in the paper: whole epochs here
+    ],
+)
+def test_a_revnets_rate_falls_tenfold_at_the_papers_steps(
+    name: str, steps_per_epoch: int, steps: int, drops: list[int]
+) -> None:
+    schedule = experiment_of(name).optimizer.schedule
+    factors = [
+        lr_factor(schedule, epoch, step, steps_per_epoch, 0.1)
+        for epoch in range(schedule.epochs)
+        for step in range(steps_per_epoch)
+    ]
+    assert len(factors) == steps
+    assert [step for step in range(1, steps) if factors[step] != factors[step - 1]] == drops
+    assert [factors[step] for step in drops] == pytest.approx([0.1 ** (n + 1) for n in range(len(drops))])
+
+
+REVNEXT = ["revnext", "revnext_flat", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
+
+
+@pytest.mark.parametrize("arch", REVNEXT)
+def test_a_row_of_the_revnext_papers_table_has_the_settings_of_its_section_5(arch: str) -> None:
+    experiment = experiment_of(f"{arch}_cifar10")
+    optimizer, sizes, schedule = experiment.optimizer, experiment.input, experiment.optimizer.schedule
+    assert (experiment.network.arch, experiment.network.activation_param) == (arch, 0.2)
+    assert (optimizer.batch_size, optimizer.learning_rate, optimizer.weight_decay) == (512, 0.4, 5e-4)
+    assert (optimizer.momentum, optimizer.nesterov, optimizer.clip) == (0.9, True, 0)
+    assert (optimizer.decay_norms, optimizer.decay_biases) == (True, True)
+    assert (schedule.type, schedule.mode, schedule.epochs, schedule.params) == (
+        "triangle",
+        "step",
+        50,
+        {"peak_epoch": 5},
+    )
+    assert (sizes.pad_train, sizes.pad_mode_train, sizes.crop_train, sizes.cutout_train) == (4, "reflect", 32, 8)
+
+
+def test_only_what_a_paper_reports_is_expected() -> None:
+    with_scores = [name for name in REVNEXT if experiment_of(f"{name}_cifar10").expected]
+    assert with_scores == ["revnext"]
+    assert scores_of(experiment_of("revnext_cifar10")) == {"center32": {"top1": 93.3}}
+    assert scores_of(experiment_of("irevnet_cifar10")) == {"center32": {"top1": 94.5}}
+    assert not [path.stem for path in experiments_dir().glob("*_short.json") if load_experiment(path).expected]
+
+
+@pytest.mark.parametrize("short", sorted(experiments_dir().glob("*_short.json")), ids=lambda path: path.stem)
+def test_a_short_variant_takes_few_epochs_of_the_same_pictures(short: Path) -> None:
+    experiment = load_experiment(short)
+    sizes = experiment.input
+    assert experiment.optimizer.schedule.epochs <= 8
+    family = "revnext" if experiment.network.arch.startswith("revnext") else "revnet38"
+    assert sizes == experiment_of(f"{family}_cifar10").input
+
+
+@pytest.mark.parametrize("path", sorted(experiments_dir().glob("*.json")), ids=lambda path: path.stem)
+def test_the_network_of_each_experiment_can_be_built(path: Path) -> None:
+    with torch.device("meta"):
+        network = build_from_config(load_experiment(path).network)
+    assert sum(parameter.numel() for parameter in network.parameters()) > 400_000
 
 
 @pytest.mark.parametrize("name", ["quickstart_fashion_mnist", "cifar10_resnet18_ipabn"])

@@ -115,6 +115,47 @@ def test_training_jitters_then_lights_then_normalises() -> None:
     assert torch.equal(result, tv.Compose([*steps, tv.Normalize(MEAN, STD)])(image))
 
 
+@pytest.mark.parametrize(("mode", "filling"), [("zeros", "constant"), ("reflect", "reflect")])
+def test_small_pictures_are_mirrored_and_padded_and_every_place_is_cropped_equally_often(
+    mode: str, filling: str
+) -> None:
+    image = random_picture(0, width=4, height=4)
+    plain = _normalised(image)
+    padded = [np.pad(part, [(0, 0), (2, 2), (2, 2)], mode=filling) for part in (plain, plain[:, :, ::-1])]
+    windows = [part[:, y : y + 6, x : x + 6] for part in padded for y in range(3) for x in range(3)]
+    transform = train_transform(Input(crop_train=6, pad_train=2, pad_mode_train=mode))
+    counts = [0] * len(windows)
+    for _ in range(720):
+        cropped = transform(image)
+        counts[next(index for index, window in enumerate(windows) if _close(cropped, window))] += 1
+    assert 15 < min(counts) <= max(counts) < 70  # 40 on average, with a standard deviation of 6
+
+
+def test_cutout_blanks_one_square_to_the_mean_colour_and_reaches_every_corner() -> None:
+    image = Image.fromarray(np.full((6, 6, 3), 255, dtype=np.uint8))
+    transform = train_transform(Input(crop_train=6, pad_train=0, cutout_train=4))
+    places = set()
+    for _ in range(200):
+        blank = (transform(image) == 0).all(0)
+        rows, columns = blank.any(1).nonzero().flatten(), blank.any(0).nonzero().flatten()
+        assert blank.sum() == 16
+        assert (rows[-1] - rows[0], columns[-1] - columns[0]) == (3, 3)
+        places.add((int(rows[0]), int(columns[0])))
+    assert places == set(itertools.product(range(3), range(3)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop_train": 13, "pad_train": 1}, r"a crop of 13 px does not fit into a picture of 20 x 10 px with 1 px"),
+        ({"crop_train": 8, "pad_train": 10, "pad_mode_train": "reflect"}, "cannot be reflected by 10 px"),
+    ],
+)
+def test_a_picture_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        train_transform(Input(**settings))(random_picture(0, width=20, height=10))
+
+
 def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
     gray = (GRAY[:, None, None] * image).sum(axis=0, keepdims=True)
     other = [gray, np.zeros_like(image), np.full_like(image, gray.mean())][kind]
@@ -170,7 +211,17 @@ def test_a_large_picture_does_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize("make", [lambda: val_transform(12, 8, MEAN, STD, True), lambda: train_transform(Input())])
+SMALL = Input(crop_train=8, pad_train=2, cutout_train=3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: val_transform(12, 8, MEAN, STD, True),
+        lambda: train_transform(Input()),
+        lambda: train_transform(SMALL),
+    ],
+)
 def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
     image = random_picture(0)
     transform = make()

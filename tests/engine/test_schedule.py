@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -62,6 +63,14 @@ def test_published_schedules_give_the_rates_of_torchs_schedulers(kind: str, mode
 def test_cosine_gives_the_rates_of_torchs_cosine_annealing_to_zero(mode: str, t_max: int) -> None:
     expected = _torchs(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, t_max), mode)
     assert _ours(_schedule(type="cosine", mode=mode)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_a_triangle_interpolates_between_zero_the_peak_and_zero_after_each_step() -> None:
+    schedule = _schedule(type="triangle", mode="step", params={"peak_epoch": 2.5})
+    after_step = np.arange(1, EPOCHS * STEPS + 1) / STEPS
+    expected = np.interp(after_step, [0, 2.5, EPOCHS], [0, BASE_LR, 0])
+    assert _ours(schedule) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert _ours(schedule)[-1] == 0
 
 
 def test_the_90_epochs_of_wider_resnet38_fall_from_a_tenth_to_a_millionth_and_never_below() -> None:

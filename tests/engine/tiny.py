@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class MemoryLog:
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
         self.image_shapes: list[torch.Size] = []
+        self.reconstructions: list[tuple[int, dict[str, float]]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
 
@@ -102,6 +103,9 @@ class MemoryLog:
 
     def images(self, step: int, images: Tensor) -> None:
         self.image_shapes.append(images.shape)
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        self.reconstructions.append((step, dict(errors)))
 
     def parameters(self, step: int, model: nn.Module) -> None:
         pass

@@ -89,3 +89,11 @@ def test_a_score_measured_elsewhere_says_when_and_with_what() -> None:
 )  # fmt: skip
 def test_the_report_says_which_data_it_is_about(data: ValidationSet, words: str) -> None:
     assert words in markdown_report([ROW], data, [], ENVIRONMENT)
+
+
+def test_where_only_top1_was_published_only_top1_is_compared() -> None:
+    row = replace(_measured(76.5, top5=10.0), published={"top1": 76.9})
+    assert row.difference(IMAGENET) == {"top1": -0.4}
+    assert row.verdict(IMAGENET) == "off by -0.40 (top1)"
+    text = " ".join(markdown_report([row], IMAGENET, [], ENVIRONMENT).split())
+    assert "| 76.90 | 76.50 / 10.00 | -0.40 | off by -0.40 (top1) |" in text

@@ -32,10 +32,11 @@ def test_each_record_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    lines.write("train", loss=math.nan, top1=math.inf)
+    lines.write("train", loss=math.nan, top1=math.inf, errors={"block": math.nan, "next": 1.0})
     lines.close()
     record = _records(tmp_path / "metrics.jsonl")[0]
     assert (record["loss"], record["top1"]) == (None, None)
+    assert record["errors"] == {"block": None, "next": 1.0}
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:

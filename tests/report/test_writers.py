@@ -88,6 +88,18 @@ def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment)
         assert _scalars(tmp_path, tag) == [(63, value)]
 
 
+def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1)
+        log.reconstruction(50, {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25})
+        log.reconstruction(100, {"mod2.chain/0": 0.75, "mod2.chain/1": 0.125})
+    assert _scalars(tmp_path, "reconstruction/mod2.chain/0") == [(50, 0.5), (100, 0.75)]
+    assert _scalars(tmp_path, "reconstruction/mod2.chain/1") == [(50, 0.25), (100, 0.125)]
+    record = _records(tmp_path)[1]
+    assert (record["event"], record["step"]) == ("reconstruction", 50)
+    assert record["errors"] == {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25}
+
+
 def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path: Path, config: Experiment) -> None:
     for first_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
         with RunLog(tmp_path, 0, config) as log:

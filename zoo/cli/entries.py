@@ -62,5 +62,5 @@ def _checkpoint_entry(file: Path, protocols: Sequence[str] | None) -> Entry:
     own = subject.own_protocol
     ways = [PROTOCOLS[protocol] for protocol in protocols] if protocols else [own, own._replace(ten_crops=True)]
     expected = subject.experiment.expected
-    scores = {key: score.model_dump() for key, score in expected.scores.items()} if expected else {}
+    scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
     return Entry(str(file), ways, scores, expected.source if expected else None, md5_of(file), file)

@@ -22,10 +22,18 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class Input(Section):
-    """Picture sizes in pixels (``scale``: shorter side, -1: not resized); mean and std of values in [0, 1]."""
+    """Picture sizes in pixels (``scale``: shorter side, -1: not resized); mean and std of values in [0, 1].
+
+    ``pad_train``: training pictures get so many pixels on each side, filled as ``pad_mode_train`` says, and are cropped
+    without resizing; None: crops of random size and shape, resized. ``cutout_train``: side of a square that is blanked
+    in each training picture, 0 for none.
+    """
 
     scale_train: int = -1
     crop_train: PositiveInt = 224
+    pad_train: NonNegativeInt | None = None
+    pad_mode_train: Literal["zeros", "reflect"] = "zeros"
+    cutout_train: NonNegativeInt = 0
     color_jitter_train: bool = False
     lighting_train: bool = False
     scale_val: int = 256
@@ -41,12 +49,25 @@ class Input(Section):
         return value
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a complaint about a validation crop that is larger than the resized picture.
+        """Yield complaints about crops and squares that do not fit, and about a padding of nothing.
 
-        The training crop may be larger than ``scale_train``: it is resized itself.
+        Without ``pad_train`` the training crop may be larger than ``scale_train``: it is resized itself.
         """
         if self.scale_val != -1 and self.crop_val > self.scale_val:
             yield ("crop_val", "scale_val"), f"should be at most scale_val, which is {self.scale_val}"
+        if self.pad_train is None and self.pad_mode_train != "zeros":
+            yield ("pad_mode_train", "pad_train"), "says how to pad; set pad_train too, or remove the key"
+        if self.pad_train is not None and self.scale_train != -1:
+            yield from self._pad_conflicts(self.pad_train)
+        if self.cutout_train > self.crop_train:
+            yield ("cutout_train", "crop_train"), f"should be at most crop_train, which is {self.crop_train}"
+
+    def _pad_conflicts(self, pad: int) -> Iterator[tuple[tuple[str, ...], str]]:
+        side = self.scale_train + 2 * pad
+        if self.crop_train > side:
+            yield ("crop_train", "scale_train", "pad_train"), f"should be at most {side}, the padded scale_train"
+        if self.pad_mode_train == "reflect" and pad >= self.scale_train:
+            yield ("pad_train", "scale_train"), f"should be less than scale_train, {self.scale_train}, to be reflected"
 
 
 class Training(Section):
@@ -54,12 +75,15 @@ class Training(Section):
 
     ``activation_memory_budget`` tells torch.compile how much to keep for backward, from 0 (as little as by repeating
     the whole forward pass) to 1 (torch's own choice, for speed); None leaves the choice to torch.
+    ``reconstruction_meter`` logs every so many steps how exactly reversible chains reconstruct their activations, which
+    takes the memory that these chains save; 0: never.
     """
 
     amp: Literal["off", "bf16", "fp16"] = "off"
     channels_last: bool = False
     compile: bool = False
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
+    reconstruction_meter: NonNegativeInt = 0
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a complaint about a budget without a compiler to keep it."""
@@ -78,10 +102,10 @@ class CheckpointConfig(Section):
 
 
 class Score(Section):
-    """Accuracies in percent."""
+    """Accuracies in percent; ``top5`` is None where only the first was published."""
 
     top1: Percent
-    top5: Percent
+    top5: Percent | None = None
 
 
 class Expected(Section):

@@ -48,6 +48,12 @@ class LinearParams(Section):
     beta: float
 
 
+class TriangleParams(Section):
+    """Rate rising in a line from 0 to its full value at ``peak_epoch``, then falling in a line to 0 at the end."""
+
+    peak_epoch: PositiveFloat
+
+
 class NoParams(Section):
     """The constant and the cosine schedule have no parameters."""
 
@@ -59,13 +65,14 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
     "exponential": ExponentialParams,
     "linear": LinearParams,
     "cosine": NoParams,
+    "triangle": TriangleParams,
 }
 
 
 class Schedule(Section):
     """How the learning rate changes; ``params`` holds what the ``type`` needs, defaults filled in."""
 
-    type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine"] = "constant"
+    type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine", "triangle"] = "constant"
     mode: Literal["epoch", "step"] = "epoch"
     epochs: PositiveInt = 10
     params: dict[str, Any] = Field(default={}, validate_default=True)
@@ -79,9 +86,15 @@ class Schedule(Section):
         return SCHEDULE_PARAMS[info.data["type"]].model_validate(value).model_dump()
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a complaint about a warm-up that never ends."""
+        """Yield complaints about a warm-up or a rise that never ends, and about a triangle in steps of an epoch."""
         if self.warmup_epochs >= self.epochs:
             yield ("warmup_epochs", "epochs"), f"should be less than epochs, which is {self.epochs}"
+        if self.type != "triangle":
+            return
+        if self.mode == "epoch":
+            yield ("mode", "type"), 'a triangle begins and ends at a rate of 0; use mode "step"'
+        if self.params["peak_epoch"] >= self.epochs:
+            yield ("params", "epochs"), f"peak_epoch should be less than epochs, which is {self.epochs}"
 
 
 class Optimizer(Section):
@@ -97,6 +110,7 @@ class Optimizer(Section):
     clip: NonNegativeFloat = 1.0  # largest gradient norm; 0: no clipping
     schedule: Schedule = Schedule()
     decay_norms: bool = True  # False: no weight decay on norm scales and shifts
+    decay_biases: bool = True  # False: no weight decay on the biases of all other layers
     accumulate_steps: PositiveInt = 1
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: no moving average of the weights

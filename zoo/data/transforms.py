@@ -17,6 +17,7 @@ from torchvision import transforms as tv
 from zoo import registry
 from zoo.config import Input
 from zoo.data.color import ColorJitter, Lighting
+from zoo.data.crop import Cutout, PadCrop
 from zoo.data.reading import to_rgb
 from zoo.errors import ConfigError, DataError
 
@@ -51,16 +52,23 @@ def train_transform(settings: Input) -> Transform:
     """Return the training transform of an experiment's ``input``: PIL picture -> normalised (3, crop, crop).
 
     [shorter side to scale_train] -> crop of 0.08..1 of the area and 3/4..4/3 in shape, resized -> mirrored in
-    half of the cases -> [0, 1] -> [colour jitter] -> [lighting] -> normalised.
+    half of the cases -> [0, 1] -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train``
+    the crop is one of the padded picture, not resized, and comes after the normalisation.
     """
     steps: list[Callable[[Any], Any]] = [to_rgb, *_resize(settings.scale_train)]
-    steps += [tv.RandomResizedCrop(settings.crop_train, interpolation=BILINEAR), tv.RandomHorizontalFlip()]
-    steps += [tv.ToTensor()]
+    if settings.pad_train is None:
+        steps += [tv.RandomResizedCrop(settings.crop_train, interpolation=BILINEAR)]
+    steps += [tv.RandomHorizontalFlip(), tv.ToTensor()]
     if settings.color_jitter_train:
         steps += [ColorJitter()]
     if settings.lighting_train:
         steps += [Lighting()]
-    return tv.Compose([*steps, tv.Normalize(settings.mean, settings.std)])
+    steps += [tv.Normalize(settings.mean, settings.std)]
+    if settings.pad_train is not None:
+        steps += [PadCrop(settings.crop_train, settings.pad_train, settings.pad_mode_train)]
+    if settings.cutout_train:
+        steps += [Cutout(settings.cutout_train)]
+    return tv.Compose(steps)
 
 
 def val_transform(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,6 +65,9 @@ class Log(Protocol):
 
     def images(self, step: int, images: Tensor) -> None:
         """Record a few pictures of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
 
     def parameters(self, step: int, model: nn.Module) -> None:
         """Offer the raw model's parameters for histograms; called at each log interval."""

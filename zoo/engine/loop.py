@@ -16,6 +16,7 @@ from zoo.engine.log import Log, TrainMetrics
 from zoo.engine.meters import Reading
 from zoo.engine.pace import Pace, metrics_since
 from zoo.engine.protocols import Protocol
+from zoo.engine.reconstruction import reconstruction_errors
 from zoo.engine.schedule import clamp_notice, lr_factor, set_lr
 from zoo.engine.state import TrainState, settle_buffers
 from zoo.engine.step import StepBatch, train_step
@@ -112,7 +113,7 @@ def _train_epoch(run: _Run) -> None:
     with run.log.progress(title, num_batches, state.batch) as advance:
         for batch in run.pace.timed(run.train_loader):
             lr = _set_lr(run)
-            train_step(state, _prepared(run, batch))
+            _step(run, _prepared(run, batch))
             advance(1)
             if state.batch % run.log_interval == 0 or state.batch == num_batches:
                 reported = _report(run, reported, lr)
@@ -144,6 +145,17 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
         run.log.images(state.step, images)
     targets = batch.targets.to(state.process.device, non_blocking=True)
     return StepBatch(images, targets, run.batches.global_size(state.batch))
+
+
+def _step(run: _Run, batch: StepBatch) -> None:
+    """Take one step; if it is the turn of the reconstruction meter, log what it shows."""
+    state, every_steps = run.state, run.state.config.training.reconstruction_meter
+    if not every_steps or (state.step + 1) % every_steps:
+        train_step(state, batch)
+        return
+    with reconstruction_errors(state.model) as errors:
+        train_step(state, batch)
+    run.log.reconstruction(state.step, errors)
 
 
 def _set_lr(run: _Run) -> float:

@@ -19,8 +19,9 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     """Return the SGD or Adam optimizer of all parameters that want a gradient, each in exactly one group.
 
     Parameters with "fc" in the name have ``classifier_lr`` unless that is -1; with ``decay_norms`` off scales
-    and shifts of norms have no weight decay. Adam takes its rate and weight decay from the settings, nothing
-    else. Every group keeps its rate as ``initial_lr``. ConfigError: there is nothing to train.
+    and shifts of norms have no weight decay, with ``decay_biases`` off the biases of other layers. Adam takes its
+    rate and weight decay from the settings, nothing else. Every group keeps its rate as ``initial_lr``.
+    ConfigError: there is nothing to train.
     """
     groups = _parameter_groups(model, settings)
     if not groups:
@@ -44,7 +45,9 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         lr = settings.learning_rate
         if settings.classifier_lr != -1 and "fc" in name:
             lr = settings.classifier_lr
-        decay = settings.weight_decay if settings.decay_norms or not of_norm else 0.0
+        of_bias = not of_norm and name.rpartition(".")[2] == "bias"
+        spared = (of_norm and not settings.decay_norms) or (of_bias and not settings.decay_biases)
+        decay = 0.0 if spared else settings.weight_decay
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())

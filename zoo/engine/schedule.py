@@ -17,8 +17,9 @@ def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoc
     constant 1; step gamma^(t // step_size); multistep gamma^(milestones <= t); exponential gamma^t;
     linear alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
     section 4.1; the published settings alone would go below zero); cosine (1 + cos(pi t / t_end)) / 2 with
-    t_end the end of training. During the first ``warmup_epochs`` it is also multiplied with the fraction of
-    the warm-up done after this step.
+    t_end the end of training; triangle (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then in a line to 0
+    in the last step (EURASIP JIVP 2023:1, section 5, interpolated as its public code does). During the first
+    ``warmup_epochs`` it is also multiplied with the fraction of the warm-up done after this step.
     """
     step = epoch * steps_per_epoch + step_in_epoch
     t = epoch if schedule.mode == "epoch" else step
@@ -43,6 +44,9 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
     if schedule.type == "cosine":
         t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
         return (1 + math.cos(math.pi * t / t_end)) / 2
+    if schedule.type == "triangle":
+        epoch, peak_epoch = (t + 1) / steps_per_epoch, params["peak_epoch"]
+        return float(min(epoch / peak_epoch, (schedule.epochs - epoch) / (schedule.epochs - peak_epoch)))
     return 1.0
 
 

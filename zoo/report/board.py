@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ class Board:
         """Write a few normalised input pictures (N, 3, H, W) as they look to a person."""
         pictures = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
         self._writer.add_images("train/inputs", pictures, step)
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        """Write reconstruction/CHAIN/BLOCK, relative errors, at the optimizer step."""
+        for name, error in errors.items():
+            self._writer.add_scalar(f"reconstruction/{name}", error, step)
 
     def parameters(self, step: int, model: nn.Module) -> None:
         """Write histograms of the parameters whose names contain ``fc`` or ``bn_out``, as published."""

@@ -38,7 +38,7 @@ class Row:
         """Return measured minus published in points, of the two-digit scores; None where they cannot be compared."""
         if self.measured is None or self.published is None or not _is_comparable(self.measured, data):
             return None
-        return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in METRICS}
+        return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in self.published}
 
     def verdict(self, data: ValidationSet) -> str:
         """Return "within 0.1 point", "off by +0.35 (top1)", "not run", or why there is none."""
@@ -49,7 +49,7 @@ class Row:
         differences = self.difference(data)
         if differences is None:
             return "nothing published"
-        worst = max(METRICS, key=lambda key: abs(differences[key]))
+        worst = max(differences, key=lambda key: abs(differences[key]))
         if abs(differences[worst]) <= TOLERANCE:
             return f"within {TOLERANCE} point"
         return f"off by {differences[worst]:+.2f} ({worst})"
@@ -142,7 +142,7 @@ def _cells(row: Row, data: ValidationSet, environment: Mapping[str, Any]) -> lis
 
 
 def _pair(score: Mapping[str, Any] | None, sign: str = "") -> str | None:
-    return None if score is None else " / ".join(f"{score[key]:{sign}.2f}" for key in METRICS)
+    return None if score is None else " / ".join(f"{score[key]:{sign}.2f}" for key in METRICS if key in score)
 
 
 def _when(row: Row, environment: Mapping[str, Any]) -> str | None:

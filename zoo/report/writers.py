@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -112,6 +112,13 @@ class RunLog:
         """Record the first pictures of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
         if self._board is not None:
             self._board.images(step, images)
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        """Record the relative reconstruction error of each block of reversible chains."""
+        if self._metrics is not None:
+            self._metrics.write("reconstruction", step=step, errors=dict(errors))
+        if self._board is not None:
+            self._board.reconstruction(step, errors)
 
     def parameters(self, step: int, model: nn.Module) -> None:
         """Record histograms of the classifier and of the last norm, if they were asked for."""

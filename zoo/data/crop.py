@@ -1,0 +1,62 @@
+"""How small pictures are cropped and blanked for training: without resizing, on normalised values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.errors import DataError
+
+MODES = {"zeros": "constant", "reflect": "reflect"}  # of an experiment -> of torch
+
+
+class PadCrop:
+    """Pads a picture by ``pad`` px on each side and cuts ``crop`` x ``crop`` px out of it at random.
+
+    ``mode`` "zeros" fills with the mean colour, as values are normalised; "reflect" mirrors the picture at its edges.
+    """
+
+    def __init__(self, crop: int, pad: int, mode: str) -> None:
+        self.crop = crop
+        self.pad = pad
+        self.mode = mode
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return (C, crop, crop) of ``image`` (C, h, w); DataError where it is too small."""
+        height, width = image.shape[-2:]
+        self._check(height, width)
+        image = F.pad(image, [self.pad] * 4, MODES[self.mode])
+        top, left = (_below(side + 2 * self.pad - self.crop + 1) for side in (height, width))
+        return image[:, top : top + self.crop, left : left + self.crop]
+
+    def _check(self, height: int, width: int) -> None:
+        side = min(height, width)
+        if side + 2 * self.pad < self.crop:
+            raise DataError(
+                f"a crop of {self.crop} px does not fit into a picture of {width} x {height} px with {self.pad} px on "
+                "each side; input: a smaller crop_train, a larger pad_train, or pictures scaled by scale_train"
+            )
+        if self.mode == "reflect" and self.pad >= side:
+            raise DataError(
+                f"a picture of {width} x {height} px cannot be reflected by {self.pad} px; input: a pad_train below "
+                f"{side}, or pictures scaled by scale_train"
+            )
+
+
+class Cutout:
+    """Sets a square of ``side`` px, placed at random inside a picture, to 0, the mean colour of normalised values."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return a copy of ``image`` (C, h, w) with the square blanked."""
+        top, left = (_below(length - self.side + 1) for length in image.shape[-2:])
+        image = image.clone()
+        image[:, top : top + self.side, left : left + self.side] = 0
+        return image
+
+
+def _below(end: int) -> int:
+    return int(torch.randint(end, ()))
