@@ -232,6 +232,8 @@ def test_faults_in_the_choice_of_a_network_are_named() -> None:
         replace(TINY, structure=(1, 1)).build("standard", "plain")
     with pytest.raises(ConfigError, match=r"resnet18.*input_3x3"):
         replace(TINY, input_3x3=True).build("standard", "plain")
+    with pytest.raises(ConfigError, match="revnext has no structure"):
+        Setup("revnext", batch=2, size=32, structure=(1, 1)).build("standard", "plain")
     with pytest.raises(ConfigError, match="no strategy is called 'nothing'"):
         choose_strategies(EAGER, ["nothing"])
 
@@ -277,6 +279,22 @@ def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> Non
     assert FUSED not in values_of(single, "held")
     assert values_of(half, "held")[FUSED] < values_of(half, "held")["iABN"]
     assert any("iABN unwound" in note for note in single.notes)  # which this network does not have
+
+
+def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
+    results = new_results()
+    setup = Setup("resnet32_cifar", batch=2, size=32)
+    measure_front(results, setup, choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0)
+    held = values_of(results, "held")
+    assert [*held] == [BASELINE, "std-BN checkpointed", "RevNet stored", "RevNet", "RevNet, iABN"]
+    assert held["RevNet, iABN"] < held["RevNet"] < held["std-BN checkpointed"] < held["RevNet stored"]
+
+
+def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
+    results = new_results()
+    measure_front(results, TINY, choose_strategies(EAGER, ["RevNet"]), rounds=0)
+    assert [*values_of(results, "held")] == [BASELINE]
+    assert "resnet101_preact" in results.notes[0]
 
 
 # --- fit ---
@@ -374,6 +392,7 @@ def test_every_strategy_has_a_style() -> None:
     families = {strategy.name: picture.Point(strategy.name, 1, 1).family for strategy in all_strategies([0.5])}
     assert families["std-BN checkpointed"] == "std-BN"
     assert families["iABN unwound"] == "iABN"
+    assert families["RevNet, iABN"] == "RevNet"
     assert families["compiled iABN 0.5"] == "compiled iABN"
     assert picture.Point("compiled iABN 0.5", 1, 1).label == "0.5"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from zoo.errors import ConfigError, nearest
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import ARCHITECTURES
+from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.report.benchmark.schema import Case
 from zoo.report.benchmark.timing import Step
 from zoo.report.measure import clear_gradients
@@ -56,7 +57,10 @@ class Setup:
         if self.input_3x3:
             options["input_3x3"] = True
         if self.structure is not None:
-            stages = len(builder.keywords["structure"])
+            usual = getattr(builder, "keywords", {}).get("structure")
+            if usual is None:
+                raise ConfigError(f"{self.arch} has no structure of blocks per stage to change")
+            stages = len(usual)
             if len(self.structure) != stages:
                 raise ConfigError(f"{self.arch} has {stages} stages, the structure {self.structure} is of other length")
             options["structure"] = self.structure
@@ -67,6 +71,12 @@ class Setup:
             raise ConfigError(f"{self.arch}: {error}") from error
         init_weights(model)
         return self.place(model)
+
+    def reversible_twin(self) -> Setup:
+        """Return the same for the RevNet that the paper compares with; ConfigError if there is none of this shape."""
+        if self.arch not in REVERSIBLE_TWINS or self.structure is not None:
+            raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} in their own structure have a reversible twin")
+        return replace(self, arch=REVERSIBLE_TWINS[self.arch])
 
     def place(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, in the layout, in training mode."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STYLES: dict[str, dict[str, Any]] = {
     "std-BN": {"color": "#000000", "marker": "s"},
     "iABN": {"color": "#D55E00", "marker": "o"},
+    "RevNet": {"color": "#009E73", "marker": "D"},
     "compiled std-BN": {"color": "#0072B2", "marker": "^", "linestyle": "--"},
     "compiled iABN": {"color": "#CC79A7", "marker": "v", "linestyle": ":"},
 }

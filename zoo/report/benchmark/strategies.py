@@ -18,12 +18,20 @@ FUSED = "iABN fused"  # in float32 nothing else than iABN
 
 @dataclass(frozen=True)
 class Strategy:
-    """A name, the arguments of the network, and with ``budget`` torch.compile's share of the bytes it would hold."""
+    """A name, the arguments of the network, and with ``budget`` torch.compile's share of the bytes it would hold.
+
+    With ``reversible`` the network is the RevNet of about the same size and accuracy.
+    """
 
     name: str
     norm: str
     memory: str
     budget: float | None = None
+    reversible: bool = False
+
+    def build(self, setup: Setup) -> nn.Module:
+        """Return the network of a setup, or its reversible twin; ConfigError for what it does not have."""
+        return (setup.reversible_twin() if self.reversible else setup).build(self.norm, self.memory)
 
     def prepare(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return what computes the logits: the model, or a compiled one."""
@@ -43,6 +51,9 @@ EAGER = (
     Strategy("iABN norms checkpointed", "inplace", "checkpoint_norms"),
     Strategy("iABN x_hat kept", "inplace", "checkpoint_xhat"),
     Strategy(FUSED, "inplace", "fused"),
+    Strategy("RevNet stored", "standard", "plain", reversible=True),
+    Strategy("RevNet", "standard", "auto", reversible=True),
+    Strategy("RevNet, iABN", "inplace", "auto", reversible=True),
 )
 
 
@@ -81,7 +92,7 @@ def build_all(strategies: Sequence[Strategy], setup: Setup) -> tuple[dict[Strate
     notes = []
     for strategy in strategies:
         try:
-            models[strategy] = setup.build(strategy.norm, strategy.memory)
+            models[strategy] = strategy.build(setup)
         except ConfigError as error:
             if strategy.name == BASELINE:
                 raise

@@ -1,0 +1,83 @@
+"""``zoo reproduce revnet`` and ``revnext`` write one report each, and refuse what they cannot use before measuring."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo.cli import main
+from zoo.report.reversible import revnet, revnext
+from zoo.report.reversible.schema import Line, Panel, Section, compare
+
+
+def _section() -> Section:
+    panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
+    return Section("table9", "Table 9", "Measured.", [compare("bytes", 2.0, 2.1, "B", 0.1)], panels=[panel])
+
+
+@pytest.fixture(params=["revnet", "revnext"])
+def benchmark_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the benchmarks have one section that takes no time."""
+
+    def sections(*_: Any) -> list[Callable[[], Section]]:
+        return [_section]
+
+    monkeypatch.setattr(revnet, "revnet_sections", sections)
+    monkeypatch.setattr(revnext, "revnext_sections", sections)
+    return str(request.param)
+
+
+def test_report_and_pictures_are_written(
+    benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["reproduce", benchmark_name, "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / f"{benchmark_name}.json").read_text())
+    assert content["command"] == f"zoo reproduce {benchmark_name} --out {tmp_path}"
+    assert content["sections"][0]["figures"][0]["verdict"] == "within 10 %"
+    assert (tmp_path / f"{benchmark_name}.md").read_text() in capsys.readouterr().out
+    assert (tmp_path / f"{benchmark_name}_table9.png").exists()
+
+
+def test_no_matplotlib_is_noticed_before_anything_is_measured(
+    benchmark_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["reproduce", benchmark_name, "--out", str(tmp_path)]) == 2
+    assert "extra `plot`" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["reproduce", benchmark_name, "--out", str(tmp_path), "--no-picture"]) == 0
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md"]
+
+
+def test_a_folder_that_is_no_run_is_refused_before_anything_is_measured(
+    benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", benchmark_name, "--no-picture", "--runs", str(tmp_path)]) == 2
+    assert str(tmp_path / "metrics.jsonl") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["revnet", "--models", "a"], "--models"),
+        (["revnet", "--batch-size", "4"], "--batch-size"),
+        (["revnext", "--data", "here"], "--data"),
+        (["revnext", "-j", "2"], "--workers"),
+        (["imagenet", "--data", "here", "--no-picture"], "--no-picture"),
+        (["imagenet", "--data", "here", "--runs", "there"], "--runs"),
+        (["imagenet"], "--data"),
+    ],
+)
+def test_options_of_other_benchmarks_are_refused_by_name(
+    command: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["reproduce", *command])
+    assert error.value.code == 2
+    assert option in capsys.readouterr().err.splitlines()[-1]

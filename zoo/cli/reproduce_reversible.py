@@ -1,0 +1,71 @@
+"""``zoo reproduce revnet`` and ``revnext``: tables and figures of two papers, measured beside the published ones."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zoo.report.reversible.runs import Run
+    from zoo.report.reversible.schema import Section
+
+logger = logging.getLogger(__name__)
+
+TITLES = {
+    "revnet": "The Reversible Residual Network (Gomez et al. 2017), measured again",
+    "revnext": "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured "
+    "again",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure one section after the other and write the report after each; returns 0."""
+    if "torch" not in sys.modules:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
+    from zoo.report.benchmark.picture import check_matplotlib
+    from zoo.report.reversible.runs import read_runs
+    from zoo.report.reversible.writing import write_report
+
+    if not args.no_picture:
+        check_matplotlib()
+    runs, remarks = read_runs(args.runs)
+    sections: list[Section] = []
+    for build in _builders(args, runs):
+        start_s = time.monotonic()
+        section = build()
+        section.seconds = round(time.monotonic() - start_s, 1)
+        sections.append(section)
+        text = write_report(
+            args.out, args.benchmark, TITLES[args.benchmark], _command(args), sections, remarks,
+            pictures=not args.no_picture,
+        )  # fmt: skip
+        logger.info("%s (%.0f s)", section.title, section.seconds)
+    print(text)
+    print(f"written to {args.out / args.benchmark}.md and .json, pictures beside them")
+    return 0
+
+
+def _builders(args: argparse.Namespace, runs: list[Run]) -> list[Callable[[], Section]]:
+    """Return the functions that measure the sections, in the order of the report."""
+    if args.benchmark == "revnet":
+        from zoo.report.reversible.revnet import revnet_sections
+
+        return revnet_sections(runs, args.data)
+    from zoo.report.reversible.revnext import revnext_sections
+
+    return revnext_sections(runs)
+
+
+def _command(args: argparse.Namespace) -> str:
+    words = ["zoo", "reproduce", args.benchmark]
+    words += ["--data", str(args.data)] if args.data is not None else []
+    words += ["--runs", *map(str, args.runs)] if args.runs else []
+    words += ["--out", str(args.out)] if args.out != args.parser.get_default("out") else []
+    words += ["--no-picture"] if args.no_picture else []
+    return shlex.join(words)

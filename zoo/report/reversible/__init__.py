@@ -1,0 +1,1 @@
+"""The tables and figures of the two reversible papers: what was published beside what is measured here."""

@@ -1,0 +1,48 @@
+"""Networks of the two papers, built for measurements, and the loss of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.layers.init import init_weights
+from zoo.layers.norm import norm_act
+from zoo.models import ARCHITECTURES
+
+
+def build(
+    name: str,
+    device: str = "cpu",
+    *,
+    norm: str = "standard",
+    activation: str = "relu",
+    slope: float = 0.01,
+    classes: int = 10,
+    weight_init: str = "truncated_normal",
+    **options: Any,
+) -> nn.Module:
+    """Return the initialised network in training mode; on the meta device nothing is computed.
+
+    ``options`` are those of the architecture's builder, ``structure`` among them.
+    """
+    with torch.device(device):
+        model: nn.Module = ARCHITECTURES[name](norm_act(norm, activation, slope), classes, **options)
+        init_weights(model, weight_init)
+    return model.train()
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of trainable parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def forward_of(model: nn.Module, batch: int, size: int) -> Callable[[], Tensor]:
+    """Return the function that computes the loss of random pictures, which exist from now on."""
+    device = next(model.parameters()).device
+    pictures = torch.randn(batch, 3, size, size, device=device)
+    classes = torch.zeros(batch, dtype=torch.long, device=device)
+    return lambda: F.cross_entropy(model(pictures), classes)

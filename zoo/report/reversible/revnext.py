@@ -1,0 +1,44 @@
+"""The sections of `zoo reproduce revnext`: Hascoet et al., EURASIP Journal on Image and Video Processing 2023:1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from zoo.report.reversible.accuracy import report_errors
+from zoo.report.reversible.chains import measure_depths, measure_layers
+from zoo.report.reversible.laws import measure_norm_law, measure_slope_law
+from zoo.report.reversible.pixel import measure_pixels
+from zoo.report.reversible.reconstruction import report_reconstruction
+from zoo.report.reversible.runs import Run, command_of
+from zoo.report.reversible.schema import Section, not_run
+
+# Test error in percent on CIFAR-10; None: that part of the table is in no text that we have.
+TABLE1 = {
+    "revnext_resnet18_cifar10": None, "revnext_revnet_cifar10": None, "irevnet_revnext_cifar10": None,
+    "revnext_flat_cifar10": None, "revnext_cifar10": 100 - 93.3,
+}  # fmt: skip
+
+
+def revnext_sections(runs: Sequence[Run]) -> list[Callable[[], Section]]:
+    """Return the functions that measure the sections, in the paper's order."""
+    return [
+        measure_pixels,
+        measure_norm_law,
+        measure_slope_law,
+        measure_layers,
+        measure_depths,
+        partial(report_reconstruction, runs),
+        partial(report_errors, "table1", "Table 1: test error on CIFAR-10", TABLE1, runs),
+        report_time,
+    ]
+
+
+def report_time() -> Section:
+    """Return Table 2, which needs the paper's GPU."""
+    section = Section("table2", "Table 2: time to 93.3 %", "Training time to that accuracy on CIFAR-10.")
+    section.figures = [
+        not_run("GTX 750 with 1 GB", 67.0, "minutes", command_of("revnext_cifar10")),
+        not_run("GTX 1080Ti", "not in the text that we have", "minutes", command_of("revnext_cifar10")),
+    ]
+    return section
