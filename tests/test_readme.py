@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from zoo.cli import build_parser
+from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.registry import options_of, published
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,22 @@ def held_table() -> str:
     return "\n".join(rows)
 
 
-TABLES = [("networks", networks_table), ("published", published_table), ("held", held_table)]
+def reversible_table() -> str:
+    held = json.loads((ROOT / "tests" / "golden" / "reversible_bytes.json").read_text())
+    strategies = list(held["resnet101_preact"])
+    rows = [f"| network | {' | '.join(['std-BN, MB', *strategies[1:]])} |", f"| --- |{' ---: |' * len(strategies)}"]
+    for name, row in held.items():
+        columns = [f"{row[key]:.{1 if key == 'standard_mb' else 3}f}" for key in strategies]
+        rows.append(f"| `{name}`, `{REVERSIBLE_TWINS[name]}` | {' | '.join(columns)} |")
+    return "\n".join(rows)
+
+
+TABLES = [
+    ("networks", networks_table),
+    ("published", published_table),
+    ("held", held_table),
+    ("reversible", reversible_table),
+]
 
 
 @pytest.mark.parametrize(("section", "table"), TABLES)

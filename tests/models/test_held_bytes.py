@@ -1,6 +1,6 @@
-"""Bytes that networks hold between forward and backward are those of golden/held_bytes.json, the README's table.
+"""Bytes that networks hold between forward and backward are those of two golden files, the README's tables.
 
-``python -m tests.models.test_held_bytes`` counts them anew and writes the file.
+``python -m tests.models.test_held_bytes`` counts them anew and writes the files.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import torch
 
 import zoo
 from zoo.config.network import MEMORY
+from zoo.models import FOR_CIFAR
+from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.report.measure_storages import count_memory
 
-FILE = Path(__file__).parents[1] / "golden" / "held_bytes.json"
+FOLDER = Path(__file__).parents[1] / "golden"
+FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"
 NETWORKS = {
     "resnet50": {},
     "resnet101": {},
@@ -36,10 +39,11 @@ GOALS = {
 
 
 def held(name: str, norm: str, memory: str) -> int:
-    """Return the bytes held by a training step with 4 pictures of 224 x 224 in float32, counted without computing."""
+    """Return the bytes held by a step with 4 pictures of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
+    size = 32 if name in FOR_CIFAR else 224
     with torch.device("meta"):
-        model = zoo.get(name, norm=norm, memory=memory, **NETWORKS[name])
-        images = torch.empty(4, 3, 224, 224)
+        model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}))
+        images = torch.empty(4, 3, size, size)
     return count_memory(lambda: model(images).sum(), model.parameters()).held
 
 
@@ -55,7 +59,24 @@ def count(name: str) -> dict[str, float]:
     return {"standard_mb": round(standard / 1e6, 1), **ratios}
 
 
+def count_reversible(name: str) -> dict[str, float]:
+    """Return the same for a ResNet, as ratios: with in-place norms, and its RevNet stored, not stored, in place too."""
+    standard, twin = held(name, "standard", "plain"), REVERSIBLE_TWINS[name]
+    ratios = {
+        "iABN": held(name, "inplace", "auto"),
+        "iABN, checkpoint": held(name, "inplace", "checkpoint"),
+        "RevNet, stored": held(twin, "standard", "plain"),
+        "RevNet": held(twin, "standard", "auto"),
+        "RevNet, iABN": held(twin, "inplace", "auto"),
+    }
+    return {
+        "standard_mb": round(standard / 1e6, 1),
+        **{key: round(value / standard, 3) for key, value in ratios.items()},
+    }
+
+
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
+REVERSIBLE = json.loads(REVERSIBLE_FILE.read_text()) if REVERSIBLE_FILE.exists() else {}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -68,5 +89,16 @@ def test_in_place_norms_hold_about_half_or_less(name):
     assert GOLDEN[name]["auto"] <= GOALS[name]
 
 
+@pytest.mark.parametrize("name", REVERSIBLE_TWINS)
+def test_the_reversible_networks_hold_the_bytes_of_the_golden_file(name):
+    assert count_reversible(name) == REVERSIBLE[name]
+
+
+def test_a_revnet_for_imagenet_holds_a_quarter_and_less():
+    assert REVERSIBLE["resnet101_preact"]["RevNet"] <= 1 / 3.6
+    assert REVERSIBLE["resnet101_preact"]["RevNet, iABN"] <= 1 / 4.7
+
+
 if __name__ == "__main__":
     FILE.write_text(json.dumps({name: count(name) for name in NETWORKS}, indent=2) + "\n")
+    REVERSIBLE_FILE.write_text(json.dumps({name: count_reversible(name) for name in REVERSIBLE_TWINS}, indent=2) + "\n")
