@@ -99,6 +99,21 @@ def test_a_layer_used_twice_gets_both_gradients():
         assert relative_error(parameter.grad, theirs.grad) < 1e-10
 
 
+@pytest.mark.parametrize("where", ["in a branch", "in both branches"])
+def test_a_layer_used_twice_in_a_block_gets_both_gradients(where):
+    torch.manual_seed(0)
+    layers = unit(2)
+    block = LayerwiseBlock([*layers, *layers], unit(2)) if where == "in a branch" else LayerwiseBlock(layers, layers)
+    block = block.double()
+    init_weights(block)
+    x = pictures("hybrid")
+    found, truths = (
+        torch.autograd.grad(run_chain([block], x, store=store)[0].sin().sum(), (x, *block.parameters()))
+        for store in (False, True)
+    )
+    assert max(map(relative_error, found, truths)) < 1e-10
+
+
 def test_two_forward_passes_before_backward_each_keep_their_statistics():
     torch.manual_seed(0)
     layers = chain_of("flat")
@@ -146,6 +161,12 @@ def test_norms_of_every_kind_give_their_settings_to_the_invertible_one():
     norm = InvertibleNorm(ABN(4, eps=1e-3, momentum=0.3), 0.1).norm
     assert (norm.eps, norm.momentum, norm.num_features) == (1e-3, 0.3, 4)
     assert isinstance(InvertibleNorm(InPlaceABNSync(4), 0.1).norm, InPlaceABNSync)
+
+
+@pytest.mark.parametrize("kind", [ABN, InPlaceABNSync])
+def test_a_norm_without_weight_is_refused(kind):
+    with pytest.raises(ValueError, match="affine=True"):
+        InvertibleNorm(kind(4, affine=False), 0.1)
 
 
 def test_an_odd_number_of_channels_is_refused():
@@ -199,6 +220,14 @@ def test_shift_blocks_and_pools_of_pairs_give_the_gradients_of_storing_with_drop
     assert max(map(relative_error, *results)) < 1e-10
     for buffer, theirs in zip(chain.buffers(), truth.buffers(), strict=True):
         assert torch.equal(buffer, theirs)
+
+
+def test_hooks_on_parameters_of_shift_blocks_run_once():
+    chain, calls = shift_chain(), []
+    for parameter in chain.parameters():
+        parameter.register_hook(calls.append)
+    chain(torch.randn(3, 8, 8, 8, dtype=torch.float64)).sum().backward()
+    assert len(calls) == len(list(chain.parameters()))
 
 
 def test_shift_blocks_swap_the_halves_and_can_be_undone():

@@ -14,7 +14,7 @@ import zoo
 from tests.formula import relative_error
 from zoo.config import parse_experiment
 from zoo.config.network import MEMORY, Network, family_of
-from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
+from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.preact import PooledShortcut, PreactBlock
 from zoo.layers.reversible import ReversibleSequential
 from zoo.models.preact import ARCHITECTURES as RESNETS
@@ -249,6 +249,19 @@ def test_in_place_and_standard_norms_compute_the_same_revnet(kind):
                 module.weight.sub_(module.eps)
     results = [step(model, pictures(kind)) for model in (inplace, standard)]
     assert max(map(relative_error, *results)) < 1e-6
+
+
+def test_norms_are_converted_to_what_the_network_is_built_with():
+    model, x = build_small("basic"), pictures()
+    for norm in model.modules():
+        if isinstance(norm, ABN):
+            norm.activation = "leaky_relu"  # relu has no form in place
+    expected = step(model, x)
+    convert_norm(model, "inplace")
+    built = build_small("basic", "inplace")
+    inplace, truth = ([m.inplace for m in net.modules() if isinstance(m, InPlaceABN)] for net in (model, built))
+    assert inplace == truth
+    assert max(map(relative_error, step(model, x), expected)) < 1e-10
 
 
 @pytest.mark.parametrize("network", [RevNet, PreactResNet])

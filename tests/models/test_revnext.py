@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
+from zoo.convert import export, fold_network
 from zoo.layers import init_weights
 from zoo.layers.invertible import InvertibleNorm
 from zoo.report.measure import measure_memory
@@ -130,6 +131,22 @@ def test_features_classifier_and_headless_form_fit_together(name):
     assert model(x).shape == (2, 7)
 
 
+@pytest.mark.parametrize("name", ["irevnet_cifar", "irevnet_revnext", "revnext_revnet"])
+def test_networks_of_reversible_blocks_can_be_folded(name):
+    model = twins(name)[0].eval()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    folded = fold_network(model)
+    assert len(list(folded.buffers())) < len(list(model.buffers()))
+    assert relative_error(folded(x), model(x)) < 1e-9
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own while it traces
+@pytest.mark.parametrize("name", ["revnext", "revnext_flat", "irevnet_cifar", "revnext_revnet"])
+def test_networks_are_exported_for_any_batch(name, tmp_path):
+    model = zoo.get(name, norm="inplace", classes=5, **SMALL[name])
+    assert export(model, tmp_path / "network.pt2", 8) < 1e-4
+
+
 def test_pictures_that_are_overwritten_before_backward_are_refused():
     model = zoo.get("revnext", classes=5, **SMALL["revnext"])
     x = torch.randn(2, 3, 8, 8)
@@ -180,6 +197,9 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
         ("revnext", {"memory": "checkpoint"}, "memory must be one of auto, plain"),
         ("revnext", {"activation": "elu"}, "activation leaky_relu, got .* with elu"),
         ("revnext", {"norm": torch.nn.BatchNorm2d}, "got BatchNorm2d"),
+        ("irevnet_cifar", {"blocks": [1, 1], "widths": [16, 32]}, r"got blocks \[1, 1\] and widths \[16, 32\]"),
+        ("irevnet_cifar", {"widths": [16, 64]}, r"got blocks \[18, 18, 18\] and widths \[16, 64\]"),
+        ("irevnet_cifar", {"blocks": [1, 0, 1]}, r"got blocks \[1, 0, 1\]"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_its_value(name, options, message):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from tests.formula import relative_error
 from zoo.layers.reversible import ReversibleBlock
@@ -197,6 +201,23 @@ def test_identities_as_branches_do_not_mix_up_the_gradients():
     assert_equal_steps([ReversibleBlock(nn.Identity(), nn.Identity()) for _ in range(3)], pair())
 
 
+class _Offset(nn.Module):
+    """A branch whose parameter has the gradient of the branch's output."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.offset = nn.Parameter(torch.ones(shape, dtype=torch.float64))
+
+    def forward(self, x):
+        return x.sin() + self.offset
+
+
+def test_gradients_that_are_passed_on_as_they_are_do_not_mix_up():
+    xs = pair()
+    links = [ReversibleBlock(_Offset(xs[0].shape), _Offset(xs[0].shape)) for _ in range(3)]
+    assert_equal_steps(links, xs)
+
+
 def test_one_tensor_as_both_inputs_and_an_output_used_twice_are_right():
     chain = blocks()
     (x, _), results = pair(), []
@@ -263,6 +284,57 @@ def test_hooks_on_parameters_run_once():
         results.append(gradients(chain, pair(), store))
     assert len(calls) == 2
     assert max(map(relative_error, *results)) < 1e-12
+
+
+def test_other_parameters_in_backward_than_in_forward_are_refused():
+    block, (x1, x2) = blocks(1)[0], pair()
+    other = {name: p.detach().clone().requires_grad_() for name, p in block.named_parameters()}
+    net = _Net(block)
+    total = loss(functional_call(net, {f"block.{name}": p for name, p in other.items()}, (x1, x2)))
+    with pytest.raises(RuntimeError, match="other parameters in forward than it has in backward"):
+        total.backward()
+    loss(net(x1, x2)).backward()  # its own are there
+
+
+def test_copies_of_data_parallel_which_have_no_parameters_are_refused():
+    copies = [block._replicate_for_data_parallel() for block in blocks()]
+    with pytest.raises(RuntimeError, match="use DistributedDataParallel"):
+        run_chain(copies, *pair())
+
+
+class _Swap(nn.Module):
+    """A link that hands its inputs on."""
+
+    def forward(self, x1, x2):
+        return x2, x1
+
+    def reverse(self, ys, grads, owned):
+        return ys[::-1], grads[::-1], {}
+
+
+def test_a_metered_chain_whose_output_is_an_input_of_a_link_is_freed_without_the_collector():
+    freed = []
+    links = [*blocks(), _Swap()]
+    gc.collect()
+    gc.disable()
+    try:
+        outputs = run_chain(links, *pair(), meter=lambda index, error: None)
+        weakref.finalize(outputs[0].grad_fn, freed.append, True)
+        del outputs
+        assert freed
+    finally:
+        gc.enable()
+
+
+class _Net(nn.Module):
+    """A chain of one block in a module."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x1, x2):
+        return run_chain([self.block], x1, x2)
 
 
 def test_transforms_of_torch_func_are_right():

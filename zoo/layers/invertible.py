@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN
+from zoo.layers.recompute import paused_statistics
 from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.functional import normalise
 from zoo.ops.abn.reference import Form
 from zoo.ops.invertible import (
-    Gradients,
     batch_pool,
     batch_unpool,
     batch_unpool_,
@@ -35,8 +35,7 @@ from zoo.ops.invertible import (
     uncouple_,
     undo_norm_,
 )
-
-Tensors = tuple[Tensor, ...]
+from zoo.ops.reversible import Gradients, Tensors
 
 
 class Invertible(nn.Module):
@@ -58,7 +57,7 @@ class Invertible(nn.Module):
         """Return y in a new tensor, and what `reverse` needs beside it."""
         return self.record_(x.clone(memory_format=torch.contiguous_format))
 
-    def reverse(self, y: Tensor, dy: Tensor, owned: bool, kept: Any) -> tuple[Tensor | None, Tensor | None, Gradients]:
+    def reverse(self, y: Tensor, dy: Tensor, owned: bool, kept: Any) -> tuple[Tensor, Tensor | None, Gradients]:
         """Return x, dx and the gradients of the parameters; y and dy are overwritten only if ``owned``."""
         if not owned:
             y, dy = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (y, dy))
@@ -88,7 +87,7 @@ class Use:
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Any, Gradients]:
         """Return the input, its gradient and those of the parameters."""
         x, dx, gradients = self.layer.reverse(ys[0], grads[0], owned, self.kept)
-        return () if x is None else (x,), (dx,), gradients
+        return (x,), (dx,), gradients
 
 
 class ChannelPool(Invertible):
@@ -172,6 +171,8 @@ class InvertibleNorm(Invertible):
         super().__init__()
         if eps_i < 0:
             raise ValueError(f"eps_i, the least gain of an invertible norm, must be 0 or more, got {eps_i}")
+        if not norm.affine:
+            raise ValueError("an invertible norm has weight and bias; give it a norm that has them too (affine=True)")
         self.norm = norm if isinstance(norm, InPlaceABN) else InPlaceABN(norm.num_features, norm.eps, norm.momentum)
         self.eps_i = eps_i
 
@@ -213,8 +214,29 @@ class InvertibleNorm(Invertible):
         return f"eps_i={self.eps_i}"
 
 
-class InvertibleConv(Invertible):
-    """y1 = x1 + f(x2), y2 = x2 + g(y1) for the halves of the channels; f and g are 3x3 convolutions without bias.
+class Coupling(Invertible):
+    """y1 = x1 + f(x2), y2 = x2 + g(y1) for the halves of the channels; base of the layers with modules f and g."""
+
+    f: Any  # modules
+    g: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y in a new tensor."""
+        x1, x2 = halves(x)
+        y1 = x1 + self.f(x2)
+        return torch.cat([y1, x2 + self.g(y1)], 1)
+
+    @torch.no_grad()
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return x in a new tensor; moves no running statistics."""
+        y1, y2 = halves(y)
+        with paused_statistics(self):
+            x2 = y2 - self.g(y1)
+            return torch.cat([y1 - self.f(x2), x2], 1)
+
+
+class InvertibleConv(Coupling):
+    """Coupling of which f and g are 3x3 convolutions without bias.
 
     Raises ValueError for an odd number of channels.  Source: Hascoet et al. 2023, section 4.2.3.
     """
@@ -225,19 +247,6 @@ class InvertibleConv(Invertible):
             raise ValueError(f"an invertible convolution needs an even number of channels, got {channels}")
         self.f = conv2d(channels // 2, channels // 2, 3)
         self.g = conv2d(channels // 2, channels // 2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y in a new tensor."""
-        x1, x2 = halves(x)
-        y1 = x1 + self.f(x2)
-        return torch.cat([y1, x2 + self.g(y1)], 1)
-
-    @torch.no_grad()
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor."""
-        y1, y2 = halves(y)
-        x2 = y2 - self.g(y1)
-        return torch.cat([y1 - self.f(x2), x2], 1)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return y in the memory of x, and nothing."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.recompute import paused_statistics
-from zoo.layers.reversible import Pair
+from zoo.layers.reversible import Pair, reverse_branch
 from zoo.ops.invertible import channel_pool, channel_unpool
-from zoo.ops.reversible import Gradients, Tensors, reverse_coupling
+from zoo.ops.reversible import Gradients, Tensors
 
 
 class PairPool(nn.Module):
@@ -66,11 +66,8 @@ class ShiftBlock(nn.Module):
 
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Tensors, Gradients]:
         """Return inputs, their gradients and those of the parameters; y2 is overwritten if ``owned``."""
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         x2, dx2 = self._unpool(ys[0]), self._unpool(grads[0])
-        with paused_statistics(self):
-            x1, dx2, found = reverse_coupling(self.branch, trained, x2, ys[1], (dx2, grads[1]), owned)
-        gradients: Gradients = {p: dp for p, dp in zip(trained, found, strict=True) if dp is not None}
+        x1, dx2, gradients = reverse_branch(self.branch, x2, ys[1], (dx2, grads[1]), owned)
         return (self._unpool(x1), x2), (self._unpool(grads[1]), dx2), gradients
 
     def _pool(self, x: Tensor) -> Tensor:

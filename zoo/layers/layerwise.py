@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
-from zoo.layers.invertible import Invertible
+from zoo.layers.invertible import Coupling, Invertible
 from zoo.layers.recompute import paused_statistics
-from zoo.ops.invertible import Gradients, convolve, convolve_gradients, halves, largest, largest_gradient
+from zoo.ops.invertible import convolve, convolve_gradients, halves, largest, largest_gradient
+from zoo.ops.reversible import Gradients, add_gradients
 
 
-class LayerwiseBlock(Invertible):
-    """Reversible block of layer-wise branches: y1 = x1 + f(x2), y2 = x2 + g(y1) for the halves of the channels.
+class LayerwiseBlock(Coupling):
+    """Reversible block of layer-wise branches f and g.
 
     ``f`` and ``g`` are the layers of the branches, each of which keeps the shape.  Undoing the block runs a branch
     forward in the memory of its own input, subtracts what comes out, and undoes the branch, which brings the input
@@ -31,20 +32,6 @@ class LayerwiseBlock(Invertible):
         self.f = nn.Sequential(*f)
         self.g = nn.Sequential(*g)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y in a new tensor."""
-        x1, x2 = halves(x)
-        y1 = x1 + self.f(x2)
-        return torch.cat([y1, x2 + self.g(y1)], 1)
-
-    @torch.no_grad()
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor; moves no running statistics."""
-        y1, y2 = halves(y)
-        with paused_statistics(self):
-            x2 = y2 - self.g(y1)
-            return torch.cat([y1 - self.f(x2), x2], 1)
-
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return y in the memory of x, and nothing."""
         x1, x2 = halves(x)
@@ -57,7 +44,7 @@ class LayerwiseBlock(Invertible):
         (y1, y2), (dy1, dy2) = halves(y), halves(dy)
         with paused_statistics(self):
             gradients = _subtract_(self.g, y1, y2, dy1, dy2)
-            gradients.update(_subtract_(self.f, y2, y1, dy2, dy1))
+            add_gradients(gradients, _subtract_(self.f, y2, y1, dy2, dy1))
         return y, dy, gradients
 
 
@@ -78,7 +65,7 @@ def _subtract_(branch: nn.Sequential, source: Tensor, target: Tensor, dsource: T
     gradients: Gradients = {}
     for layer, own in zip(reversed(list(branch)), reversed(kept), strict=True):
         z, dz, found = layer.undo_(z, dz, own)  # type: ignore[operator]
-        gradients.update(found)
+        add_gradients(gradients, found)
     dsource.add_(dz)
     return gradients
 

@@ -66,18 +66,26 @@ class _Half:
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Tensors, Gradients]:
         kept, y = ys[1 - self.into], ys[self.into]
         dkept, dy = grads[1 - self.into], grads[self.into]
-        trained: dict[str, Tensor] = {name: p for name, p in self.branch.named_parameters() if p.requires_grad}
-        branch, leaves = partial(_branch, self.branch), trained
-        if any(p._backward_hooks for p in trained.values()):  # they run for what the chain returns, and not here too
-            leaves = {name: p.detach().requires_grad_() for name, p in trained.items()}
-            branch = partial(functional_call, self.branch, leaves)
-        with paused_statistics(self.branch):
-            x, dkept, found = reverse_coupling(branch, [*leaves.values()], kept, y, (dkept, dy), owned)
-        gradients = {p: dp for p, dp in zip(trained.values(), found, strict=True) if dp is not None}
+        x, dkept, gradients = reverse_branch(self.branch, kept, y, (dkept, dy), owned)
         return self._pair(kept, x), self._pair(dkept, dy), gradients
 
     def _pair(self, kept: Tensor, moved: Tensor) -> Pair:
         return (moved, kept) if self.into == 0 else (kept, moved)
+
+
+def reverse_branch(
+    branch: nn.Module, kept: Tensor, y: Tensor, grads: Pair, owned: bool
+) -> tuple[Tensor, Tensor, Gradients]:
+    """Return what `reverse_coupling` does, gradients by parameter; the branch's norms do not count the batch again."""
+    trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
+    run: Any = branch
+    leaves = trained
+    if any(p._backward_hooks for p in trained.values()):  # they run for what the chain returns, and not here too
+        leaves = {name: p.detach().requires_grad_() for name, p in trained.items()}
+        run = partial(functional_call, branch, leaves)
+    with paused_statistics(branch):
+        x, dkept, found = reverse_coupling(run, [*leaves.values()], kept, y, grads, owned)
+    return x, dkept, {p: dp for p, dp in zip(trained.values(), found, strict=True) if dp is not None}
 
 
 def _branch(branch: nn.Module, x: Tensor) -> Tensor:
@@ -128,7 +136,7 @@ class ReversibleSequential(nn.Sequential):
         return self._run((_Halve(), *self, _Join()), self._meter(first=1), x)[0]
 
     def forward_pair(self, x1: Tensor, x2: Tensor) -> Pair:
-        """Return the same for two halves, in new tensors."""
+        """Return the same for two halves; of blocks of your own, what they return (it may be one of the inputs)."""
         y1, y2 = self._run(tuple(self), self._meter(first=0), x1, x2)
         return y1, y2
 
@@ -187,6 +195,9 @@ def _halves(x: Tensor) -> Pair:
     Views would have other strides than the sums in the chain.  A recomputation that gets its input in another layout
     than forward adds up in another order, and half precision then rounds to other values.
     """
+    if not isinstance(x, Tensor):  # a stand-in of torch.fx
+        x1, x2 = x.chunk(2, 1)
+        return x1, x2
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
     layout = last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
     x1, x2 = (half.contiguous(memory_format=layout) for half in x.chunk(2, 1))

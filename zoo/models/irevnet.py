@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.irevnet import PairPool, ShiftBlock
 from zoo.layers.norm import NormFactory, out_of_place
@@ -37,6 +39,7 @@ class IRevNet(Network):
     ) -> None:
         super().__init__(features_only)
         check_memory(memory, "irevnet", norm)
+        _check_levels(blocks, widths)
         self.padding = 2 * widths[0] - 3
         channels = widths[0]
         for level, (depth, width) in enumerate(zip(blocks, widths, strict=True)):
@@ -54,6 +57,15 @@ class IRevNet(Network):
         if stage == self._stages[0]:
             x = F.pad(x, (0, 0, 0, 0, 0, self.padding))
         return super()._run_stage(stage, x)
+
+
+def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
+    """Raise ConfigError unless each level has a block and four times the width of the one before, as its pool makes."""
+    if len(blocks) != len(widths) or min(blocks) < 1 or any(wide != 4 * width for width, wide in pairwise(widths)):
+        raise ConfigError(
+            "each level needs a number of blocks, 1 or more, and a width, four times the one before; got blocks "
+            f"{list(blocks)} and widths {list(widths)}"
+        )
 
 
 class TwoBranchIRevNet(LargestValueNetwork):

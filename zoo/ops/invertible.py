@@ -19,9 +19,8 @@ from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradien
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.recompute import convolution_backward
 from zoo.ops.abn.reference import Form
+from zoo.ops.reversible import Gradients
 from zoo.ops.unwind import Convolution
-
-Gradients = dict[Tensor, Tensor]
 
 NUM_PARTS = 8
 
@@ -60,7 +59,7 @@ def batch_unpool(y: Tensor) -> Tensor:
 
 def _windows(x: Tensor) -> Tensor:
     """Return (N, 2, 2, C, H/2, W/2), contiguous."""
-    if x.shape[2] % 2 or x.shape[3] % 2:
+    if isinstance(x, Tensor) and (x.shape[2] % 2 or x.shape[3] % 2):  # no stand-in of torch.fx
         raise ValueError(f"a 2x2 pool that can be undone needs even sides, got a map of shape {tuple(x.shape)}")
     windows = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # N, C, H/2, dy, W/2, dx
     return windows.permute(0, 3, 5, 1, 2, 4).contiguous()

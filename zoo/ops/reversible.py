@@ -39,25 +39,25 @@ class Link(Protocol):
     def inverse(self, *ys: Tensor) -> Tensors:
         """Return the inputs."""
 
-    def reverse(self, ys: Tensors, grads: Tensors, owned: bool, *kept: Tensor) -> tuple[Any, Tensors, Gradients]:
+    def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Any, Tensors, Gradients]:
         """Return the inputs, their gradients and those of the parameters; runs without gradients.
 
-        A first link may return None for inputs.  With ``owned`` the memory of ``ys`` and ``grads`` may be overwritten,
-        that of ``kept`` never.  No two of the gradients returned may share an element.  Nothing that forward counts is
-        to be counted again.
+        A first link may return None for inputs.  With ``owned`` the memory of ``ys`` and ``grads`` may be overwritten.
+        No two of the gradients returned may share an element.  Nothing that forward counts is to be counted again.
         """
 
 
 def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Meter | None = None) -> Tensors:
-    """Return the outputs of ``links`` one after the other, in new tensors; backward keeps nothing else.
+    """Return the outputs of ``links`` one after the other; backward keeps nothing else.
 
     Under autocast half-precision inputs are cast to float32.  The forward of the links runs once, without gradients;
     in backward it runs with its autocast state and its random numbers, which the outer stream of random numbers does
     not notice.  What a link is in backward (training or evaluation) decides its recomputation.  Gradients can be taken
     once, not twice.  Compiled graphs break at the chain, once.
 
-    ``store`` keeps what autograd keeps instead; so do transforms of `torch.func`.  ``meter`` is called in backward with
-    the number of each link and the relative error of its inputs, last link first; it costs the memory of all inputs.
+    ``store`` keeps what autograd keeps instead; so do transforms of `torch.func`, and `torch.export`.  ``meter`` is
+    called in backward with the number of each link and the relative error of its inputs, last link first; it costs the
+    memory of all inputs.
     """
     if not all(isinstance(x, Tensor) for x in xs):  # stand-ins of torch.fx
         return _run(links, xs)
@@ -87,8 +87,13 @@ def _is_autocast(device_type: str) -> bool:
 @torch.compiler.disable  # all of it, so that the graphs break once
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
     xs = _cast(xs)
-    if is_transformed():
+    if is_transformed() or torch.compiler.is_exporting():
         return _run(links, xs)
+    if any(getattr(link, "_is_replica", False) for link in links):
+        raise RuntimeError(
+            "the copies that nn.DataParallel makes do not know their parameters, which a chain of invertible layers "
+            "would not train; use DistributedDataParallel, or store"
+        )
     steps = [(index, step) for index, link in enumerate(links) for step in _steps(link)]
     if not any(x.requires_grad for x in xs):  # what comes before the first parameter to train has no backward
         first = next((i for i, (_, step) in enumerate(steps) if _trained([step])), len(steps))
@@ -126,7 +131,8 @@ class _Chain(torch.autograd.Function):
         state = RandomState.now(xs[0])
         for position, (index, step) in enumerate(steps):
             is_first = position == 0 or steps[position - 1][0] != index
-            ctx.inputs.append(xs if meter and is_first else None)
+            # Detached, as an input that a link hands on may become an output, and an output would keep itself alive.
+            ctx.inputs.append([x.detach() for x in xs] if meter and is_first else None)
             xs = _run([step], xs)
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
@@ -136,6 +142,7 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        _check_parameters(ctx.steps, ctx.parameters)
         outer = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
             with ctx.autocast():
@@ -144,6 +151,15 @@ class _Chain(torch.autograd.Function):
             if outer is not None:
                 outer.restore()
         return None, None, None, None, *xs_grads, *[gradients.get(parameter) for parameter in ctx.parameters]
+
+
+def _check_parameters(steps: Iterable[tuple[int, Any]], parameters: Iterable[Tensor]) -> None:
+    """Raise RuntimeError unless the links still have the parameters of forward: they are run with those they have."""
+    if not {p for _, step in steps for p in step.parameters()}.issuperset(parameters):
+        raise RuntimeError(
+            "a chain of invertible layers had other parameters in forward than it has in backward, which runs the "
+            "layers again; call backward while they are in place (inside torch.func.functional_call), or store"
+        )
 
 
 def _reverse(ctx: Any, grads: Tensors) -> tuple[Tensors, Gradients]:
@@ -156,18 +172,23 @@ def _reverse(ctx: Any, grads: Tensors) -> tuple[Tensors, Gradients]:
         if state is not None:
             state.restore()
         ys, grads, found = step.reverse(ys, grads, foreign.isdisjoint(_memory((*ys, *grads))))
-        for parameter, gradient in found.items():
-            gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
+        add_gradients(gradients, found)
         if inputs is not None:
             ctx.meter(index, _relative_error(ys, inputs))
     return grads, gradients
+
+
+def add_gradients(gradients: Gradients, found: Gradients) -> None:
+    """Add what was found to ``gradients``: a parameter may be used more than once."""
+    for parameter, gradient in found.items():
+        gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
 
 
 def _memory(tensors: Iterable[Tensor | None]) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors if tensor is not None}
 
 
-def _relative_error(found: Iterable[Tensor | None], truth: Tensors) -> float:
+def _relative_error(found: Iterable[Tensor | None], truth: Iterable[Tensor]) -> float:
     """Return ||found - truth|| / ||truth|| of what was found, 0 if nothing differs."""
     pairs = [(x.double(), true.double()) for x, true in zip(found, truth, strict=True) if x is not None]
     error = sum(float((x - true).square().sum()) for x, true in pairs)
@@ -199,4 +220,6 @@ def reverse_coupling(
     x = y.sub_(added) if owned else y - added
     if found[0] is not None:
         dkept = dkept.add_(found[0]) if owned else dkept + found[0]
-    return x, dkept, found[1:]
+    # A parameter that is added to the output as it is has dy itself as its gradient, which the next link may overwrite.
+    passed = _memory((dy,))
+    return x, dkept, [dp.clone() if dp is not None and passed & _memory((dp,)) else dp for dp in found[1:]]
