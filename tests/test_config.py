@@ -167,6 +167,14 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
             "optimizer.schedule.mode",
         ),
         (
+            {
+                "optimizer": {
+                    "schedule": {"type": "triangle", "mode": "step", "params": {"peak_epoch": 5}, "warmup_epochs": 1}
+                }
+            },
+            "optimizer.schedule.warmup_epochs",
+        ),
+        (
             {"optimizer": {"schedule": {"type": "triangle", "mode": "step", "params": {"peak_epoch": 10}}}},
             "optimizer.schedule.params",
         ),

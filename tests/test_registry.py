@@ -200,6 +200,12 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
         zoo.get(path)
 
 
+@pytest.mark.parametrize("options", [{"layers": 3}, {"layers": [1, "a", 1]}, {"eps_i": "x"}, {"channels": "a"}])
+def test_options_of_a_wrong_type_are_named(options):
+    with pytest.raises(zoo.ConfigError, match=f"revnext_flat cannot be built with the options .*{next(iter(options))}"):
+        zoo.get("revnext_flat", **options)
+
+
 def test_networks_for_cifar_have_its_classes_and_its_preprocessing():
     model = zoo.get("resnet32_cifar")
     assert model.classifier.fc.out_features == 10

@@ -164,6 +164,10 @@ def _build(
         model = ARCHITECTURES[arch](factory, classes, features_only=features_only, **options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except TypeError as error:
+        if not options:
+            raise
+        raise ConfigError(f"{arch} cannot be built with the options {options} ({error})") from error
     if features_only and hasattr(model, "bn_out"):
         model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
     init_weights(model, init_method, init_gain, activation, activation_param)

@@ -62,6 +62,19 @@ def test_a_folder_that_is_no_run_is_refused_before_anything_is_measured(
     assert str(tmp_path / "metrics.jsonl") in capsys.readouterr().err
 
 
+def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    def measure() -> Section:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(revnet, "revnet_sections", lambda *_: [measure])
+    assert main(["reproduce", "revnet", "--no-picture", "--out", str(tmp_path / "file")]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
     [

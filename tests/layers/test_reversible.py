@@ -320,3 +320,30 @@ def test_distributed_gradients_and_synchronised_statistics_are_those_of_stored_a
         for result in ours:
             assert len(result) == len(truth)
             assert max(map(relative_error, result, truth)) < 1e-10
+
+
+def test_norms_that_are_switched_or_moved_between_forward_and_backward_are_refused():
+    chain = ReversibleSequential(ReversibleBlock(nn.BatchNorm2d(2), nn.BatchNorm2d(2)) for _ in range(2))
+    x = torch.randn(3, 4, 5, 5)
+    y = chain(x)
+    chain.eval()
+    with pytest.raises(RuntimeError, match="switched between training and evaluation"):
+        y.sum().backward()
+    y = chain(x)
+    chain.train()(x)  # moves the statistics that the first pass has used
+    chain.eval()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_forward_passes_of_training_may_follow_each_other_before_backward():
+    chain = ReversibleSequential([ReversibleBlock(nn.BatchNorm2d(2), nn.BatchNorm2d(2))]).double()
+    x, other = torch.randn(2, 3, 4, 5, 5, dtype=torch.float64)
+    y = chain(x)
+    chain(other)
+    y.square().sum().backward()
+    found = chain[0].f.weight.grad.clone()
+    chain.zero_grad()
+    chain.store = True
+    chain(x).square().sum().backward()
+    assert relative_error(found, chain[0].f.weight.grad) < 1e-10

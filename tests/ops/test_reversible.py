@@ -76,7 +76,7 @@ class _Spied:
     """A half of a block that reverses as told, to feed Algorithm 1 a wrong gradient."""
 
     def __init__(self, half, reverse):
-        self.half, self.reverse, self.parameters = half, reverse, half.parameters
+        self.half, self.reverse, self.modules = half, reverse, half.modules
 
     def __call__(self, *xs):
         return self.half(*xs)

@@ -15,11 +15,12 @@ from torch import nn
 
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine import checkpoint
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, DataError
+from zoo.report.measure import Memory
 from zoo.report.reversible import accuracy, angles, chains, depth, laws, memory, parameters, pixel, reconstruction, runs
 from zoo.report.reversible.networks import build
 from zoo.report.reversible.picture import draw
-from zoo.report.reversible.revnet import SHORT
+from zoo.report.reversible.revnet import EXPERIMENTS, SHORT, revnet_sections
 from zoo.report.reversible.revnext import TABLE1, report_time
 from zoo.report.reversible.runs import Run, read_runs
 from zoo.report.reversible.schema import Line, Panel, Section, at_least, at_most, compare, finite_line, not_run
@@ -116,10 +117,30 @@ def test_figure_4_is_measured_on_random_pictures_and_on_those_of_a_folder(tmp_pa
         for index in range(2):
             Image.new("RGB", (32, 32), (80 * index, 10, 200)).save(tmp_path / "train" / name / f"{index}.png")
     for data in (None, tmp_path):
-        section = angles.measure_angles(data, {"revnet38_cifar": 1}, batch=2)
-        assert set(verdicts(section).values()) == {"within the bound"}
+        pictures = None if data is None else angles.open_pictures(data, batch=2)
+        section = angles.measure_angles(pictures, {"revnet38_cifar": 1}, batch=2)
+        assert list(verdicts(section).values()) == ["within the bound", "nothing published", "nothing published"]
         assert [line.x for line in section.panels[0].lines] == [[0, 1]] * 3
         assert ("random" in section.setting) == (data is None)
+
+
+def make_folders(data: Path, count: int) -> Path:
+    """Write that many classes of one picture each."""
+    for index in range(count):
+        (data / "train" / f"{index:02}").mkdir(parents=True)
+        Image.new("RGB", (32, 32), (10, 10, 200)).save(data / "train" / f"{index:02}" / "0.png")
+    return data
+
+
+@pytest.mark.parametrize(("count", "batch"), [(2, 3), (11, 3)])
+def test_figure_4_refuses_too_few_pictures_and_too_many_classes(tmp_path: Path, count: int, batch: int) -> None:
+    with pytest.raises(DataError, match=f"{count} pictures of {count} classes.*at least 3 pictures of at most 10"):
+        angles.open_pictures(make_folders(tmp_path, count), batch)
+
+
+def test_the_pictures_of_figure_4_are_opened_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train"):
+        revnet_sections([], tmp_path)
 
 
 def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
@@ -160,7 +181,7 @@ def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None
 
 
 def test_memory_per_pixel_is_a_slope_without_constants() -> None:
-    section = pixel.measure_pixels(["revnext_flat"], sizes=(64, 96))
+    section = pixel.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
     (line,) = section.panels[0].lines
     figure = section.figures[0]
     assert isinstance(figure.measured, float)
@@ -168,10 +189,31 @@ def test_memory_per_pixel_is_a_slope_without_constants() -> None:
     assert figure.measured < 1.1 * 320
 
 
+@pytest.mark.parametrize(("last", "notes"), [(300, 0), (330, 1)])
+def test_memory_that_is_no_line_over_the_pixels_is_noted(
+    monkeypatch: pytest.MonkeyPatch, last: int, notes: int
+) -> None:
+    pixels = [4 * side**2 for side in (8, 12, 16)]
+    peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
+    memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
+    monkeypatch.setattr(pixel, "measure_memory", lambda *_, **__: next(memories))
+    section = pixel.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
+    assert [figure.measured for figure in section.figures[:2]] == [last, last * pixel.PAPER_PIXELS / 1e6]
+    assert len(section.notes) == len(pixel.NOTES) + notes
+    if notes:
+        assert section.notes[-1].endswith("from one to the next: 300, 330")
+
+
+def test_memory_per_pixel_says_by_how_much_it_is_less() -> None:
+    assert pixel._no_more("a", 320, 240, "B").verdict == "less by 25.0 %"
+    assert pixel._no_more("a", 320, 300, "B").verdict == "within 10 %"
+    assert pixel._no_more("a", 320, 480, "B").verdict == "off by +50.0 %"
+
+
 def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", [10.0, 20.0])
     second = make_run(tmp_path / "b", [30.0], memory="plain", seed=7)
-    found, remarks = read_runs([first, second])
+    found, remarks = read_runs([first, second, first], EXPERIMENTS)
     assert remarks == []
     epochs = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").optimizer.schedule.epochs
     assert found == [
@@ -183,22 +225,24 @@ def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path
 def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: Path) -> None:
     unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
     empty = make_run(tmp_path / "b", [])
-    found, (first, second) = read_runs([unknown, empty])
+    foreign = make_run(tmp_path / "c", [10.0], reconstruction.SHORT[0])
+    found, (first, second, third) = read_runs([unknown, empty, foreign], EXPERIMENTS)
     assert found == []
-    assert "settings that no experiment file has" in first
+    assert "settings of no experiment in this report" in first
+    assert "settings of no experiment in this report" in third
     assert "no validation yet" in second
 
 
 def test_a_folder_that_is_no_run_is_a_users_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--runs: no metrics .*metrics\.jsonl"):
-        read_runs([tmp_path])
+        read_runs([tmp_path], EXPERIMENTS)
 
 
 def test_an_epoch_that_was_run_again_counts_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [10.0, 20.0])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"event": "validation", "epoch": 1, "top1": 25.0}) + "\n")
-    assert read_runs([folder])[0][0].top1 == (10.0, 25.0)
+    assert read_runs([folder], EXPERIMENTS)[0][0].top1 == (10.0, 25.0)
 
 
 def test_errors_are_means_of_finished_runs() -> None:

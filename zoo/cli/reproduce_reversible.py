@@ -9,10 +9,12 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zoo.errors import ConfigError
+
 if TYPE_CHECKING:
-    from zoo.report.reversible.runs import Run
     from zoo.report.reversible.schema import Section
 
 logger = logging.getLogger(__name__)
@@ -29,14 +31,14 @@ def run(args: argparse.Namespace) -> int:
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
     from zoo.report.benchmark.picture import check_matplotlib
-    from zoo.report.reversible.runs import read_runs
     from zoo.report.reversible.writing import write_report
 
     if not args.no_picture:
         check_matplotlib()
-    runs, remarks = read_runs(args.runs)
+    builders, remarks = _builders(args)
+    _make_folder(args.out)
     sections: list[Section] = []
-    for build in _builders(args, runs):
+    for build in builders:
         start_s = time.monotonic()
         section = build()
         section.seconds = round(time.monotonic() - start_s, 1)
@@ -51,15 +53,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _builders(args: argparse.Namespace, runs: list[Run]) -> list[Callable[[], Section]]:
-    """Return the functions that measure the sections, in the order of the report."""
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: this folder cannot be made ({error.strerror}); {folder}: give another") from error
+
+
+def _builders(args: argparse.Namespace) -> tuple[list[Callable[[], Section]], list[str]]:
+    """Return the functions that measure the sections, in the order of the report, and remarks on the runs."""
+    from zoo.report.reversible.runs import read_runs
+
     if args.benchmark == "revnet":
-        from zoo.report.reversible.revnet import revnet_sections
+        from zoo.report.reversible import revnet
 
-        return revnet_sections(runs, args.data)
-    from zoo.report.reversible.revnext import revnext_sections
+        runs, remarks = read_runs(args.runs, revnet.EXPERIMENTS)
+        return revnet.revnet_sections(runs, args.data), remarks
+    from zoo.report.reversible import revnext
 
-    return revnext_sections(runs)
+    runs, remarks = read_runs(args.runs, revnext.EXPERIMENTS)
+    return revnext.revnext_sections(runs), remarks
 
 
 def _command(args: argparse.Namespace) -> str:

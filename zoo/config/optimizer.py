@@ -91,6 +91,8 @@ class Schedule(Section):
             yield ("warmup_epochs", "epochs"), f"should be less than epochs, which is {self.epochs}"
         if self.type != "triangle":
             return
+        if self.warmup_epochs:
+            yield ("warmup_epochs", "type"), "a triangle rises by itself; remove the key, and set params.peak_epoch"
         if self.mode == "epoch":
             yield ("mode", "type"), 'a triangle begins and ends at a rate of 0; use mode "step"'
         if self.params["peak_epoch"] >= self.epochs:

@@ -9,6 +9,17 @@ from typing import Any
 
 from torch import nn
 
+from zoo.errors import ConfigError
+
+
+def check_meter(model: nn.Module, every_steps: int) -> None:
+    """Raise ConfigError if ``model`` shall be metered every so many steps (0: never) but reconstructs nothing."""
+    if every_steps and not any(hasattr(module, "meter") and not module.store for module in model.modules()):
+        raise ConfigError(
+            f"training.reconstruction_meter = {every_steps}: this network reconstructs no activations; remove the key, "
+            'or use a revnet*, irevnet* or revnext* with network.memory "auto"'
+        )
+
 
 @contextmanager
 def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:

@@ -17,7 +17,7 @@ from zoo.errors import CheckpointError
 
 AUTO = "auto"
 # Settings that do not change what is computed, by the beginning of their keys; all others may not differ.
-HARMLESS_KEYS = ("checkpoint.", "expected")
+HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter")
 
 
 @dataclass(frozen=True)

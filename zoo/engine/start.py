@@ -11,6 +11,7 @@ from zoo.config import Experiment, Network, check_world_size
 from zoo.engine.checkpoint import CHECKPOINT
 from zoo.engine.log import Log
 from zoo.engine.process import Process, seed_everything
+from zoo.engine.reconstruction import check_meter
 from zoo.engine.resume import find_checkpoint, restore
 from zoo.engine.state import TrainState, build_state
 from zoo.registry import build_from_config
@@ -38,6 +39,7 @@ def start(
     found = find_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     model = build(config.network)
+    check_meter(model, config.training.reconstruction_meter)
 
     # Three places to start from, the first that there is: the checkpoint of this very run, so that the same
     # command line continues it as often as it is interrupted; then the given weights; then scratch.

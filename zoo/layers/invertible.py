@@ -80,9 +80,9 @@ class Use:
         y, self.kept = self.layer.record(x)
         return y
 
-    def parameters(self) -> Iterable[Tensor]:
+    def modules(self) -> Iterable[nn.Module]:
         """Return those of the layer."""
-        return self.layer.parameters()
+        return self.layer.modules()
 
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Any, Gradients]:
         """Return the input, its gradient and those of the parameters."""

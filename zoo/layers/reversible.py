@@ -60,8 +60,8 @@ class _Half:
         kept, x = xs[1 - self.into], xs[self.into]
         return self._pair(kept, x + _branch(self.branch, kept))
 
-    def parameters(self) -> Iterable[Tensor]:
-        return self.branch.parameters()
+    def modules(self) -> Iterable[nn.Module]:
+        return self.branch.modules()
 
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Tensors, Gradients]:
         kept, y = ys[1 - self.into], ys[self.into]
@@ -169,7 +169,7 @@ class _Halve:
     def __call__(self, *xs: Tensor) -> Tensors:
         return _halves(xs[0])
 
-    def parameters(self) -> Iterable[Tensor]:
+    def modules(self) -> Iterable[nn.Module]:
         return ()
 
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[tuple[None], Tensors, Gradients]:
@@ -182,7 +182,7 @@ class _Join:
     def __call__(self, *xs: Tensor) -> Tensors:
         return (torch.cat(xs, 1),)
 
-    def parameters(self) -> Iterable[Tensor]:
+    def modules(self) -> Iterable[nn.Module]:
         return ()
 
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Tensors, Gradients]:

@@ -33,8 +33,8 @@ class Link(Protocol):
     def __call__(self, *xs: Tensor) -> Any:
         """Return the outputs in a tuple, by operations that autograd differentiates."""
 
-    def parameters(self) -> Iterable[Tensor]:
-        """Return all tensors beside the inputs that the outputs depend on."""
+    def modules(self) -> Iterable[Any]:
+        """Return the modules whose parameters and buffers, beside the inputs, the outputs depend on."""
 
     def inverse(self, *ys: Tensor) -> Tensors:
         """Return the inputs."""
@@ -52,8 +52,8 @@ def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Met
 
     Under autocast half-precision inputs are cast to float32.  The forward of the links runs once, without gradients;
     in backward it runs with its autocast state and its random numbers, which the outer stream of random numbers does
-    not notice.  What a link is in backward (training or evaluation) decides its recomputation.  Gradients can be taken
-    once, not twice.  Compiled graphs break at the chain, once.
+    not notice.  Modules must be in training or evaluation as they were, with the running statistics that they used;
+    RuntimeError otherwise.  Gradients can be taken once, not twice.  Compiled graphs break at the chain, once.
 
     ``store`` keeps what autograd keeps instead; so do transforms of `torch.func`, and `torch.export`.  ``meter`` is
     called in backward with the number of each link and the relative error of its inputs, last link first; it costs the
@@ -110,9 +110,17 @@ def _steps(link: Any) -> Sequence[Any]:
     return link.steps() if hasattr(link, "steps") else (link,)
 
 
+def _modules(steps: Iterable[Any]) -> list[Any]:
+    return [module for step in steps for module in step.modules()]
+
+
+def _parameters(steps: Iterable[Any]) -> list[Tensor]:
+    return [p for module in _modules(steps) for p in module.parameters(recurse=False)]
+
+
 def _trained(steps: Iterable[Any]) -> list[Tensor]:
     """Return the parameters with gradients, each once."""
-    return list(dict.fromkeys(p for step in steps for p in step.parameters() if p.requires_grad))
+    return list(dict.fromkeys(p for p in _parameters(steps) if p.requires_grad))
 
 
 class _Chain(torch.autograd.Function):
@@ -136,13 +144,16 @@ class _Chain(torch.autograd.Function):
             xs = _run([step], xs)
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
-        ctx.save_for_backward(*xs, *parameters)  # the parameters, for torch to notice if they are changed
+        modules = _modules(step for _, step in steps)
+        ctx.training = [module.training for module in modules]
+        used = [b for module in modules if not module.training for b in module.buffers(recurse=False)]
+        ctx.save_for_backward(*xs, *parameters, *used)  # all but xs for torch to notice if they are changed
         return xs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        _check_parameters(ctx.steps, ctx.parameters)
+        _check_modules([step for _, step in ctx.steps], ctx.parameters, ctx.training)
         outer = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
             with ctx.autocast():
@@ -153,12 +164,17 @@ class _Chain(torch.autograd.Function):
         return None, None, None, None, *xs_grads, *[gradients.get(parameter) for parameter in ctx.parameters]
 
 
-def _check_parameters(steps: Iterable[tuple[int, Any]], parameters: Iterable[Tensor]) -> None:
-    """Raise RuntimeError unless the links still have the parameters of forward: they are run with those they have."""
-    if not {p for _, step in steps for p in step.parameters()}.issuperset(parameters):
+def _check_modules(steps: Sequence[Any], parameters: Iterable[Tensor], training: Sequence[bool]) -> None:
+    """Raise RuntimeError unless the links, which are run as they are now, are those of forward."""
+    if not set(_parameters(steps)).issuperset(parameters):
         raise RuntimeError(
             "a chain of invertible layers had other parameters in forward than it has in backward, which runs the "
             "layers again; call backward while they are in place (inside torch.func.functional_call), or store"
+        )
+    if [module.training for module in _modules(steps)] != training:
+        raise RuntimeError(
+            "a chain of invertible layers was switched between training and evaluation after its forward pass; "
+            "backward runs the layers again: switch after backward, or store"
         )
 
 

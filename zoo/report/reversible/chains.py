@@ -58,8 +58,8 @@ def measure_layers(batch: int = BATCH) -> Section:
     flat = signal_to_noise(FLAT, SLOPE, batch, layers=(2, 3, 3))
     hybrid = signal_to_noise(HYBRID, SLOPE, batch, blocks=(2, 3))
     section.figures += [
-        _higher("flat 2-3-3: first layer", 1e2, min(flat)),
-        _higher("flat 2-3-3: near the output", 1e9, max(ratio for ratio in flat if ratio < float("inf"))),
+        _higher("flat 2-3-3: first layer", 1e2, flat[0]),
+        _higher("flat 2-3-3: last layer with a loss", 1e9, [ratio for ratio in flat if ratio < float("inf")][-1]),
         _higher("hybrid 2-3: smallest", 1e9, min(hybrid)),
     ]
     lines = [finite_line(label, list(range(1, len(found) + 1)), found)

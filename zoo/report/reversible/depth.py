@@ -116,7 +116,7 @@ def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
 
 
 def _growth(name: str, depths: Sequence[int], costs: Sequence[Cost]) -> list[Figure]:
-    """Return the exponent of the growth over the larger half of the depths, and the ratio over all."""
+    """Return the exponent of the growth between the two largest depths."""
     (a, low), (b, high) = list(zip(depths, costs, strict=True))[-2:]
     exponent = math.log(high.peak / low.peak) / math.log(b / a)
     published = PUBLISHED.get(name, (None, None))[0]

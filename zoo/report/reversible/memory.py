@@ -19,7 +19,6 @@ RESNET, REVNET = "resnet101_preact", "revnet104"
 PARAMETERS_MB = {RESNET: 178.0, REVNET: 180.0}
 ACTIVATIONS_MB = {RESNET: 5250.0, REVNET: 1440.0}
 RATIO = 5250 / 1440
-INPLACE_RATIO = 4.7  # of this project, with an in-place stem and head
 
 
 def measure_imagenet(size: int = 224) -> Section:

@@ -29,8 +29,7 @@ def measure_parameters() -> Section:
 
 
 def _figure(what: str, published: float, count: int) -> Figure:
-    digits = len(str(published).partition(".")[2]) if published < 10 else 1
-    digits = max(digits, 2) if published < 10 else digits
+    digits = 2 if published < 10 else 1
     equal = round(count / 1e6, digits) == published
     difference = 100 * (count / 1e6 / published - 1)
     verdict = "equal as printed" if equal else f"off by {difference:+.1f} %"

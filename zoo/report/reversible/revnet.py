@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from zoo.report.reversible.accuracy import CIFAR, IMAGENET, report_errors
-from zoo.report.reversible.angles import measure_angles
+from zoo.report.reversible.angles import measure_angles, open_pictures
 from zoo.report.reversible.depth import measure_depth
 from zoo.report.reversible.memory import measure_imagenet
 from zoo.report.reversible.parameters import measure_parameters
@@ -15,15 +15,17 @@ from zoo.report.reversible.runs import Run
 from zoo.report.reversible.schema import Section
 
 SHORT = ("resnet32_cifar10_short", "revnet38_cifar10_short")
+EXPERIMENTS = (*CIFAR, *IMAGENET, *SHORT)
 
 
 def revnet_sections(runs: Sequence[Run], data: Path | None) -> list[Callable[[], Section]]:
-    """Return the functions that measure the sections, in the paper's order."""
+    """Return the functions that measure the sections, in the paper's order; DataError for unusable ``data``."""
+    pictures = None if data is None else open_pictures(data)
     return [
         measure_depth,
         measure_parameters,
         partial(report_errors, "table3", "Table 3: test error on CIFAR", CIFAR, runs, SHORT),
         partial(report_errors, "table4", "Table 4: test error on ImageNet", IMAGENET, runs),
         measure_imagenet,
-        partial(measure_angles, data),
+        partial(measure_angles, pictures),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,20 +38,21 @@ class Run:
         return f"{self.experiment}{', stored' * self.is_stored}, seed {self.seed}"
 
 
-def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Return the runs of known experiments that were validated at least once, and a remark on each other folder.
+def read_runs(folders: Sequence[Path], names: Iterable[str]) -> tuple[list[Run], list[str]]:
+    """Return the runs of experiments in ``names`` that were validated at least once, a remark on each other folder.
 
     The settings of a run are those in its checkpoint; seed, memory and meter may be others than in the file.
     ConfigError or CheckpointError for a folder that is no log folder of `zoo train`.
     """
-    experiments = {} if not folders else _experiments()
+    experiments = _experiments(names) if folders else {}
+    given = dict.fromkeys(folder.resolve() for folder in folders)  # each once
     runs, remarks = [], []
-    for folder in folders:
+    for folder in given:
         top1 = _read_top1(folder / METRICS_FILE)
         config = parse_experiment(read(folder / CHECKPOINT)["config"], str(folder / CHECKPOINT))
         name = experiments.get(_settings(config))
         if name is None:
-            remarks.append(f"left out: {folder} was trained with settings that no experiment file has")
+            remarks.append(f"left out: {folder} was trained with settings of no experiment in this report")
         elif not top1:
             remarks.append(f"left out: {folder} has no validation yet")
         else:
@@ -65,9 +66,9 @@ def command_of(experiment: str) -> str:
     return f"zoo train experiments/{experiment}.json DATA --log-dir runs/{experiment}"
 
 
-def _experiments() -> dict[str, str]:
-    """Return the names of the experiment files by their settings."""
-    return {_settings(load_experiment(path)): path.stem for path in sorted(experiments_dir().glob("*.json"))}
+def _experiments(names: Iterable[str]) -> dict[str, str]:
+    """Return the names by the settings in their experiment files."""
+    return {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in names}
 
 
 def _settings(config: Experiment) -> str:
