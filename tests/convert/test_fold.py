@@ -13,6 +13,7 @@ import zoo
 from tests.convert.networks import IMAGES, outputs, scramble, scrambled
 from tests.convert.test_norms import CASES, unfoldable
 from zoo.convert import export, fold, fold_network
+from zoo.convert.fold import Activation
 from zoo.errors import ConversionError
 from zoo.layers import ABN
 
@@ -33,6 +34,19 @@ def test_outputs_stay_and_the_norms_that_stay_are_listed(arch, options, norm):
     names = tuple(name for name, part in model.named_modules() if isinstance(part, ABN))
     assert report.kept == names == unfoldable(arch, **options)
     assert all(type(model.get_submodule(name)) is ABN for name in names)
+
+
+@pytest.mark.parametrize(("arch", "kept"), [("revnet38_cifar", 18), ("irevnet_revnext", 0), ("revnext", 15)])
+def test_reversible_networks_fold_and_norms_that_are_undone_stay(arch, kept):
+    given = scramble(zoo.get(arch, norm="inplace").double()).state_dict()
+    folded, report = fold(given, arch, norm="inplace", images=IMAGES)
+    model = fold_network(zoo.get(arch, norm="inplace")).double()
+    model.load_state_dict(folded)
+    expected = outputs(given, arch, norm="inplace")
+    assert len(report.kept) == kept
+    assert len(report.layers) == sum(type(part) is Activation for part in model.modules())
+    with torch.no_grad():
+        assert torch.allclose(model(IMAGES.clone()), expected, rtol=1e-9, atol=1e-11 * expected.abs().max())
 
 
 def test_the_network_that_is_folded_is_left_as_it_is():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from zoo.convert.networks import StateDict, compare_exact, load_network, state_dict_like
 from zoo.convert.report import ConversionReport
 from zoo.layers.convert import NormPlan, apply_plans, replace_modules
+from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
 from zoo.layers.trace import Trace
 
@@ -40,8 +41,8 @@ def fold_network(model: nn.Module) -> nn.Module:
 
     With scale g, shift b and running statistics m, v: filters become g / sqrt(v + eps) times themselves and the bias
     b + (bias - m) g / sqrt(v + eps). Only norms that directly follow a Conv2d that feeds nothing else can be folded;
-    the others stay, in-place ones as `ABN` (plain batch norm and activation). ``model`` is left as it is. Raises
-    ConversionError if it cannot be traced.
+    the others stay, in-place ones as `ABN` (plain batch norm and activation), those of an `InvertibleNorm` as they are.
+    ``model`` is left as it is. Raises ConversionError if it cannot be traced.
     """
     return _fold(model)[0]
 
@@ -78,7 +79,9 @@ def fold(
 def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
     """Return the folded copy, the convolution of each folded norm, and the norms that stay."""
     folded = copy.deepcopy(model).eval().requires_grad_(False)
-    in_place = {name: part for name, part in folded.named_modules() if isinstance(part, InPlaceABN)}
+    parts = dict(folded.named_modules())
+    invertible = {id(part.norm) for part in parts.values() if isinstance(part, InvertibleNorm)}
+    in_place = {n: part for n, part in parts.items() if isinstance(part, InPlaceABN) and id(part) not in invertible}
     plans = [NormPlan(name, norm, norm.activation, norm.activation_param, True) for name, norm in in_place.items()]
     apply_plans(folded, plans, "standard")
     trace = Trace(folded)
@@ -96,7 +99,7 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
 
 
 def _has_statistics(module: Any) -> bool:
-    return type(module) in (nn.BatchNorm2d, ABN) and module.running_mean is not None
+    return (type(module) is nn.BatchNorm2d or isinstance(module, ABN)) and module.running_mean is not None
 
 
 def _fold_into(conv: Any, norm: Any) -> None:

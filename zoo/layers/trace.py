@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from zoo.errors import ConversionError
+from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
 
 # What neither keeps its output for backward nor hands out a view of something else.
@@ -41,7 +42,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, ABN) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (ABN, InvertibleNorm)) or super().is_leaf_module(m, module_qualified_name)
 
 
 class Trace:
