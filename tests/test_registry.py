@@ -206,6 +206,17 @@ def test_options_of_a_wrong_type_are_named(options):
         zoo.get("revnext_flat", **options)
 
 
+def test_a_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplog):
+    source = zoo.get("revnext_flat")
+    torch.save(source.state_dict(), tmp_path / "weights.pth")
+    same = zoo.get("revnext_flat", weights=tmp_path / "weights.pth")
+    assert torch.equal(same.classifier.fc.weight, source.classifier.fc.weight)
+    with caplog.at_level(logging.WARNING):
+        other = zoo.get("revnext_flat", classes=100, weights=tmp_path / "weights.pth")
+    assert "the classifier has 10 classes and the network 100" in caplog.text
+    assert torch.equal(other.level2[1].f.weight, source.level2[1].f.weight)
+
+
 def test_networks_for_cifar_have_its_classes_and_its_preprocessing():
     model = zoo.get("resnet32_cifar")
     assert model.classifier.fc.out_features == 10

@@ -29,13 +29,13 @@ def adapt(
 
     Raises ConfigError for weights without a classifier and DataError for data that cannot be used.
     """
-    if "classifier.fc.bias" not in source_dict:
+    if "classifier.fc.weight" not in source_dict:
         raise ConfigError(f"{args.source}: has no classifier, so there is no accuracy to measure; leave out --data")
     options: dict[str, Any] = {"input_3x3": True} if args.input_3x3 else {}
     slope = 0.01 if args.activation_param is None else args.activation_param
     source = load_network(source_dict, args.arch, activation="relu", **options)
     target = load_network(target_dict, args.arch, activation_param=slope, **options)
-    experiment = _experiment(args, len(source_dict["classifier.fc.bias"]))
+    experiment = _experiment(args, len(source_dict["classifier.fc.weight"]))
     accuracy: dict[str, Any] = {"before": _accuracy(source, args, experiment)}
     accuracy["converted"] = _accuracy(target, args, experiment)
     if args.reestimate:

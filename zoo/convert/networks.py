@@ -46,8 +46,8 @@ def load_network(
 
     The number of classes is that of the state dict, none without a classifier. Raises WeightsError if it does not fit.
     """
-    bias = state_dict.get("classifier.fc.bias")
-    model = build_empty(arch, 0 if bias is None else len(bias), norm, activation, activation_param, options)
+    weight = state_dict.get("classifier.fc.weight")
+    model = build_empty(arch, 0 if weight is None else len(weight), norm, activation, activation_param, options)
     model = model.double().to_empty(device="cpu").eval()
     load_state_dict(model, state_dict, source=f"the state dict given for {arch}")
     return model

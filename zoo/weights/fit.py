@@ -16,7 +16,7 @@ from zoo.layers.norm import InPlaceABN
 logger = logging.getLogger("zoo")
 
 CLASSIFIER = "classifier."
-CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"
+CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"  # RevNeXt's has no bias
 COUNTER = "num_batches_tracked"
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
@@ -88,11 +88,13 @@ def _compare_classifiers(given: Mapping[str, Tensor], own: Mapping[str, Tensor])
 
 
 def _differ_in_classes_only(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    keys = CLASSIFIER_WEIGHT, CLASSIFIER_BIAS
-    if any({key for key in side if key.startswith(CLASSIFIER)} != set(keys) for side in (given, own)):
+    keys = {key for key in own if key.startswith(CLASSIFIER)}
+    if CLASSIFIER_WEIGHT not in keys or keys != {key for key in given if key.startswith(CLASSIFIER)}:
         return False
-    (weight, bias), (own_weight, own_bias) = ([side[key] for key in keys] for side in (given, own))
-    return bias.shape == weight.shape[:1] and weight.shape[1:] == own_weight.shape[1:] and bias.shape != own_bias.shape
+    weight, own_weight = given[CLASSIFIER_WEIGHT], own[CLASSIFIER_WEIGHT]
+    if CLASSIFIER_BIAS in keys and given[CLASSIFIER_BIAS].shape != weight.shape[:1]:
+        return False
+    return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 
 
 def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
@@ -142,7 +144,7 @@ def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tens
     if report.classifier == "dropped":
         logger.info("%s: the classifier was left out, as the network has none", report.source)
     if report.classifier == "kept":
-        num_given, num_own = len(given[CLASSIFIER_BIAS]), len(own[CLASSIFIER_BIAS])
+        num_given, num_own = len(given[CLASSIFIER_WEIGHT]), len(own[CLASSIFIER_WEIGHT])
         logger.warning(
             "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
             report.source, num_given, num_own,
