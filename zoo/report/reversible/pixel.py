@@ -38,6 +38,10 @@ NOTES = [
     "of the bytes per pixel the text that we have prints 352 only; the others follow from its totals",
     "the paper counts the inputs of convolutions and norms and one gradient; measured is all that the allocator gave "
     "out, the outputs of stem and levels, the gradients inside a branch and scratch memory among it",
+    "RevNet and i-RevNet: the paper counts the two branches of a block, 128 values per pixel, and a gradient of 32; "
+    "here one branch is run at a time, 64, and a gradient inside it, 16, but the output of a chain, 32, and its "
+    "gradient, 32, stay the caller's, so that what is found again, 32, and its gradient, 32, are new tensors beside "
+    "them, and the stem's 64 and the other levels' outputs are held: about 300 values of 4 bytes",
     "revnext: by the paper's count 352 holds only if a branch's input is not kept while the branch is undone, and is "
     "416 if it is; here it is not",
     "the slope depends on the batch too: the scratch memory of convolutions is not in proportion to it",
