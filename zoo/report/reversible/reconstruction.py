@@ -26,7 +26,7 @@ HYBRID = [
 ]
 # Flat networks of 5 layers, read off the same logs: slope -> about what they reach.
 BY_SLOPE = {0.001: (92.5, 70), 0.05: (92.5, 57), 0.1: (92, 92), 0.5: (88.5, 88.5), 0.75: (84.5, 84.5)}
-SHORT = ("revnext_cifar10_short", "revnext_flat3_cifar10_short", "revnext_flat9_cifar10_short")
+SHORT = ("revnext_cifar10_short", *(f"revnext_flat{layers}_cifar10_short" for layers in (3, 9, 12)))
 
 
 def report_reconstruction(runs: Sequence[Run]) -> Section:
