@@ -111,6 +111,7 @@ def test_taking_gradients_twice_is_refused():
         dx.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own decompositions
 def test_compiled_exported_and_transformed_it_is_torchs_pooling():
     module = MaxPool2d(3, 2, 1)
     x = torch.randn(2, 3, 8, 8)
