@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 
 from zoo.ops.recorded import is_transformed
 from zoo.ops.replay import Autocast, RandomState
@@ -230,10 +231,11 @@ def reverse_coupling(
     with torch.enable_grad():
         added = branch(leaf)
     found: Sequence[Tensor | None] = [None] * (len(parameters) + 1)
-    if added.requires_grad:
-        found = torch.autograd.grad(added, (leaf, *parameters), dy, allow_unused=True)
-    added = added.detach()
-    x = y.sub_(added) if owned else y - added
+    output = get_gradient_edge(added) if added.requires_grad else None
+    x = y.sub_(added.detach()) if owned else y - added.detach()
+    del added  # its memory is free while the branch runs backward
+    if output is not None:
+        found = torch.autograd.grad((output,), (leaf, *parameters), (dy,), allow_unused=True)
     if found[0] is not None:
         dkept = dkept.add_(found[0]) if owned else dkept + found[0]
     # A parameter that is added to the output as it is has dy itself as its gradient, which the next link may overwrite.
