@@ -190,7 +190,8 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
     ("name", "options", "message"),
     [
         ("revnext", {"pools": ["channel", "mean"]}, "pools must be among channel, batch"),
-        ("revnext", {"blocks": [1, 1, 1]}, "2 pools make 3 levels"),
+        ("revnext", {"blocks": [1, 1, 1]}, r"each of the 2 pools, got \[1, 1, 1\]"),
+        ("revnext_flat", {"layers": [1, 1]}, "2 pools make 3 levels"),
         ("revnext_flat", {"layers": [0, 1, 1]}, "depth"),
         ("revnext_flat", {"eps_i": -1.0}, r"got -1\.0"),
         ("revnext_flat", {"channels": 7}, "got 7"),

@@ -159,6 +159,8 @@ class RevNeXt(InvertibleNetwork):
                 return [*_norm_act(channels, norm, eps_i), block(channels, 1)]
             return [block(channels, units) for _ in range(depth)]
 
+        if len(blocks) != len(pools):
+            raise ConfigError(f"blocks needs a number for each of the {len(pools)} pools, got {list(blocks)}")
         super().__init__(norm, classes, (1, *blocks), pools, channels, build, features_only, memory)
 
 
