@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from torch import nn
 
@@ -14,17 +15,26 @@ from zoo.models.memory import build_stage, check_memory
 from zoo.models.network import Network
 
 
-class PreactResNet(Network):
-    """Stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``.
+class ModuleShape(NamedTuple):
+    """The blocks of one resolution: the first of them changes channels and strides, and may have no leading norm."""
+
+    in_channels: int
+    out_channels: int
+    bottleneck: bool
+    blocks: int
+    stride: int
+    leading_norm: bool
+
+
+class PreactNetwork(Network):
+    """Stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``; base of two families.
 
     ``structure`` has the number of blocks per module and ``widths`` the channels of the stem and the modules, those of
     the modules times four with ``bottleneck``.  Networks of four modules are for ImageNet (7x7/2 and a pool in the
     stem), those of three for CIFAR.  Norms have the paper's eps of 1e-3 and momentum of 0.01.
-
-    ``memory`` says what is kept for backward.  "auto": the norms' outputs, and inputs unless they work in place; of the
-    pool one byte each.  "checkpoint": the blocks' inputs; each block is run again.  "plain": as "auto", but the pool is
-    torch's.
     """
+
+    family: str  # in zoo.config.network.MEMORY
 
     def __init__(
         self,
@@ -38,27 +48,44 @@ class PreactResNet(Network):
         memory: str = "auto",
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, "preact", norm)
+        check_memory(memory, self.family, norm)
         norm = with_paper_statistics(norm)
         imagenet = len(structure) == 4
         self.mod1 = build_preact_stem(widths[0], norm, imagenet, memory)
         in_channels, reduction = widths[0], 4 if imagenet else 1
         self._add_stage("mod1", channels=in_channels, reduction=reduction)
         for index, (blocks, width) in enumerate(zip(structure, widths[1:], strict=True)):
-            out_channels = 4 * width if bottleneck else width
-            module: OrderedDict[str, nn.Module] = OrderedDict()
-            for block in range(blocks):
-                stride = 2 if index > 0 and block == 0 else 1
-                is_first = index == block == 0
-                module[f"block{block + 1}"] = PreactBlock(
-                    in_channels, out_channels, norm, bottleneck, stride, leading_norm=not is_first
-                )
-                in_channels = out_channels
-                reduction *= stride
-            self.add_module(f"mod{index + 2}", build_stage(module, memory))
+            out_channels, stride = 4 * width if bottleneck else width, 2 if index > 0 else 1
+            shape = ModuleShape(in_channels, out_channels, bottleneck, blocks, stride, leading_norm=index > 0)
+            self.add_module(f"mod{index + 2}", self._build_module(shape, norm, memory))
+            in_channels, reduction = out_channels, reduction * stride
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
         self._add_classifier(classes)
+
+    def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
+        """Return the blocks of one resolution."""
+        raise NotImplementedError
+
+
+class PreactResNet(PreactNetwork):
+    """Pre-activation ResNet, with modules of `PreactBlock`s.
+
+    ``memory`` says what is kept for backward.  "auto": the norms' outputs, and inputs unless they work in place; of the
+    pool one byte each.  "checkpoint": the blocks' inputs; each block is run again.  "plain": as "auto", but the pool is
+    torch's.
+    """
+
+    family = "preact"
+
+    def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
+        module: OrderedDict[str, nn.Module] = OrderedDict()
+        for block in range(shape.blocks):
+            in_channels, stride = (shape.in_channels, shape.stride) if block == 0 else (shape.out_channels, 1)
+            module[f"block{block + 1}"] = PreactBlock(
+                in_channels, shape.out_channels, norm, shape.bottleneck, stride, shape.leading_norm or block > 0
+            )
+        return build_stage(module, memory)
 
 
 ARCHITECTURES = {

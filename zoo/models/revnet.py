@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.preact import TransitionBlock, build_preact_branch, build_preact_stem, with_paper_statistics
+from zoo.layers.norm import NormFactory
+from zoo.layers.preact import TransitionBlock, build_preact_branch
 from zoo.layers.recompute import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
-from zoo.models.memory import check_memory
-from zoo.models.network import Network
+from zoo.models.preact import ModuleShape, PreactNetwork
 
 
-class RevNet(Network):
-    """Stem ``mod1``, modules of reversible blocks from ``mod2`` on, last norm ``bn_out``.
+class RevNet(PreactNetwork):
+    """RevNet, with modules of reversible blocks; ``widths`` are even.
 
-    ``structure``, ``widths`` (here even), ``bottleneck`` and the norms are those of `PreactResNet`; a block has two
-    residual functions, each on half of the channels, and counts twice in the depth that names the network.
+    A block has two residual functions, each on half of the channels, and counts twice in the depth that names the
+    network.
 
     ``memory`` says what is kept for backward.  "auto": of each module its output, and of a first block that changes
     stride or width the input, which is the output of the module before; all blocks are run again, once.  "plain": what
     autograd keeps of all blocks; the pool is torch's.
     """
 
-    def __init__(
-        self,
-        norm: NormFactory,
-        classes: int,
-        *,
-        structure: Sequence[int],
-        widths: Sequence[int],
-        bottleneck: bool,
-        features_only: bool = False,
-        memory: str = "auto",
-    ) -> None:
-        super().__init__(features_only)
-        check_memory(memory, "revnet", norm)
-        norm = with_paper_statistics(norm)
-        imagenet = len(structure) == 4
-        self.mod1 = build_preact_stem(widths[0], norm, imagenet, memory)
-        in_channels, reduction = widths[0], 4 if imagenet else 1
-        self._add_stage("mod1", channels=in_channels, reduction=reduction)
-        for index, (blocks, width) in enumerate(zip(structure, widths[1:], strict=True)):
-            out_channels, stride = 4 * width if bottleneck else width, 2 if index > 0 else 1
-            module = ReversibleModule(
-                in_channels, out_channels, norm, bottleneck, blocks, stride, leading_norm=index > 0
-            )
-            module.chain.store = memory == "plain"
-            self.add_module(f"mod{index + 2}", module)
-            in_channels, reduction = out_channels, reduction * stride
-            self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
-        self.bn_out = out_of_place(norm(in_channels))
-        self._add_classifier(classes)
+    family = "revnet"
+
+    def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
+        return ReversibleModule(shape, norm, store=memory == "plain")
 
 
 class ReversibleModule(nn.Module):
@@ -64,28 +37,21 @@ class ReversibleModule(nn.Module):
     Backward keeps the input of ``first`` and the chain's output; where ``chain.store`` is set, what autograd keeps.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        norm: NormFactory,
-        bottleneck: bool,
-        blocks: int,
-        stride: int,
-        leading_norm: bool,
-    ) -> None:
+    def __init__(self, shape: ModuleShape, norm: NormFactory, store: bool) -> None:
         super().__init__()
+        in_channels, out_channels, bottleneck, blocks, stride, leading_norm = shape
         changes_shape = stride > 1 or in_channels != out_channels
         if changes_shape:
             self.first = TransitionBlock(in_channels, out_channels, norm, bottleneck, stride, leading_norm)
         half = out_channels // 2
-        self.chain = ReversibleSequential(
+        chain = (
             ReversibleBlock(
                 build_preact_branch(half, half, norm, bottleneck, leading_norm=leading_norm or index > 0),
                 build_preact_branch(half, half, norm, bottleneck),
             )
             for index in range(int(changes_shape), blocks)
         )
+        self.chain = ReversibleSequential(chain, store=store)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""
