@@ -6,7 +6,7 @@ output and its gradient back, in place too.  Source: Hascoet et al., EURASIP JIV
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -90,44 +90,44 @@ class Use:
         return (x,), (dx,), gradients
 
 
-class ChannelPool(Invertible):
+class _Pool(Invertible):
+    """Base of the pools, which move values: a subclass names the functions that do it, undo it and undo it in place."""
+
+    pool: Callable[[Tensor], Tensor]
+    unpool: Callable[[Tensor], Tensor]
+    unpool_: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y in a new tensor."""
+        return self.pool(x)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Return x in a new tensor."""
+        return self.unpool(y)
+
+    def record(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return y in a new tensor, and nothing."""
+        return self.pool(x), None
+
+    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
+        """Return x and dx in the memory of y and dy."""
+        return self.unpool_(y), self.unpool_(dy), {}
+
+
+class ChannelPool(_Pool):
     """2x2 windows as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.invertible.channel_pool`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y in a new tensor."""
-        return channel_pool(x)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor."""
-        return channel_unpool(y)
-
-    def record(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in a new tensor, and nothing."""
-        return self(x), None
-
-    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
-        """Return x and dx in the memory of y and dy."""
-        return channel_unpool_(y), channel_unpool_(dy), {}
+    pool = staticmethod(channel_pool)
+    unpool = staticmethod(channel_unpool)
+    unpool_ = staticmethod(channel_unpool_)
 
 
-class BatchPool(Invertible):
+class BatchPool(_Pool):
     """2x2 windows as pictures: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.invertible.batch_pool`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y in a new tensor."""
-        return batch_pool(x)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor."""
-        return batch_unpool(y)
-
-    def record(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in a new tensor, and nothing."""
-        return self(x), None
-
-    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
-        """Return x and dx in the memory of y and dy."""
-        return batch_unpool_(y), batch_unpool_(dy), {}
+    pool = staticmethod(batch_pool)
+    unpool = staticmethod(batch_unpool)
+    unpool_ = staticmethod(batch_unpool_)
 
 
 class InvertibleLeakyReLU(Invertible):
