@@ -43,6 +43,13 @@ def is_recorded() -> bool:
     )
 
 
+def is_autocast(device_type: str) -> bool:
+    """Return whether autocast casts on a device, also for devices that it does not know, such as meta."""
+    # Compilers know all their devices, and not every version of torch's traces the first question.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
+    return known and torch.is_autocast_enabled(device_type)
+
+
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """Return a context in which autocast casts nothing, also on devices that it does not know."""
     known = torch.amp.is_autocast_available(device_type)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
-from zoo.ops.recorded import is_transformed
+from zoo.ops.recorded import is_autocast, is_transformed
 from zoo.ops.replay import Autocast, RandomState
 
 Tensors = tuple[Tensor, ...]
@@ -36,9 +36,6 @@ class Link(Protocol):
 
     def modules(self) -> Iterable[Any]:
         """Return the modules whose parameters and buffers, beside the inputs, the outputs depend on."""
-
-    def inverse(self, *ys: Tensor) -> Tensors:
-        """Return the inputs."""
 
     def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Any, Tensors, Gradients]:
         """Return the inputs, their gradients and those of the parameters; runs without gradients.
@@ -76,13 +73,7 @@ def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
 
 def _cast(xs: Tensors) -> Tensors:
     """Return xs with what is in half precision under autocast in float32: the sums are rounded at every link."""
-    return tuple(x.float() if x.dtype in HALF and _is_autocast(x.device.type) else x for x in xs)
-
-
-def _is_autocast(device_type: str) -> bool:
-    # Compilers know all their devices, and not every version of torch's traces the first question.
-    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
-    return known and torch.is_autocast_enabled(device_type)
+    return tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
 
 
 @torch.compiler.disable  # all of it, so that the graphs break once
@@ -134,7 +125,7 @@ class _Chain(torch.autograd.Function):
         num_inputs: int,
         *tensors: Tensor,
     ) -> Tensors:
-        ctx.steps, ctx.parameters, ctx.meter, ctx.num_inputs = steps, parameters, meter, num_inputs
+        ctx.steps, ctx.parameters, ctx.meter = steps, parameters, meter
         xs = tensors[:num_inputs]
         ctx.autocast, ctx.random_states, ctx.inputs = Autocast.now(xs[0]), [], []
         state = RandomState.now(xs[0])

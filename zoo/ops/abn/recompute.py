@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.reference import Form
+from zoo.ops.recorded import is_autocast
 
 KEEP = ("input", "xhat")
 
@@ -80,11 +81,9 @@ def _normalised(x: Tensor, statistics: Statistics, eps: float) -> Tensor:
 
 def convolution_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that a convolution of x has here: autocast leaves float64 alone."""
-    device = x.device.type
-    available = torch.amp.is_autocast_available(device)  # not on the meta device, where asking further would raise
-    if x.dtype == torch.float64 or not available or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or not is_autocast(x.device.type):
         return x.dtype
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(x.device.type)
 
 
 class _NormActConv(torch.autograd.Function):
