@@ -68,8 +68,7 @@ def get(
         norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
         activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
         activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
-        classes: default 1000 (10 for the networks for CIFAR), or those of the checkpoint; 0 leaves the classifier out:
-            the last map is returned.
+        classes: default 1000 (for CIFAR 10) or the checkpoint's; 0 leaves the classifier out: the last map is returned.
         features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.

@@ -16,6 +16,7 @@ from zoo.data.folder import ImageFolder
 from zoo.data.transforms import val_transform
 from zoo.errors import DataError
 from zoo.layers.reversible import ReversibleSequential
+from zoo.registry import CIFAR_INPUT
 from zoo.report.reversible.networks import build
 from zoo.report.reversible.schema import Line, Panel, Section, at_most, unpublished
 
@@ -26,7 +27,6 @@ BATCH = 16
 SIZE = 32
 CLASSES = 10
 LR = 0.1
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -42,7 +42,7 @@ class Angles(NamedTuple):
 
 def open_pictures(data: Path, batch: int = BATCH) -> ImageFolder:
     """Return the pictures below train/; DataError unless they make a batch, of classes that the networks have."""
-    pictures = ImageFolder(data / "train", val_transform(SIZE, SIZE, MEAN, STD))
+    pictures = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
     if len(pictures) < batch or len(pictures.classes) > CLASSES:
         raise DataError(
             f"{len(pictures)} pictures of {len(pictures.classes)} classes; {pictures.root}: give at least {batch} "

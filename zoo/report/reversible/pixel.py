@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from zoo.report.measure import measure_memory
 from zoo.report.reversible.networks import build, count_parameters, forward_of
-from zoo.report.reversible.schema import Figure, Line, Panel, Section, unpublished
+from zoo.report.reversible.schema import Figure, Line, Panel, Section, compare, unpublished
 
 SIZES = (144, 192, 240)  # of the pictures, in pixels; in smaller batches the peak is elsewhere in a step
 BATCH = 8
@@ -102,6 +103,5 @@ def _weights(name: str) -> float | None:
 
 def _no_more(what: str, published: float, measured: float, unit: str) -> Figure:
     difference = measured / published - 1
-    verdict = f"within {100 * TOLERANCE:g} %" if abs(difference) <= TOLERANCE else f"off by {100 * difference:+.1f} %"
-    verdict = f"less by {-100 * difference:.1f} %" if difference < -TOLERANCE else verdict
-    return Figure(what, published, measured, unit, verdict)
+    figure = compare(what, published, measured, unit, TOLERANCE)
+    return replace(figure, verdict=f"less by {-100 * difference:.1f} %") if difference < -TOLERANCE else figure

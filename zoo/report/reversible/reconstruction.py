@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import mean
 
 from zoo.report.reversible.accuracy import curves, errors_of
 from zoo.report.reversible.runs import Run
@@ -73,5 +74,5 @@ def _difference(name: str, runs: Sequence[Run]) -> list[Figure]:
     stored, reconstructed = ([run.top1[-1] for run in runs if run.is_stored == flag] for flag in (True, False))
     if not stored or not reconstructed:
         return []
-    lost = sum(stored) / len(stored) - sum(reconstructed) / len(reconstructed)
+    lost = mean(stored) - mean(reconstructed)
     return [Figure(f"{name}: lost by reconstruction", None, lost, "points", "nothing published for a short training")]
