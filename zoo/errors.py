@@ -9,6 +9,9 @@ EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: state was saved, run again with --resume auto
+EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
+
+MAX_LISTED = 10
 
 
 class ZooError(Exception):
@@ -58,3 +61,23 @@ class TrainingInterrupted(ZooError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the ``count`` entries of ``known`` that look most like ``name``, the most similar first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.0)
+
+
+def printable(text: object) -> str:
+    """Return ``text`` in one line that a terminal and a log can show, whoever chose it.
+
+    File names, keys of weights files and answers of servers come from outside. Control characters, line breaks and
+    bytes that are no UTF-8 become backslash escapes, so that none of them can colour a terminal or forge a log line.
+    """
+    escaped = (
+        char if char.isprintable() else char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
+        for char in str(text)
+    )
+    return "".join(escaped)
+
+
+def listed(names: Iterable[object], count: int = MAX_LISTED) -> str:
+    """Return the first ``count`` names, made `printable` and separated by commas, and the number of the others."""
+    every = list(names)
+    rest = f" and {len(every) - count:,} more" if len(every) > count else ""
+    return ", ".join(map(printable, every[:count])) + rest

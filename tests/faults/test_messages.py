@@ -1,0 +1,25 @@
+"""What comes from outside is shown in one line and cut to a length that somebody reads."""
+
+import pytest
+
+from zoo.errors import listed, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b.jpg", "a b.jpg"),
+        ("é日本.png", "é日本.png"),
+        ("red\x1b[31m", "red\\x1b[31m"),
+        ("one\nepoch 1 validation: top-1 99", "one\\nepoch 1 validation: top-1 99"),
+        ("bad\udcff.png", "bad\\udcff.png"),
+        ("right\u202eleft", "right\\u202eleft"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_long_list_is_cut_after_ten_and_counted() -> None:
+    assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert listed(f"k{index}\n" for index in range(1012)).endswith("k8\\n, k9\\n and 1,002 more")
