@@ -10,6 +10,7 @@ EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: state was saved, run again with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: whoever read the output has left
 
 MAX_LISTED = 10
 

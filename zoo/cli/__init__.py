@@ -6,13 +6,15 @@ Nothing here imports torch before a command runs, so that ``--help`` and mistake
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
 
 from zoo.cli import benchmark, convert, doctor, fetch, models, predict, quickstart, reproduce, train, validate
-from zoo.errors import ZooError
+from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
 from zoo.report.console import set_up_console
 
 COMMANDS = (models, fetch, train, validate, convert, predict, reproduce, benchmark, quickstart, doctor)
@@ -22,29 +24,97 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or the ``exit_code`` of the ZooError that it raised.
 
     ``argv`` defaults to the arguments of the process. A ZooError is printed on stderr, without a traceback
-    unless ``--debug`` is given; wrong arguments end the process with code 2, as argparse does.
+    unless ``--debug`` is given; Ctrl-C ends with code 130 and one line. A reader of the output that leaves early
+    (``zoo list | head -1``) ends the command without a word and with code 141, as it ends other programs. Wrong
+    arguments end the process with code 2, as argparse does.
     """
-    args = build_parser().parse_args(argv)
+    _accept_all_characters()
+    parser = build_parser()
+    args = parser.parse_args(_known_command(parser, sys.argv[1:] if argv is None else argv))
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(EXIT_USER_ERROR)
     # Threads that spin while they wait make a step many times slower as soon as anything else wants a core. Read when
     # torch is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    set_up_console(rank=int(os.environ.get("RANK", "0")))
+    set_up_console(rank=_rank())
     try:
         code: int = args.run(args)
+        sys.stdout.flush()  # here, where it is known what to do if nobody reads it
     except ZooError as error:
-        if args.debug:
-            traceback.print_exc()
-        print(f"zoo {args.command}: {error}", file=sys.stderr)
+        _print_error(args, str(error))
         return error.exit_code
+    except KeyboardInterrupt:
+        _print_error(args, "interrupted")
+        return EXIT_KEYBOARD_INTERRUPT
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        # Python flushes once more when it ends, and would complain that it cannot.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     return code
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(prog="zoo", description="ImageNet networks, their weights and training.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action=_PrintVersion, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
     for subparser in commands.choices.values():
         subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(commands=tuple(commands.choices))
     return parser
+
+
+class _PrintVersion(argparse.Action):
+    """Prints the version; it is looked up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"zoo {version('zoo')}")
+        parser.exit()
+
+
+def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
+    """Return the arguments, ``help`` as ``--help``; end with code 2 and the nearest names for an unknown command."""
+    known = parser.get_default("commands")
+    if not words or words[0].startswith("-") or words[0] in known:
+        return words
+    if words[0] == "help":
+        return [*words[1:2], "--help"]
+    near = " or ".join(nearest(words[0], known, 2))
+    parser.error(f"there is no command {printable(words[0])!r}; did you mean {near}? (zoo --help lists all)")
+
+
+def _accept_all_characters() -> None:
+    """Let the output show what its encoding cannot, such as a file name that is no UTF-8, as backslash escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other objects there
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _rank() -> int:
+    """Return this process's rank for its log; what is no number is refused by the commands that run distributed."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def _print_error(args: argparse.Namespace, message: str) -> None:
+    if args.debug:
+        traceback.print_exc()
+    # A message may have several lines; whatever else a terminal would obey is escaped.
+    print(f"zoo {args.command}:", "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+
+
+def _reader_has_left() -> bool:
+    """Return whether it is the standard output that nobody reads any more, and not a pipe of the command's own."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

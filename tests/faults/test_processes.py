@@ -1,0 +1,113 @@
+"""A command ends in one line and with its own exit code, whoever stops it and wherever its output goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from zoo.cli import main
+
+ZOO = [sys.executable, "-m", "zoo"]
+# A command that says so and then works for a long time, as a download or a validation does.
+SLOW = """
+import time
+from zoo.cli import doctor, main
+def run(args):
+    print("working", flush=True)
+    time.sleep(60)
+doctor.run = run
+raise SystemExit(main(["doctor", *{arguments!r}]))
+"""
+
+
+def interrupted(*arguments: str) -> subprocess.CompletedProcess[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW.format(arguments=arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
+
+
+def test_ctrl_c_ends_any_command_with_one_line_and_130() -> None:
+    done = interrupted()
+    assert (done.returncode, done.stderr) == (130, "zoo doctor: interrupted\n")
+
+
+def test_debug_shows_where_ctrl_c_came() -> None:
+    done = interrupted("--debug")
+    assert done.returncode == 130
+    assert "Traceback" in done.stderr
+    assert "time.sleep(60)" in done.stderr or "KeyboardInterrupt" in done.stderr
+
+
+def test_a_reader_that_leaves_early_ends_the_command_without_a_word() -> None:
+    code = "from zoo.cli import doctor, main; doctor.run = lambda args: print('line\\n' * 200000) or 0; "
+    code += "raise SystemExit(main(['doctor']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "line\n"
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=30), errors) == (141, "")
+
+
+def test_a_pipe_of_the_commands_own_that_breaks_is_not_taken_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: object) -> int:
+        raise BrokenPipeError("a worker has gone")
+
+    monkeypatch.setattr("zoo.cli.doctor.run", fail)
+    monkeypatch.setattr("zoo.cli._reader_has_left", lambda: False)
+    with pytest.raises(BrokenPipeError, match="a worker has gone"):
+        main(["doctor"])
+
+
+@pytest.mark.parametrize("rank", ["x", "-1", "1" * 5000, ""])
+def test_a_rank_that_is_no_number_does_not_keep_a_command_from_running(rank: str) -> None:
+    done = subprocess.run([*ZOO, "fetch"], env={**os.environ, "RANK": rank}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_knows_only_ascii_shows_other_characters_escaped() -> None:
+    code = "from zoo.cli import doctor, main; doctor.run = lambda args: print('Kühe\\udcff') or 0; main(['doctor'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "K\\xfche\\udcff\n", "")
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["traain"])
+    assert stopped.value.code == 2
+    assert "there is no command 'traain'; did you mean train" in capsys.readouterr().err
+
+
+def test_zoo_alone_and_zoo_help_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
+    alone = capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["help"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == alone
+    assert "validate" in alone
+
+
+def test_the_version_is_printed_without_importing_torch() -> None:
+    code = "import sys; sys.argv = ['zoo', '--version']; from zoo.cli import main\n"
+    code += "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"zoo {version('zoo')}\n"
