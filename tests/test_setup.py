@@ -1,10 +1,14 @@
-"""Installation never fails for the lack of a compiler."""
+"""Installation as the README documents it works in a fresh environment, and never fails for the lack of a compiler."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -12,9 +16,50 @@ import pytest
 pytest.importorskip("setuptools", minversion="77")  # what pyproject.toml needs for a build
 
 ROOT = Path(__file__).parents[1]
+NO_INDEX = re.compile(
+    "ConnectionError|NewConnectionError|No matching distribution|Temporary failure in name resolution"
+)
 
 
-def test_without_a_working_compiler_the_kernels_are_left_out_with_a_word(tmp_path):
+def _documented_commands() -> list[str]:
+    """Return the commands of the README's section on installing."""
+    section = (ROOT / "README.md").read_text().partition("\n## Install\n")[2].partition("\n## ")[0]
+    return [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+
+
+def _copy_of_the_checkout(target: Path) -> Path:
+    """Return a copy of the tracked files: a build leaves its own files in the folder that it builds."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in map(os.fsdecode, filter(None, names)):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes((ROOT / name).read_bytes())
+    return target
+
+
+def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path) -> None:
+    """Torch and the other packages are taken from the environment that runs the test; setuptools is the new one's own."""
+    checkout, home = _copy_of_the_checkout(tmp_path / "checkout"), tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    paths = {"base": str(home), "platbase": str(home)}
+    Path(sysconfig.get_path("purelib", vars=paths), "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    commands = _documented_commands()
+    assert [command.split()[0] for command in commands] == ["pip"] * 3
+    for command in commands:
+        words = [str(home / "bin" / "python"), "-m", *shlex.split(command, comments=True)]
+        done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode and NO_INDEX.search(done.stderr):
+            pytest.skip("the package index cannot be reached")
+        assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        [str(home / "bin" / "zoo"), "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert str(home) in shown  # the experiments of the installed package, not of a checkout
+    assert re.search(r"native +active", shown), shown
+
+
+def test_without_a_working_compiler_the_kernels_are_left_out_with_a_word(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path / "temp"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "CC": "false", "CXX": "false"}, capture_output=True, text=True

@@ -21,7 +21,7 @@ def export(model: nn.Module, path: str | Path, size: int = 224) -> float:
     """Write ``model`` for float32 pictures (any N, 3, size, size) to ``path``, a .pt2 or .onnx file.
 
     The file is read again and run on two random pictures; the largest absolute difference to ``model`` is returned.
-    ``model`` is put into evaluation mode. A .onnx file needs the optional packages: pip install "zoo[onnx]".
+    ``model`` is put into evaluation mode. A .onnx file needs the optional packages: pip install ".[onnx]".
     Raises ConversionError for another ending or missing packages, VerificationError for outputs that differ.
     """
     path = Path(path)
@@ -46,7 +46,7 @@ def _check_format(path: Path) -> None:
     if path.suffix == ".onnx" and missing:
         raise ConversionError(
             f"{path}: ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
-            'pip install "zoo[onnx]", or export to a .pt2 file'
+            'pip install ".[onnx]", or export to a .pt2 file'
         )
 
 
