@@ -38,7 +38,7 @@ def _copy_of_the_checkout(target: Path) -> Path:
 
 
 def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path) -> None:
-    """Torch and the other packages are taken from the environment that runs the test; setuptools is the new one's own."""
+    """Torch and the other packages come from the environment that runs the test; setuptools is the new one's own."""
     checkout, home = _copy_of_the_checkout(tmp_path / "checkout"), tmp_path / "venv"
     venv.create(home, with_pip=True)
     paths = {"base": str(home), "platbase": str(home)}
