@@ -205,7 +205,7 @@ def test_unreadable_pictures_end_the_run_with_their_name_or_are_left_out_and_cou
     log = MemoryLog()
     run(make_config(), folder, tmp_path / "log2", log, workers=workers, on_bad_image="skip")
     assert sum("left out" in message and "5.png" in message for message in log.messages) == EPOCHS
-    assert "epoch 2: 1 training pictures could not be read" in log.messages
+    assert "epoch 2: 1 training image could not be read" in log.messages
     assert len(log.metrics) == EPOCHS * NUM_BATCHES
 
 

@@ -55,7 +55,7 @@ def test_auto_takes_the_newest_checkpoint_and_says_where_training_is(tmp_path: P
     state = _start(tmp_path, log, resume="auto")
     assert state.step == state.meter.read()["skipped"] == 2
     assert _equal(state.model, saved.model)
-    assert log.messages == [f"resumed from {tmp_path / CHECKPOINT}: epoch 1, 0 batches done, 2 steps in all"]
+    assert log.messages == [f"resumed from {tmp_path / CHECKPOINT}: epoch 1 of 3, 0 batches done, 2 steps in all"]
 
 
 def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_path_that_is_missing_or_damaged_is_an_error_even_if_another_is_good(t
 def test_changed_settings_are_refused_by_name_with_both_values(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     changed = make_config(optimizer={"learning_rate": 0.5}, seed=4)
-    message = r"optimizer.learning_rate: 0.05 before, 0.5 now; seed: 0 before, 4 now.*--weights"
+    message = r"optimizer.learning_rate: 0.05 before and 0.5 now, seed: 0 before and 4 now.*--weights"
     with pytest.raises(CheckpointError, match=message):
         _start(tmp_path, config=changed, resume="auto")
 
@@ -103,7 +103,7 @@ def test_changed_settings_are_refused_by_name_with_both_values(tmp_path: Path) -
 def test_a_longer_schedule_is_another_run_too(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     changed = make_config(optimizer={"schedule": {"type": "cosine", "mode": "step", "epochs": 9, "warmup_epochs": 0.5}})
-    with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: 3 before, 9 now"):
+    with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: 3 before and 9 now"):
         _start(tmp_path, config=changed, resume="auto")
 
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_older_than_a_setting_continues_with_the_settings_default(t
     del content["config"]["network"]["memory"]
     write(content, tmp_path, is_best=False)
     assert _start(tmp_path, resume="auto").step == 1
-    with pytest.raises(CheckpointError, match=r"network.memory: 'auto' before, 'plain' now"):
+    with pytest.raises(CheckpointError, match=r"network.memory: 'auto' before and 'plain' now"):
         _start(tmp_path, config=make_config(network={"memory": "plain"}), resume="auto")
 
 
@@ -164,13 +164,6 @@ def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tm
     saved = _save_steps(folder, 3)
     assert _equal(_start(folder, log, resume="auto", weights=str(weights)).model, saved.model)
     assert "are not read: the run continues" in log.messages[1]
-
-
-def test_a_new_run_warns_before_it_replaces_the_checkpoint_of_an_old_one(tmp_path: Path) -> None:
-    _save_steps(tmp_path, 1)
-    log = MemoryLog()
-    assert _start(tmp_path, log).step == 0
-    assert "will be replaced; --resume auto continues it" in log.messages[0]
 
 
 def test_a_batch_that_does_not_divide_is_refused_at_the_start(tmp_path: Path) -> None:

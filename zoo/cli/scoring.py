@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.config import Experiment, find_experiment, load_experiment, parse_experiment
 from zoo.data.folder import Batch, OnBadImage, check_num_classes
 from zoo.data.loader import NUM_CROPS, build_val_loader
+from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import Result, validate
@@ -51,14 +52,12 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
     weights that are missing or do not fit, the classifier included.
     """
     weights = None if weights is None else locate_weights(weights)
-    path, bundled = Path(name), experiments_dir() / f"{name}.json"
-    if path.suffix == ".json":
-        title, experiment = path.stem, load_experiment(path)
-    elif bundled.is_file():
-        title, experiment = name, load_experiment(bundled)
-    elif path.is_file():
-        title, experiment = name, _experiment_of(path)
-        weights = weights or path
+    file = find_experiment(name)
+    if file is not None:
+        title, experiment = file.stem, load_experiment(file)
+    elif Path(name).is_file():
+        title, experiment = name, _experiment_of(Path(name))
+        weights = weights or Path(name)
     else:
         title, experiment = name, Experiment()
         return Subject(title, _architecture(name, weights), experiment, weights)
@@ -141,6 +140,18 @@ def score(
         on_bad_image=on_bad_image,
     )
     check_num_classes(loader.dataset, settings.network.classes)
+    check_agreement(
+        process,
+        lambda: {
+            **program_facts(process, "validate"),
+            "protocol": protocol.name,
+            "training.amp": settings.training.amp,
+            "--on-bad-image": on_bad_image,
+            "weights": weights_digest(subject.model),
+            "val": image_facts(loader.dataset, loader.batch_sampler.num_pictures),
+        },
+        "give every process the same command, weights and images",
+    )
     with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
             subject.model.to(process.device),

@@ -12,7 +12,7 @@ from typing import Any
 from zoo.config.experiment import Experiment
 from zoo.config.section import KeyPath, Problem
 from zoo.config.validate import validate
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, nearest, printable
 
 logger = logging.getLogger("zoo")
 
@@ -24,18 +24,32 @@ def experiments_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "experiments"
 
 
-def load_experiment(path: str | Path) -> Experiment:
-    """Return the experiment in the JSON file at ``path``; files of the original project are read unchanged.
+def find_experiment(name: str | Path) -> Path | None:
+    """Return the file of an experiment, given by its path or by the name of a bundled one; None if there is none.
 
-    Raises ConfigError, which names every problem of the file with its place and value.
+    What ends in ``.json`` is a path, whether there is such a file or not.
     """
+    bundled = experiments_dir() / f"{name}.json"
+    if Path(name).suffix == ".json":
+        return Path(name)
+    return bundled if bundled.is_file() else None
+
+
+def load_experiment(name: str | Path) -> Experiment:
+    """Return the experiment in a JSON file, given by its path, or by its name if it is a bundled one.
+
+    Files of the original project are read unchanged. Raises ConfigError, which names every problem of the file with its
+    place and value, or the bundled experiments whose names are nearest to one that does not exist.
+    """
+    path = find_experiment(name) or Path(name)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text, object_pairs_hook=_JsonObject)
     except OSError as error:
+        bundled = [file.stem for file in experiments_dir().glob("*.json")]
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give the path of an experiment file, "
-            f"for instance of one in {experiments_dir()}"
+            f"{printable(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
+            f"nearest of those in {experiments_dir()} are {', '.join(nearest(path.stem, bundled))}"
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
-from zoo.errors import CheckpointError
+from zoo.errors import CheckpointError, listed, printable
 
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
-TEMPORARY = ".checkpoint.pth.tar.tmp"
+TEMPORARY = f".{CHECKPOINT}.tmp"
+BEST_TEMPORARY = f".{BEST}.tmp"
 FORMAT_VERSION = 1
 ZIP_MAGIC = b"PK"
 
@@ -30,15 +33,7 @@ def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
     """
     settle_buffers(state)
     ranks = state.process.gather(rank_state(state))
-    failure = None
-    if state.process.is_main:
-        try:
-            write(_content(state, ranks), folder, is_best)
-        except CheckpointError as error:
-            failure = str(error)
-    failure = state.process.broadcast(failure)
-    if failure is not None:
-        raise CheckpointError(failure)
+    state.process.on_main(lambda: write(_content(state, ranks), folder, is_best))
     return folder / CHECKPOINT
 
 
@@ -69,14 +64,24 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
             _flush_to_disk(file)
         # The copy comes first: a run that dies here finds its older checkpoint and makes the same copy again.
         if is_best:
-            _replace_by_copy(temporary, folder / BEST)
+            _replace_by_copy(temporary, folder / BEST, folder / BEST_TEMPORARY)
         if checkpoint.exists():
             os.replace(checkpoint, folder / PREVIOUS)
         os.replace(temporary, checkpoint)
         _flush_folder(folder)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the failure that is reported may be that this name is a folder
+            temporary.unlink(missing_ok=True)
+        if is_dead_worker(error):  # raised in here by a signal handler; no fault of the disk
+            raise
         raise CheckpointError(_write_failure(error, folder)) from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of a save that was killed, if the system lets them be removed."""
+    for name in (TEMPORARY, BEST_TEMPORARY):
+        with suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _write_failure(error: BaseException, folder: Path) -> str:
@@ -94,8 +99,7 @@ def _flush_to_disk(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _replace_by_copy(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.tmp")
+def _replace_by_copy(source: Path, target: Path, temporary: Path) -> None:
     try:
         with open(source, "rb") as reader, open(temporary, "wb") as writer:
             shutil.copyfileobj(reader, writer)
@@ -155,5 +159,9 @@ def _damage(path: Path) -> str | None:
     if magic != ZIP_MAGIC:
         return None if magic else "it is empty"
     with zipfile.ZipFile(path) as archive:
+        # torch.save never compresses: a small file must not be able to fill the memory.
+        compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+        if compressed:
+            return f"compressed entries: {listed(compressed)}"
         damaged = archive.testzip()
-    return f"wrong checksum of {damaged}" if damaged else None
+    return f"wrong checksum of {printable(damaged)}" if damaged else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def train(
 
     Every rank has to call it. Changes ``state``; writes checkpoints to ``log_dir`` every
     ``checkpoint.every_steps`` steps and, after its validation, at the end of each epoch; reports to ``log``
-    every ``log_interval`` batches. Raises TrainingInterrupted after SIGTERM or SIGINT, when the state is saved;
-    NonFiniteLossError, DataError and CheckpointError without saving.
+    every ``log_interval`` batches. Raises TrainingInterrupted after SIGTERM or SIGINT, when the state is saved (in a
+    validation: that of the epoch's end, so that a resume begins with the validation); NonFiniteLossError, DataError
+    and CheckpointError without saving.
     """
     result = None
     with StopSignals(state.process.control) as stop:
@@ -181,10 +183,15 @@ def _finish_epoch(run: _Run) -> Result:
     _stop_if_asked(run, run.stop.agreed_at_once())
     skipped = state.meter.read(reduce=True)["skipped"]
     if skipped:
-        run.log.message(f"epoch {state.epoch + 1}: {skipped} training pictures could not be read")
-    result = _validation(run)
+        run.log.message(f"epoch {state.epoch + 1}: {skipped} training image{'s' * (skipped > 1)} could not be read")
+    try:
+        result = _validation(run)
+    except _StopInValidation as asked:
+        _stop_if_asked(run, str(asked))
+        raise
     is_best = state.epoch == 0 or result.top1 > state.best_top1
-    state.best_top1 = max(state.best_top1, result.top1)
+    if is_best:
+        state.best_top1, state.best_epoch = result.top1, state.epoch
     run.log.validation(state.epoch, state.step, result, is_best)
     state.epoch, state.batch = state.epoch + 1, 0
     state.meter.reset()
@@ -200,7 +207,7 @@ def _validation(run: _Run) -> Result:
     with run.log.progress("validation", len(run.val_loader)) as advance:
         return validate(
             state.scored_model,
-            run.val_loader,
+            _until_asked(run),
             state.process.device,
             state.process.world_size,
             num_pictures=run.val_loader.batch_sampler.num_pictures,
@@ -208,6 +215,31 @@ def _validation(run: _Run) -> Result:
             amp=settings.training.amp,
             advance=advance,
         )
+
+
+class _StopInValidation(Exception):
+    """The ranks agreed on the signal of this name, and all are still in the same validation."""
+
+
+def _until_asked(run: _Run) -> Iterator[Batch]:
+    """Yield this rank's batches to validate; raise _StopInValidation on every rank once they agree on a signal.
+
+    That takes equally many exchanges on all ranks, but a rank may have a batch fewer than rank 0.
+    """
+    batches, world_size = run.val_loader.batch_sampler, run.state.process.world_size
+    largest_share = -(-batches.num_pictures // world_size)
+    num_exchanges = -(-largest_share // batches.batch_size)
+    for batch in run.val_loader:
+        yield batch
+        _leave_if_asked(run)
+    for _ in range(len(batches), num_exchanges):
+        _leave_if_asked(run)
+
+
+def _leave_if_asked(run: _Run) -> None:
+    name = run.stop.agreed()
+    if name is not None:
+        raise _StopInValidation(name)
 
 
 def _save(run: _Run, is_best: bool = False) -> None:

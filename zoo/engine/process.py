@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from zoo.errors import ConfigError
+from zoo.engine.breakdown import one_line_breakdowns
+from zoo.errors import ConfigError, ZooError
 
 BACKENDS = ("nccl", "gloo")
 CPU = torch.device("cpu")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAST_PORT = 65535
+MAX_DIGITS = 9
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,22 @@ class Process:
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
+    def on_main(self, action: Callable[[], ResultT]) -> ResultT:
+        """Return on every rank what ``action`` returns on rank 0; a ZooError of it is raised on every rank."""
+        if self.control is None:
+            return action()
+        answer: Any = None
+        if self.is_main:
+            try:
+                answer = action()
+            except ZooError as error:
+                answer = error
+        answer = self.broadcast(answer)
+        if isinstance(answer, ZooError):
+            raise answer
+        result: ResultT = answer
+        return result
+
 
 @contextmanager
 def open_process(local_rank_arg: int | None = None, backend: str | None = None) -> Iterator[Process]:
@@ -67,14 +88,21 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
     ``local_rank_arg``: what ``--local-rank`` said, None without it; the variable LOCAL_RANK serves as well.
     ``backend``: "nccl", "gloo", or None for NCCL with CUDA and Gloo without. Each process gets the CUDA device
     of its local rank, or the CPU. ConfigError: the environment is half set or contradicts the argument, there
-    are fewer devices than local ranks, or the backend cannot work here.
+    are fewer devices than local ranks, or the backend cannot work here. ZooError, in one line: another process of the
+    run, or one that reads images, has ended.
     """
     world_size = _world_size()
     local_rank = _local_rank(local_rank_arg, world_size)
     device = _open_device(local_rank)
-    if world_size == 1:
-        yield Process(0, local_rank, 1, device)
-        return
+    with one_line_breakdowns():
+        if world_size == 1:
+            yield Process(0, local_rank, 1, device)
+        else:
+            yield from _joined(world_size, local_rank, device, backend)
+
+
+def _joined(world_size: int, local_rank: int, device: torch.device, backend: str | None) -> Iterator[Process]:
+    """Yield this process as one of a group, which is left at the end."""
     dist.init_process_group(_backend(backend, device))
     try:
         control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
@@ -102,6 +130,8 @@ def _world_size() -> int:
     rank, world_size = _integer("RANK"), _integer("WORLD_SIZE")
     if not 0 <= rank < world_size:
         raise ConfigError(f"RANK={rank} is not one of WORLD_SIZE={world_size} ranks; environment: ranks count from 0")
+    if world_size > 1 and _integer("MASTER_PORT") > LAST_PORT:
+        raise ConfigError(f"MASTER_PORT={_integer('MASTER_PORT')} is no port; environment: give one up to {LAST_PORT}")
     return world_size
 
 
@@ -123,7 +153,7 @@ def _local_rank(argument: int | None, world_size: int) -> int:
 
 def _integer(name: str) -> int:
     value = os.environ[name]
-    if not value.isdecimal():
+    if not (value.isdecimal() and len(value) <= MAX_DIGITS):
         raise ConfigError(f"{name}={value!r} is not a whole number; environment: start with torchrun")
     return int(value)
 

@@ -11,13 +11,17 @@ import torch
 
 from zoo.config import Experiment
 from zoo.engine import checkpoint
+from zoo.engine.agreement import ABSENT, differing_keys, leaves
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, load_rank_state, load_shared_state
-from zoo.errors import CheckpointError
+from zoo.errors import CheckpointError, listed, printable
 
 AUTO = "auto"
-# Settings that do not change what is computed, by the beginning of their keys; all others may not differ.
+# Beginnings of the keys that may differ at a resume because they do not affect the computation.
 HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter")
+# What Python and torch raise when a file that is a checkpoint by its format holds something else under its keys.
+ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
+MAX_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,17 @@ def find_checkpoint(resume: str | None, folder: Path, process: Process) -> Found
     Rank 0 reads and hands out, so that only its machine needs the file. CheckpointError, on every rank: the file
     is missing or damaged, or "auto" finds only damaged ones.
     """
-    answer: Found | CheckpointError | None = None
-    if process.is_main and resume is not None:
-        try:
-            answer = _newest(folder) if resume == AUTO else Found(Path(resume), checkpoint.read(Path(resume)), [])
-        except CheckpointError as error:
-            answer = error
-    answer = process.broadcast(answer)
-    if isinstance(answer, CheckpointError):
-        raise answer
-    return answer
+
+    def find() -> Found | None:
+        if resume is None:
+            return None
+        return newest_checkpoint(folder) if resume == AUTO else Found(Path(resume), checkpoint.read(Path(resume)), [])
+
+    return process.on_main(find)
 
 
-def _newest(folder: Path) -> Found | None:
+def newest_checkpoint(folder: Path) -> Found | None:
+    """Return the newest good checkpoint of a log folder; None if it has none, CheckpointError for damaged ones only."""
     candidates = [folder / checkpoint.CHECKPOINT, folder / checkpoint.PREVIOUS]
     notices: list[str] = []
     for path in candidates:
@@ -74,20 +76,40 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
     is not allowed. With another number of processes the averages of the running epoch start anew.
     """
     saved = found.content
-    _check_config(saved["config"], state.config, found.path)
-    same_ranks = saved["world_size"] == state.process.world_size
-    if not same_ranks and not allow_world_size_change:
+    try:
+        _check_config(saved["config"], state.config, found.path)
+        same_ranks = saved["world_size"] == state.process.world_size
+        if not same_ranks and not allow_world_size_change:
+            raise CheckpointError(
+                f"the checkpoint is of {printable(saved['world_size'])} process(es), this run has "
+                f"{state.process.world_size}; {found.path}: start as many, or give --allow-world-size-change (it will "
+                "not be the same run to the bit)"
+            )
+        load_shared_state(state, saved)
+        if state.process.rank < len(saved["ranks"]):
+            load_rank_state(state, saved["ranks"][state.process.rank])
+        differences = list(_differences(saved, state))
+    except ODD_CONTENT as error:
         raise CheckpointError(
-            f"the checkpoint is of {saved['world_size']} process(es), this run has {state.process.world_size}; "
-            f"{found.path}: start as many, or give --allow-world-size-change (it will not be the same run to the bit)"
-        )
-    load_shared_state(state, saved)
-    if state.process.rank < len(saved["ranks"]):
-        load_rank_state(state, saved["ranks"][state.process.rank])
+            f"the file holds no state that this run can continue from ({_reason(error)}); {found.path}: resume from "
+            "another checkpoint, or start a new training from its weights with --weights and another --log-dir"
+        ) from error
     if not same_ranks:
         state.meter.reset()
-    position = f"epoch {state.epoch + 1}, {state.batch} batches done, {state.step} steps in all"
-    return [*found.notices, f"resumed from {found.path}: {position}", *_differences(saved, state)]
+    return [*found.notices, f"resumed from {found.path}: {_position(state)}", *differences]
+
+
+def _position(state: TrainState) -> str:
+    epochs = state.config.optimizer.schedule.epochs
+    if state.epoch >= epochs:
+        return f"all {epochs} epochs are done, {state.step} steps"
+    return f"epoch {state.epoch + 1} of {epochs}, {state.batch} batches done, {state.step} steps in all"
+
+
+def _reason(error: Exception) -> str:
+    """Return an exception's type and the first line of its text, cut to a length that somebody reads."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {printable(line[:MAX_REASON])}"
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
@@ -104,25 +126,15 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
-    defaults = _leaves(Experiment().model_dump(mode="json"))  # of keys that are younger than the checkpoint
-    before, now = {**dict(defaults), **dict(_leaves(saved))}, dict(_leaves(config.model_dump(mode="json")))
-    keys = [key for key in sorted(before | now) if not key.startswith(HARMLESS_KEYS)]
+    defaults = leaves(Experiment().model_dump(mode="json"))  # of keys that are younger than the checkpoint
+    before, now = {**dict(defaults), **dict(leaves(saved))}, dict(leaves(config.model_dump(mode="json")))
     changes = [
-        f"{key}: {before.get(key, 'absent')!r} before, {now.get(key, 'absent')!r} now"
-        for key in keys
-        if before.get(key, "absent") != now.get(key, "absent")
+        f"{key}: {before.get(key, ABSENT)!r} before and {now.get(key, ABSENT)!r} now"
+        for key in differing_keys(before, now)
+        if not key.startswith(HARMLESS_KEYS)
     ]
     if changes:
         raise CheckpointError(
-            f"the checkpoint was written with other settings ({'; '.join(changes)}); {path}: put the settings back "
+            f"the checkpoint was written with other settings ({listed(changes)}); {path}: put the settings back "
             f"to continue, or start a new training from these weights with --weights and another --log-dir"
         )
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of nested settings; lists count as values."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

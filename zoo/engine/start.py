@@ -8,7 +8,6 @@ from pathlib import Path
 from torch import nn
 
 from zoo.config import Experiment, Network, check_world_size
-from zoo.engine.checkpoint import CHECKPOINT
 from zoo.engine.log import Log
 from zoo.engine.process import Process, seed_everything
 from zoo.engine.reconstruction import check_meter
@@ -53,6 +52,4 @@ def start(
     if found is not None:
         for notice in restore(state, found, allow_world_size_change):
             log.message(notice)
-    elif (log_dir / CHECKPOINT).exists():
-        log.message(f"{log_dir / CHECKPOINT} is of an earlier run and will be replaced; --resume auto continues it")
     return state

@@ -46,6 +46,8 @@ class TrainState:
     """Optimizer steps done since the start of training."""
     best_top1: float = 0.0
     """Best validation so far, percent."""
+    best_epoch: int | None = None
+    """Index of the epoch that ``best_top1`` is of; None before the first validation, or if the file is older."""
     num_pictures: int = 0
     """Size of the training data, 0 until it is known: steps are a position in this very data."""
 
@@ -112,6 +114,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "arch": state.config.network.arch,
         "state_dict": state.model.state_dict(),
         "best_prec1": state.best_top1,
+        "best_epoch": state.best_epoch,
         "optimizer": state.optimizer.state_dict(),
         "ema": None if state.ema is None else state.ema.state_dict(),
         "scaler": state.scaler.state_dict(),
@@ -128,15 +131,41 @@ def rank_state(state: TrainState) -> dict[str, Any]:
 
 
 def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
-    """Overwrite the state with what `shared_state` returned; keys and shapes have to match exactly."""
+    """Overwrite the state with what `shared_state` returned; keys and shapes have to match exactly.
+
+    Anything else raises what Python and torch raise: LookupError, TypeError, ValueError, RuntimeError, AttributeError.
+    """
     state.model.load_state_dict(saved["state_dict"])
     state.optimizer.load_state_dict(saved["optimizer"])
+    _check_momentum(state.optimizer)
     state.scaler.load_state_dict(saved["scaler"])
     if state.ema is not None:
         state.ema.load_state_dict(saved["ema"])
-    state.best_top1 = saved["best_prec1"]
+    state.best_top1 = _percent(saved["best_prec1"])
+    best_epoch = saved.get("best_epoch")  # younger than the format
+    state.best_epoch = None if best_epoch is None else _count("best_epoch", best_epoch)
     for key in POSITION:
-        setattr(state, key, saved["position"][key])
+        setattr(state, key, _count(f"position.{key}", saved["position"][key]))
+
+
+def _count(name: str, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a whole number of at least 0")
+    return value
+
+
+def _percent(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 100:
+        raise ValueError(f"best_prec1 is {value!r}, not a number from 0 to 100")
+    return float(value)
+
+
+def _check_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for a momentum of another shape than its parameter, which the optimizer itself would load."""
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape != parameter.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
 
 
 def load_rank_state(state: TrainState, saved: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
-"""Stopping between two steps on SIGTERM or SIGINT, at the same step on every rank."""
+"""Stopping between two steps on SIGTERM or SIGINT, at the same step on every rank; a second signal ends at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -11,25 +14,36 @@ import torch
 import torch.distributed as dist
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Launchers pass on a signal that the processes of their group have got already: within this time both are one request.
+REPEAT_S = 5.0
+GRACE_S = 5.0
+EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT are only remembered; `agreed` says when all ranks know of one.
+    """While entered, the first SIGTERM or SIGINT is only remembered; `agreed` says when all ranks know of one.
 
     A signal may reach any subset of the ranks at any time, and all have to save the same step. Each call of
     `agreed` starts an all-reduce of one integer over ``control`` (Gloo, on the host) and waits for the one that
     the call before had started: a step hides the exchange, and no GPU is waited for. Handlers are those of
     before again at the end; outside the main thread, where Python allows no handlers, there are none.
+
+    A second signal, `REPEAT_S` or more after the first, raises KeyboardInterrupt or SystemExit. Python's handlers wait
+    while a collective that hangs keeps the main thread inside torch, so that a thread watches too: it ends the process
+    `GRACE_S` after the second signal.
     """
 
     def __init__(self, control: dist.ProcessGroup | None = None) -> None:
         self._control = control
         self._received = 0
+        self._first = _FirstRequest()
         self._exchange: tuple[torch.Tensor, dist.Work] | None = None
         self._former: dict[signal.Signals, Any] = {}
+        self._watch: _Watch | None = None
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
+            self._watch = _Watch()
             self._former = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
 
@@ -38,11 +52,15 @@ class StopSignals:
     ) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
+        if self._watch is not None:
+            self._watch.close()
         if kind is None:
             self._finish_exchange()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._received = number
+        if self._first.is_repeated():
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_OF_SIGNAL + number)
 
     def agreed(self) -> str | None:
         """Return the name of the signal if all ranks stop here, else None; every rank has to call it.
@@ -69,6 +87,48 @@ class StopSignals:
         self._exchange = None
         work.wait()
         return int(number)
+
+
+class _FirstRequest:
+    """When the first signal came."""
+
+    def __init__(self) -> None:
+        self._time_s: float | None = None
+
+    def is_repeated(self) -> bool:
+        """Whether the signal that has just come is a second request, and not the first one passed on again."""
+        now_s = time.monotonic()
+        if self._time_s is None:
+            self._time_s = now_s
+        return now_s - self._time_s >= REPEAT_S
+
+
+class _Watch:
+    """A thread that ends the process some time after a second request, unless it is closed before.
+
+    The system's own handler writes the number of each signal into a pipe, whatever the main thread is doing.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="zoo-signals", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread; the wakeup descriptor is that of before again."""
+        signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
+        self._closed.set()
+        os.close(self._writer)
+
+    def _run(self) -> None:
+        first = _FirstRequest()
+        while number := os.read(self._reader, 1):
+            if number[0] in SIGNALS and first.is_repeated() and not self._closed.wait(GRACE_S):
+                print(f"{_name(number[0])} again: ended without saving", file=sys.stderr, flush=True)
+                os._exit(EXIT_OF_SIGNAL + number[0])
+        os.close(self._reader)
 
 
 def _name(number: int) -> str | None:

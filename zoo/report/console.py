@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import shutil
 import sys
@@ -10,10 +11,25 @@ from typing import Any
 
 from tqdm import tqdm
 
+from zoo.errors import printable
+
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 30.0
+INDENT = "    "
 BAR_FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}|"
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats a record so that it can neither colour a terminal nor pretend to be another record.
+
+    Control characters become escapes. Line breaks stay, and the lines behind the first one are indented.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's text."""
+        first, *others = super().format(record).split("\n")
+        return "\n".join([printable(first), *(f"{INDENT}{printable(line)}" for line in others)])
 
 
 class ConsoleHandler(logging.Handler):
@@ -35,11 +51,18 @@ def is_terminal() -> bool:
 
 
 def set_up_console(rank: int) -> None:
-    """Send zoo's log records to stderr: all of rank 0, of the others warnings, with the rank."""
+    """Send zoo's log records to stderr: all of rank 0, of the others warnings, with the rank.
+
+    What the encoding of stdout and stderr does not have is shown as an escape from now on, in place of an error.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     handler = ConsoleHandler()
+    handler.setFormatter(PlainFormatter())
     if rank != 0:
         handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
+        handler.setFormatter(PlainFormatter(f"rank {rank}: %(message)s"))
     logger = logging.getLogger("zoo")
     logger.setLevel(logging.INFO)
     logger.handlers = [handler]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import torch
+
+from zoo.engine.agreement import version_of
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
@@ -24,14 +25,6 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
     }
-
-
-def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution, None if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def checkout_commit() -> str | None:

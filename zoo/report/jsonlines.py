@@ -11,17 +11,26 @@ from typing import Any
 
 
 class JsonLines:
-    """Appends records to a file; each is one write, so a killed process leaves whole lines only."""
+    """Appends records to a file; a killed process or a full disk leaves whole lines only."""
 
     def __init__(self, path: Path) -> None:
         _drop_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append {"event": ..., "time_s": seconds since 1970, ...}; NaN and infinities become null."""
+        """Append {"event": ..., "time_s": seconds since 1970, ...}; NaN and infinities become null.
+
+        OSError, and nothing of the record is in the file, if the system cannot write it.
+        """
         record = {"event": event, "time_s": round(time.time(), 3), **fields}
         text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
-        self._file.write(f"{text}\n".encode())
+        end, left = os.fstat(self._file.fileno()).st_size, f"{text}\n".encode()
+        try:
+            while left:  # the last bytes of a disk take a part of a record
+                left = left[self._file.write(left) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
 
     def close(self) -> None:
         """Put all records on the disk and close the file."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,32 +20,79 @@ from zoo.config import Experiment
 from zoo.engine.log import TrainMetrics
 from zoo.engine.validate import Result
 from zoo.report.board import Board
-from zoo.report.console import Progress, format_duration
+from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.environment import describe_environment
 from zoo.report.jsonlines import JsonLines
+from zoo.report.log_folder import METRICS_FILE, writable, write_settings
 
 logger = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.jsonl"
+
+class TextLog(logging.FileHandler):
+    """A log file that names can neither break nor forge lines of; that it cannot be written to is said once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self.setFormatter(PlainFormatter("%(asctime)s - %(message)s"))
+        self._has_complained = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say on stderr, the first time only, why a record is missing; not in the log, which is what is broken."""
+        if not self._has_complained:
+            self._has_complained = True
+            print(f"{self.baseFilename}: lines are missing from here on: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file, even if what is still in memory finds no room."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def kept_records() -> Iterator[MemoryHandler]:
+    """Keep zoo's log records, for a run log that is opened once the run is known to be able to begin."""
+    handler = MemoryHandler(capacity=0)
+    logging.getLogger("zoo").addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logging.getLogger("zoo").removeHandler(handler)
 
 
 class RunLog:
     """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
 
     A context manager; all files are in ``log_dir``, which is made. A second run with the same folder appends.
+    ``earlier``: records kept before, which come first in the text log. ConfigError if the files cannot be opened. What
+    cannot be written later is missing, with one warning, and training goes on: a checkpoint is worth more than a line,
+    and if it cannot be written either, that ends the run.
     """
 
-    def __init__(self, log_dir: Path, rank: int, config: Experiment, *, histograms: bool = False) -> None:
-        log_dir.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        log_dir: Path,
+        rank: int,
+        config: Experiment,
+        *,
+        histograms: bool = False,
+        earlier: MemoryHandler | None = None,
+    ) -> None:
         self._log_dir = log_dir
         self._config = config
         self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
         self._board: Board | None = None
-        self._metrics = JsonLines(log_dir / METRICS_FILE) if self._is_main else None
-        self._text = logging.FileHandler(log_dir / f"training_{rank}.log", encoding="utf-8")
-        self._text.setFormatter(logging.Formatter("%(asctime)s - %(message)s"))
+        self._metrics: JsonLines | None = None
+        self._num_lost = 0
+        with writable(log_dir):
+            log_dir.mkdir(parents=True, exist_ok=True)
+            self._text = TextLog(log_dir / f"training_{rank}.log")
+            if self._is_main:
+                self._metrics = JsonLines(log_dir / METRICS_FILE)
+        if earlier is not None:
+            earlier.setTarget(self._text)
+            earlier.flush()
         logging.getLogger("zoo").addHandler(self._text)
 
     def __enter__(self) -> RunLog:
@@ -54,27 +105,47 @@ class RunLog:
             reason = f"stopped: {type(error).__name__}: {error}"
             logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
         if self._metrics is not None:
-            self._metrics.close()
+            self._write(self._metrics.close)
         if self._board is not None:
-            self._board.close()
+            self._write(self._board.close)
+        if self._num_lost:
+            logger.warning("%d records of this run are missing in %s", self._num_lost, self._log_dir)
         logging.getLogger("zoo").removeHandler(self._text)
         self._text.close()
 
     def begin(self, step: int, device: torch.device, world_size: int) -> None:
         """Record the settings and the machine; with ``step`` > 0 that a run goes on after that many steps.
 
-        TensorBoard then hides what an interrupted run had written beyond this step.
+        TensorBoard then hides what an interrupted run had written beyond this step. ConfigError: the settings cannot
+        be written.
         """
-        if self._metrics is None:
+        if not self._is_main:
             return
-        self._metrics.write(
+        write_settings(self._log_dir, self._config)
+        self._add_line(
             "resume" if step else "start",
             step=step,
             world_size=world_size,
             config_digest=self._config.digest(),
             environment=describe_environment(device),
         )
-        self._board = Board(self._log_dir, self._config, step)
+        with writable(self._log_dir):
+            self._board = Board(self._log_dir, self._config, step)
+
+    def _add_line(self, event: str, **fields: Any) -> None:
+        if self._metrics is not None:
+            self._write(partial(self._metrics.write, event, **fields))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        """Call ``write``; count it, and warn the first time, if the system has no room for what it writes."""
+        try:
+            write()
+        except OSError as error:
+            self._num_lost += 1
+            if self._num_lost == 1:
+                logger.warning(
+                    "the log cannot be written (%s); %s: training goes on without these records", error, self._log_dir
+                )
 
     def message(self, text: str) -> None:
         """Record one line of text."""
@@ -95,35 +166,32 @@ class RunLog:
         logger.info("%s", _train_line(metrics), extra={"shown_by_bar": True})
         if self._progress is not None:
             self._progress.tell(_bar_text(metrics))
-        if self._metrics is not None:
-            self._metrics.write("train", **asdict(metrics))
+        self._add_line("train", **asdict(metrics))
         if self._board is not None:
-            self._board.train(metrics)
+            self._write(partial(self._board.train, metrics))
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
         logger.info("%s", _validation_line(epoch, result, is_best))
-        if self._metrics is not None:
-            self._metrics.write("validation", epoch=epoch, step=step, is_best=is_best, **asdict(result))
+        self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **asdict(result))
         if self._board is not None:
-            self._board.validation(step, result)
+            self._write(partial(self._board.validation, step, result))
 
     def images(self, step: int, images: Tensor) -> None:
         """Record the first pictures of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
         if self._board is not None:
-            self._board.images(step, images)
+            self._write(partial(self._board.images, step, images))
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""
-        if self._metrics is not None:
-            self._metrics.write("reconstruction", step=step, errors=dict(errors))
+        self._add_line("reconstruction", step=step, errors=dict(errors))
         if self._board is not None:
-            self._board.reconstruction(step, errors)
+            self._write(partial(self._board.reconstruction, step, errors))
 
     def parameters(self, step: int, model: nn.Module) -> None:
         """Record histograms of the classifier and of the last norm, if they were asked for."""
         if self._board is not None and self._histograms:
-            self._board.parameters(step, model)
+            self._write(partial(self._board.parameters, step, model))
 
 
 def _train_line(metrics: TrainMetrics) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 try:
     import fcntl
@@ -15,24 +18,41 @@ except ImportError:  # not on Windows
 logger = logging.getLogger("zoo")
 
 
+class LockedElsewhereError(Exception):
+    """Another process holds the lock; the text says which, as far as it is known."""
+
+
 @contextmanager
-def locked(path: Path, waiting_for: str) -> Iterator[bool]:
-    """Hold the lock file ``path``, made where it is missing, and yield True; wait while another process has it.
+def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
+    """Hold the lock file ``path``, made where it is missing, and yield True.
 
-    Yields False where neither the system nor the file system has locks. The lock file is left behind: removing it
-    would let a third process lock a new file while a second still waits for the old one. Raises OSError if it cannot
-    be made.
+    While another process has it: waits, and says so in the log, if there is something to be ``waiting_for``; raises
+    LockedElsewhereError if not. Yields False where neither the system nor the file system has locks. The lock file
+    is left behind: removing it would let a third process lock a new file while a second still waits for the old one.
+    Raises OSError if it cannot be made.
     """
-    with path.open("ab") as file:
-        yield fcntl is not None and _acquire(file.fileno(), waiting_for)
+    with path.open("a+b") as file:
+        # A forked process shares the lock, and would keep it from everybody after this process was killed.
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=file.close)
+        is_alone = fcntl is not None and _acquire(file, waiting_for)
+        if is_alone:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.flush()
+        yield is_alone
 
 
-def _acquire(descriptor: int, waiting_for: str) -> bool:
+def _acquire(file: BinaryIO, waiting_for: str | None) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if waiting_for is None:
+            file.seek(0)
+            holder = file.read().decode(errors="backslashreplace").strip()
+            raise LockedElsewhereError(holder or "another process") from None
         logger.info("%s: another process is fetching it; waiting", waiting_for)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:  # some network file systems
         return False
     return True

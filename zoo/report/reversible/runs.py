@@ -63,7 +63,7 @@ def read_runs(folders: Sequence[Path], names: Iterable[str]) -> tuple[list[Run],
 
 def command_of(experiment: str) -> str:
     """Return the command that trains an experiment; DATA is a folder with train/ and val/."""
-    return f"zoo train experiments/{experiment}.json DATA --log-dir runs/{experiment}"
+    return f"zoo train {experiment} DATA"
 
 
 def _experiments(names: Iterable[str]) -> dict[str, str]:

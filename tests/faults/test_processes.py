@@ -1,0 +1,138 @@
+"""Processes of one run that were not started alike, or that die: every other one ends soon and says why."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import SETTINGS
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import make_pictures
+from zoo.cli import main
+
+pytestmark = pytest.mark.dist
+
+END_S = 30.0  # Gloo itself would wait for half an hour
+
+
+def _command_on_rank(commands: list[list[str]], folder: str) -> tuple[int, str, float]:
+    """Run this rank's command; return its exit code, what it printed on stderr, and the seconds it took."""
+    os.chdir(folder)
+    printed, start = io.StringIO(), time.monotonic()
+    with contextlib.redirect_stderr(printed):
+        code = main(commands[int(os.environ["RANK"])])
+    return code, printed.getvalue(), time.monotonic() - start
+
+
+def _run(commands: list[list[str]], folder: Path) -> list[tuple[int, str, float]]:
+    return run_distributed(_command_on_rank, len(commands), commands, str(folder), group=False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("data"), num_train=16, num_val=4)
+
+
+def _write_settings(path: Path, **changes: Any) -> str:
+    content = json.loads(json.dumps(SETTINGS))
+    for section, values in changes.items():
+        content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": {**SETTINGS["optimizer"], "learning_rate": 0.5}}, "optimizer.learning_rate = 0.5, not 0.01"),
+        ({"seed": 3}, "seed = 3, not 0"),
+        ({"checkpoint": {"every_steps": 1}}, "checkpoint.every_steps = 1, not 0"),
+        ({"optimizer": {**SETTINGS["optimizer"], "schedule": {"epochs": 4}}}, "optimizer.schedule.epochs = 4, not 2"),
+        ({"optimizer": {**SETTINGS["optimizer"], "batch_size": 9}}, "optimizer.batch_size = 9, not 8"),
+    ],
+    ids=["rate", "seed", "every_steps", "epochs", "batch_size"],
+)
+def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_rank(
+    tmp_path: Path, data: Path, changes: dict[str, Any], message: str
+) -> None:
+    files = [_write_settings(tmp_path / "a.json"), _write_settings(tmp_path / "b.json", **changes)]
+    ends = _run([["train", file, str(data), "-j", "0", "--log-dir", "log"] for file in files], tmp_path)
+    for code, printed, seconds in ends:
+        assert code == 2
+        assert f"rank 1: {message} as on rank 0" in printed
+        assert seconds < END_S
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("option", [["--on-bad-image", "skip"], ["-p", "3"]])
+def test_an_option_that_the_ranks_have_to_share_is_refused_by_its_name(
+    tmp_path: Path, data: Path, option: list[str]
+) -> None:
+    command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
+    for code, printed, _ in _run([command, [*command, *option]], tmp_path):
+        assert code == 2
+        assert f"rank 1: --{'on-bad-image' if option[0] != '-p' else 'print-freq'} = " in printed
+
+
+def _copy_with_one_image_in_another_class(data: Path, target: Path) -> Path:
+    shutil.copytree(data, target)
+    (target / "train/class0/2.png").rename(target / "train/class1/2.png")
+    return target
+
+
+def _copy_with_an_image_less(data: Path, target: Path) -> Path:
+    shutil.copytree(data, target)
+    (target / "val/class0/2.png").unlink()
+    return target
+
+
+@pytest.mark.parametrize(
+    ("copy", "message"),
+    [
+        (_copy_with_one_image_in_another_class, "train.names"),
+        (_copy_with_an_image_less, "val.images = 3, not 4 as on rank 0"),
+    ],
+)
+def test_other_images_on_another_rank_are_refused_before_training(
+    tmp_path: Path, data: Path, copy: Any, message: str
+) -> None:
+    file, other = _write_settings(tmp_path / "a.json"), copy(data, tmp_path / "other")
+    ends = _run([["train", file, str(folder), "-j", "0", "--log-dir", "log"] for folder in (data, other)], tmp_path)
+    for code, printed, seconds in ends:
+        assert code == 2
+        assert f"rank 1: {message}" in printed
+        assert seconds < END_S
+    assert not (tmp_path / "log").exists()
+
+
+def test_processes_may_differ_in_what_changes_no_result(tmp_path: Path, data: Path) -> None:
+    file = _write_settings(tmp_path / "a.json")
+    other = _write_settings(tmp_path / "b.json", expected={"source": "me", "scores": {"center10": {"top1": 1}}})
+    command = ["train", "--log-dir", "log"]
+    ends = _run([[*command, file, str(data), "-j", "0"], [*command, other, str(data), "-j", "1"]], tmp_path)
+    assert [code for code, _, _ in ends] == [0, 0]
+
+
+def test_ranks_that_would_score_different_weights_are_refused(tmp_path: Path, data: Path) -> None:
+    file = _write_settings(tmp_path / "a.json")
+    for name in ("one", "two"):
+        changed = _write_settings(tmp_path / "b.json", seed=len(name) + ord(name[0]))
+        assert main(["train", changed, str(data), "-j", "0", "--log-dir", str(tmp_path / name)]) == 0
+    files = [str(tmp_path / name / "checkpoint.pth.tar") for name in ("one", "two")]
+    for code, printed, _ in _run(
+        [["validate", file, str(data), "--weights", path, "-j", "0"] for path in files], tmp_path
+    ):
+        assert code == 2
+        assert "rank 1: weights = " in printed
+    limits = [["validate", file, str(data), "--weights", files[0], "-j", "0", "--limit", n] for n in ("2", "4")]
+    for code, printed, _ in _run(limits, tmp_path):
+        assert code == 2
+        assert "rank 1: val.images = 4, not 2 as on rank 0" in printed

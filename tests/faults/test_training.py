@@ -1,0 +1,87 @@
+"""What interrupts a training run, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, differences, make_config, make_pictures, run
+from zoo.engine.checkpoint import BEST, CHECKPOINT, read
+from zoo.errors import TrainingInterrupted
+
+
+class SignallingLog(MemoryLog):
+    """A log that sends this process a signal in a validation, after so many of its batches."""
+
+    def __init__(self, after: int, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self._after, self._number = after, number
+        self.validated = 0
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
+        with super().progress(title, total, done) as advance:
+            yield advance if title != "validation" else self._advance
+
+    def _advance(self, count: int) -> None:
+        self.validated += count
+        if self.validated == self._after:
+            os.kill(os.getpid(), self._number)
+
+
+def test_a_signal_in_a_validation_stops_it_and_loses_nothing_of_the_epoch(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_val=16)  # four batches
+    run(make_config(), data, tmp_path / "straight", MemoryLog())
+    log = SignallingLog(after=2)
+    with pytest.raises(TrainingInterrupted, match=r"SIGTERM at step 5 \(epoch 1, batch 5 of 5\)"):
+        run(make_config(), data, tmp_path / "stopped", log)
+    assert log.validated == 2
+    assert log.validations == []
+    stopped = tmp_path / "stopped"
+    assert read(stopped / CHECKPOINT)["position"] == {"epoch": 0, "batch": 5, "step": 5, "num_pictures": 40}
+    assert not (stopped / BEST).exists()
+    rest = MemoryLog()
+    run(make_config(), data, stopped, rest, resume="auto")
+    assert [epoch for epoch, *_ in rest.validations] == [0, 1, 2]
+    for name in (CHECKPOINT, BEST):
+        assert differences(read(tmp_path / "straight" / name), read(stopped / name)) == []
+
+
+def _stopped_in_a_validation(data: str, log_dir: str, signalled_rank: int, after: int) -> tuple[str, int]:
+    log = SignallingLog(after if torch.distributed.get_rank() == signalled_rank else -1)
+    try:
+        run(make_config(), Path(data), Path(log_dir), log)
+    except TrainingInterrupted as error:
+        return str(error), log.validated
+    raise AssertionError("the run was not interrupted")
+
+
+def _train(data: str, log_dir: str) -> None:
+    run(make_config(), Path(data), Path(log_dir), MemoryLog(), resume="auto")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("signalled_rank", "after"), [(0, 2), (1, 1), (0, 6), (1, 5)])
+def test_ranks_with_unequal_shares_leave_a_validation_together_whoever_gets_the_signal(
+    tmp_path: Path, signalled_rank: int, after: int
+) -> None:
+    data = make_pictures(tmp_path / "data", num_val=41)  # six batches on rank 0, five on rank 1
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run_distributed(_train, 2, str(data), str(straight))
+    ends = run_distributed(_stopped_in_a_validation, 2, str(data), str(stopped), signalled_rank, after)
+    assert ends[0][0] == ends[1][0]
+    assert "SIGTERM at step 5" in ends[0][0]
+    if after < 5:
+        assert all(validated <= after + 1 for _, validated in ends)
+    # A signal after the very last batch is agreed upon when the validation has been counted and saved.
+    assert read(stopped / CHECKPOINT)["position"]["epoch"] == (after == 6)
+    run_distributed(_train, 2, str(data), str(stopped))
+    for name in (CHECKPOINT, BEST):
+        assert differences(read(straight / name), read(stopped / name)) == []

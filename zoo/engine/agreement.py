@@ -1,0 +1,111 @@
+"""Whether all processes of a run were started alike: with the same settings, the same program and the same images.
+
+Ranks that differ would train different networks under one name, or wait for each other for ever. Each rank gives its
+facts before anything depends on them; one exchange over the host-side group compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zoo.data.folder import ImageFolder
+from zoo.engine.process import Process
+from zoo.errors import ConfigError, ZooError, listed
+
+ABSENT = "absent"
+SHOWN_DIGITS = 12
+
+
+def check_agreement(
+    process: Process, facts: Callable[[], Mapping[str, Any]], advice: str, error: type[ZooError] = ConfigError
+) -> None:
+    """Raise ``error`` on every rank unless the ``facts`` of all ranks are equal; every rank has to call it.
+
+    ``facts`` returns nested dicts of plain values and is not called for a process alone. The message names each rank
+    that differs from rank 0, its keys and both values, and ends with ``advice``.
+    """
+    if process.world_size == 1:
+        return
+    shares: list[dict[str, Any]] = process.gather(dict(leaves(facts())))
+    complaints: list[str] = process.broadcast(list(_complaints(shares)))
+    if complaints:
+        raise error(f"the processes of this run were not started alike: {'; '.join(complaints)}: {advice}")
+
+
+def _complaints(shares: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each kind of difference from rank 0: the ranks that have it, the keys and both values."""
+    ranks: dict[str, list[int]] = {}
+    for rank, share in enumerate(shares[1:], start=1):
+        keys = differing_keys(shares[0], share)
+        if keys:
+            values = [
+                f"{key} = {share.get(key, ABSENT)}, not {shares[0].get(key, ABSENT)} as on rank 0" for key in keys
+            ]
+            ranks.setdefault(listed(values), []).append(rank)
+    for difference, those in ranks.items():
+        yield f"rank{'s' * (len(those) > 1)} {listed(those)}: {difference}"
+
+
+def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return, sorted, the keys whose values differ or that one of the two lacks."""
+    return [key for key in sorted({*first, *second}) if first.get(key, ABSENT) != second.get(key, ABSENT)]
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of nested settings; lists count as values."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def program_facts(process: Process, command: str) -> dict[str, Any]:
+    """Return what runs on this rank: the command, the versions and the sources of zoo, the device and the backend."""
+    return {
+        "command": command,
+        "torch": str(torch.__version__),
+        "zoo": version_of("zoo"),
+        "code": code_digest(),
+        "device": process.device.type,
+        "backend": dist.get_backend(),
+    }
+
+
+def image_facts(images: ImageFolder, count: int) -> dict[str, Any]:
+    """Return ``count``, how many of the images are used, and a digest of the names of classes and files."""
+    return {"images": count, "classes": len(images.classes), "names": images.names_digest()[:SHOWN_DIGITS]}
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the first digits of the sha256 of all values of the network's state dict, which is read whole."""
+    digest = hashlib.sha256()
+    for key, tensor in model.state_dict().items():
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:SHOWN_DIGITS]
+
+
+def code_digest() -> str:
+    """Return the first digits of the sha256 of the Python sources of this package, names and contents."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:SHOWN_DIGITS]
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution, None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

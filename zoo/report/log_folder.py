@@ -1,0 +1,107 @@
+"""The folder that a training run writes to: of one run at a time, and never replaced by accident."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from zoo.config import Experiment, load_experiment
+from zoo.engine.agreement import differing_keys, leaves
+from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, remove_leftovers
+from zoo.engine.process import Process
+from zoo.errors import ConfigError, ZooError, listed, printable
+from zoo.report.files import write_json
+from zoo.weights.lock import LockedElsewhereError, locked
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+METRICS_FILE = "metrics.jsonl"
+SETTINGS = "experiment.json"
+# All that a run leaves, as patterns.
+OF_A_RUN = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS, "training_*.log", "events.out.tfevents.*")
+
+
+@contextmanager
+def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bool) -> Iterator[None]:
+    """Make ``folder``, and keep every other run out of it until the end; every rank has to enter it.
+
+    ``continues``: the run goes on from a checkpoint of this folder. Otherwise a folder with a checkpoint is refused,
+    or with ``overwrite`` everything that a run leaves is removed from it. What a killed save has left is removed
+    always. ConfigError, on every rank: another run has the folder, it holds a run that would be replaced, or it cannot
+    be written to.
+    """
+    with ExitStack() as stack:
+
+        def claim() -> None:
+            with writable(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_alone(folder))
+                if not continues:
+                    _clear(folder, overwrite)
+                remove_leftovers(folder)
+
+        process.on_main(claim)
+        yield
+
+
+@contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Raise ConfigError where the system does not let a log folder, or a file in it, be made."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the log cannot be written ({error.strerror or error}); {printable(error.filename or folder)}: give a "
+            "folder that can be written to as --log-dir"
+        ) from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    try:
+        with locked(folder / LOCK) as is_alone:
+            if not is_alone:
+                logger.warning("%s has no file locks: take care that no other run writes there", printable(folder))
+            yield
+    except LockedElsewhereError as other:
+        raise ConfigError(
+            f"{printable(other)} is training in this folder; {printable(folder)}: wait for it, or give another "
+            "--log-dir"
+        ) from None
+
+
+def _clear(folder: Path, overwrite: bool) -> None:
+    there = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
+    if there and not overwrite:
+        raise ConfigError(
+            f"the folder holds an earlier run ({listed(there)}); {printable(folder)}: continue it with --resume auto, "
+            "replace it with --overwrite, or give another --log-dir"
+        )
+    if overwrite:
+        for pattern in OF_A_RUN:
+            for path in folder.glob(pattern):
+                path.unlink()
+
+
+def write_settings(folder: Path, config: Experiment) -> None:
+    """Write all settings of the run, defaults included, to ``experiment.json``, which is an experiment file itself.
+
+    A resumed run finds the file there; where it differs (its settings are then those that may change) this is logged.
+    ConfigError if it cannot be written.
+    """
+    path, settings = folder / SETTINGS, config.model_dump(mode="json")
+    if path.exists():
+        try:
+            before = load_experiment(path).model_dump(mode="json")
+        except ZooError as error:
+            logger.warning("written anew: %s", error)
+        else:
+            changed = differing_keys(dict(leaves(before)), dict(leaves(settings)))
+            if not changed:
+                return
+            logger.info("%s: written anew, changed: %s", printable(path), listed(changed))
+    with writable(folder):
+        write_json(path, settings)
