@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.data.pictures import make_folder
+from tests.data.pictures import make_folder, random_picture
 from zoo.config import Input
 from zoo.data.folder import Batch, ImageFolder, check_classes, check_num_classes, collate
 from zoo.data.transforms import train_transform, val_transform
@@ -111,11 +111,16 @@ def test_a_batch_without_any_readable_picture_is_empty(root: Path) -> None:
     assert (batch.images.shape, batch.targets.shape, len(batch.skipped)) == ((0, *SHAPE), (0,), 5)
 
 
-@pytest.mark.parametrize("on_bad_image", ["stop", "skip"])
-def test_a_sound_picture_that_is_too_small_always_stops(root: Path, on_bad_image: str) -> None:
-    pictures = ImageFolder(root, val_transform(-1, 11, [0.5] * 3, [0.5] * 3), on_bad_image=on_bad_image)
-    with pytest.raises(DataError, match=f"^{root}/a/001.png: a crop of 11 px does not fit"):
-        pictures[0, 1]
+def test_a_picture_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
+    random_picture(0, 40, 30).save(root / "a" / "001.png")
+    transform = val_transform(-1, 11, [0.5] * 3, [0.5] * 3)
+    with pytest.raises(DataError, match=f"^{root}/a/000.png: a crop of 11 px does not fit .* --on-bad-image skip"):
+        ImageFolder(root, transform)[0, 0]
+    samples = ImageFolder(root, transform, on_bad_image="skip").__getitems__([(0, 0), (0, 1)])
+    batch = collate(samples, (3, 11, 11))
+    assert isinstance(batch, Batch)
+    assert (batch.paths, len(batch.skipped)) == ([str(root / "a" / "001.png")], 1)
+    assert "a crop of 11 px does not fit" in batch.skipped[0]
 
 
 def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:

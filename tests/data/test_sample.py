@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import multiprocessing
 import os
+import signal
+import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -107,6 +109,11 @@ def _add_file(tree: Path) -> None:
     (tree / "val" / "bag" / "more" / "x.png").write_bytes(b"")
 
 
+def _replace_by_a_pipe(tree: Path) -> None:
+    (tree / "val" / "bag" / "000.png").unlink()
+    os.mkfifo(tree / "val" / "bag" / "000.png")
+
+
 def _empty(tree: Path) -> None:
     for path in sorted(tree.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -116,6 +123,7 @@ DAMAGES = {
     "truncated": _truncate,
     "file missing": lambda tree: (tree / "val" / "coat" / "001.png").unlink(),
     "files swapped": lambda tree: os.replace(tree / "val" / "coat" / "001.png", tree / "val" / "bag" / "001.png"),
+    "a pipe": _replace_by_a_pipe,
     "unknown class": _add_class,
     "unknown file": _add_file,
     "no marker": lambda tree: (tree / sample.MARKER).unlink(),
@@ -172,6 +180,34 @@ def test_an_interrupted_unpacking_leaves_nothing_that_looks_complete(
     with pytest.raises(KeyboardInterrupt):
         unpack_sample(tmp_path / "cache")
     assert os.listdir(tmp_path / "cache") == []
+
+
+def _killed(cache: Path) -> None:
+    """Unpack in a process that is killed in the middle."""
+    if (child := os.fork()) == 0:
+        sample.shutil.copyfile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        unpack_sample(cache)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("unpacked_before", [False, True])
+def test_what_a_killed_process_left_is_removed_when_nobody_can_be_using_it_any_more(
+    tmp_path: Path, unpacked_before: bool
+) -> None:
+    cache = tmp_path / "cache"
+    _killed(cache)
+    (leftover,) = os.listdir(cache)
+    assert leftover.startswith(f".{sample.SAMPLE_NAME}-")
+    if unpacked_before:
+        unpack_sample(cache)  # a fresh one may be another process's, at work
+        assert sorted(os.listdir(cache)) == [leftover, sample.SAMPLE_NAME]
+    long_ago = time.time() - 2 * sample.STALE_S
+    os.utime(cache / leftover, (long_ago, long_ago))
+    (cache / f".{sample.SAMPLE_NAME}-mine").mkdir()
+    os.utime(cache / f".{sample.SAMPLE_NAME}-mine", (long_ago, long_ago))
+    unpack_sample(cache)
+    assert sorted(os.listdir(cache)) == [f".{sample.SAMPLE_NAME}-mine", sample.SAMPLE_NAME]
 
 
 @pytest.mark.usefixtures("few")

@@ -19,8 +19,9 @@ def test_pictures_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> N
     for name in ("sub/z.JPEG", "sub.x/y.Png", "Sub/x.webp", "10.bmp", "9.TIF", "linked.jpg"):
         (root / "a" / name).parent.mkdir(exist_ok=True)
         (root / "a" / name).write_bytes(b"")
-    (root / "link").symlink_to(root / "a", target_is_directory=True)
-    (root / "b" / "link").symlink_to(root / "ä", target_is_directory=True)
+    elsewhere = make_folder(tmp_path / "elsewhere", {"a": 2, "b": 1})
+    (root / "link").symlink_to(elsewhere / "a", target_is_directory=True)
+    (root / "b" / "link").symlink_to(elsewhere / "b", target_is_directory=True)
     found, expected = scan_folder(root), TorchvisionFolder(root)
     assert found.classes == expected.classes
     paths = [str(root / os.fsdecode(name)) for name in found.names]

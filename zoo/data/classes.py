@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zoo.errors import DataError
+from zoo.errors import DataError, listed, printable
 
 NUM_IMAGENET = 1000
 
@@ -21,8 +21,9 @@ def class_names(num_classes: int, source: Path | None = None) -> list[str]:
     names = _names_in(source)
     if len(names) != num_classes:
         raise DataError(
-            f"there are {len(names)} class names ({', '.join(names[:3])}, ...) but the network has {num_classes} "
-            f"classes; {source}: give the folder with the class folders (DATA/train), or a file with one name per line"
+            f"there are {len(names)} class names ({listed(names, 3)}) but the network has {num_classes} classes; "
+            f"{printable(source)}: give the folder with the class folders (DATA/train), or a file with one name per "
+            "line"
         )
     return names
 
@@ -41,4 +42,4 @@ def _names_in(source: Path) -> list[str]:
         return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise DataError(f"the class names cannot be read: {reason}; {source}") from error
+        raise DataError(f"the class names cannot be read: {reason}; {printable(source)}") from error

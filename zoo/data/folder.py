@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.data.reading import read_picture
 from zoo.data.scan import scan_folder
 from zoo.data.seeding import seeded
-from zoo.data.transforms import Transform
-from zoo.errors import DataError
+from zoo.data.transforms import Transform, prepare
+from zoo.errors import DataError, listed, printable
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,8 @@ class ImageFolder(Dataset[Sample]):
 
     Keys are (epoch, index). ``transform`` runs with the global generators of torch and ``random`` seeded by
     (seed, epoch, index), so that the result does not depend on who draws it. ``on_bad_image``: a picture that
-    cannot be read raises DataError ("stop") or becomes a sample without image ("skip").
+    cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or becomes a sample without image
+    ("skip").
     Raises DataError for a folder without usable content, see ``zoo.data.scan``.
     """
 
@@ -95,17 +95,13 @@ class ImageFolder(Dataset[Sample]):
         epoch, index = key
         path, target = self.path(index), int(self._targets[index])
         try:
-            picture = read_picture(path)
+            with seeded(self.seed, epoch, index):
+                return Sample(prepare(path, self.transform), target, str(path))
         except DataError as error:
             if self.on_bad_image == "skip":
                 return Sample(None, target, str(path), fault=str(error))
             hint = "replace or remove the file, or leave such pictures out with --on-bad-image skip"
             raise DataError(f"{error}; {hint}") from error
-        try:
-            with seeded(self.seed, epoch, index):
-                return Sample(self.transform(picture), target, str(path))
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the user's fault that prevents it.
@@ -140,22 +136,24 @@ def check_num_classes(pictures: ImageFolder, num_outputs: int) -> None:
     num_classes = len(pictures.classes)
     if num_classes > num_outputs:
         raise DataError(
-            f"there are {num_classes} class folders but the network has {num_outputs} outputs; {pictures.root}: "
+            f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
+            f"{printable(pictures.root)}: "
             f"set network.classes to {num_classes} or remove folders"
         )
     if num_classes < num_outputs:
-        logger.warning("%d class folders for a network with %d outputs; %s", num_classes, num_outputs, pictures.root)
+        root = printable(pictures.root)
+        logger.warning("%d class folders for a network with %d outputs; %s", num_classes, num_outputs, root)
 
 
 def check_classes(train: ImageFolder, val: ImageFolder) -> None:
-    """Raise DataError, naming every difference, unless both have the same classes."""
+    """Raise DataError, naming the differences, unless both have the same classes."""
     missing = sorted(set(train.classes) - set(val.classes))
     unknown = sorted(set(val.classes) - set(train.classes))
     if not missing and not unknown:
         return
-    parts = [f"{len(missing)} only in {train.root.name}/: {', '.join(missing)}"] if missing else []
-    parts += [f"{len(unknown)} only in {val.root.name}/: {', '.join(unknown)}"] if unknown else []
+    parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
+    parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
     raise DataError(
-        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); {train.root.parent}: "
-        "give both the same folders (one in val/ may be empty)"
+        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); "
+        f"{printable(train.root.parent)}: give both the same folders (one in val/ may be empty)"
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.data.scan import Scan, scan_folder
-from zoo.errors import DataError
+from zoo.errors import DataError, listed, printable
 
 NUM_PICTURES, NUM_CLASSES = 50_000, 1000
 CLASS_NAME = re.compile(r"n\d{8}")
@@ -48,9 +48,9 @@ def describe_validation_set(data: Path) -> ValidationSet:
     folder = data / "val"
     try:
         found = scan_folder(folder, allow_empty_classes=True)
-    except (DataError, OSError) as error:
+        return ValidationSet(str(folder), len(found.names), len(found.classes), _digest(found), _difference(found))
+    except DataError as error:
         return ValidationSet(str(folder), fault=str(error))
-    return ValidationSet(str(folder), len(found.names), len(found.classes), _digest(found), _difference(found))
 
 
 def expected_layout(data: Path) -> str:
@@ -68,7 +68,7 @@ def _difference(found: Scan) -> str | None:
         return f"it has {sizes[0]:,} pictures in {sizes[1]:,} classes, not {NUM_PICTURES:,} in {NUM_CLASSES:,}"
     strange = [name for name in found.classes if not CLASS_NAME.fullmatch(name)]
     if strange:
-        return f"class folders are not called like n01440764: {', '.join(strange[:3])}"
+        return f"class folders are not called like n01440764: {listed(strange, 3)}"
     if set(Counter(found.targets).values()) != {NUM_PICTURES // NUM_CLASSES}:
         return f"not every class has {NUM_PICTURES // NUM_CLASSES} pictures"
     numbers = [PICTURE_NAME.match(os.path.basename(name)) for name in found.names]
@@ -81,5 +81,9 @@ def _digest(found: Scan) -> str:
     """Return the sha256 of the names and sizes: reading 50,000 pictures would take as long as scoring them."""
     digest = hashlib.sha256()
     for name in found.names:
-        digest.update(name + b"\0%d\n" % os.stat(found.root / os.fsdecode(name)).st_size)
+        path = found.root / os.fsdecode(name)
+        try:
+            digest.update(name + b"\0%d\n" % os.stat(path).st_size)
+        except OSError as error:  # a link to nowhere
+            raise DataError(f"a picture cannot be read: {error.strerror}; {printable(path)}") from error
     return digest.hexdigest()

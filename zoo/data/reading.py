@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from zoo.errors import DataError
+from zoo.errors import DataError, printable
+
+# What is read, and by which names files are taken for images: torchvision's list, by PIL's names of the formats. PIL
+# knows many more formats, and passes one of them, EPS, on to another program.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "PPM": (".ppm", ".pgm"),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+}
+EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in extensions)
+Image.init()  # fills Image.OPEN
+
+LONGEST_START = 16  # bytes by which PIL tells formats apart
+
+# The most pixels that a picture may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
+MAX_PIXELS = 2**28 // 3
 
 MAX_16_BIT = 65535
 
@@ -16,16 +38,41 @@ def read_picture(path: Path) -> Image.Image:
     """Return the picture in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
 
     An orientation noted in EXIF is not applied, and what is missing from a truncated picture is not filled in:
-    the published numbers were made so.
+    the published numbers were made so. Refused before its pixels take memory is a picture of more than 89,478,485 of
+    them, and before anything is read whatever is no regular file.
     """
     try:
-        with open(path, "rb") as file, Image.open(file) as image:
+        # Opening a pipe would wait for its writer.
+        with open(path, "rb", opener=_open_without_waiting) as file, _open_picture(file) as image:
             image.load()
             return to_rgb(image)
     except MemoryError:
         raise  # says something about the machine, not about the picture
     except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
-        raise DataError(f"a picture cannot be read: {_reason(error)}; {path}") from error
+        raise DataError(f"a picture cannot be read: {_reason(error)}; {printable(path)}") from error
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # which Windows does not have
+
+
+def _open_picture(file: BinaryIO) -> Image.Image:
+    """Return the picture in ``file``, whose pixels are not read yet.
+
+    PIL's own `Image.open` would ask the formats in the same way, but print a warning of a picture that is refused here.
+    """
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise ValueError("it is not a regular file")
+    start = file.read(LONGEST_START)
+    for name in FORMATS:
+        factory, accepts = Image.OPEN[name]
+        if accepts is not None and accepts(start) is True:
+            file.seek(0)
+            image = factory(file, "")
+            if not 0 < math.prod(image.size) <= MAX_PIXELS:
+                raise ValueError(f"it has {image.width} x {image.height} px, not between 1 and {MAX_PIXELS:,}")
+            return image
+    raise ValueError(f"it is empty, or in none of the formats {', '.join(FORMATS)}")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -49,9 +96,7 @@ def _gray_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong with a file in one line; PIL's and the system's own words repeat its name."""
-    if isinstance(error, UnidentifiedImageError):
-        return "it is empty or in no known picture format"
+    """Return what is wrong with a file in one line; the system's own words repeat its name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__

@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,6 +44,7 @@ SPLITS = ("train", "val")
 ARCHIVE = Path(__file__).with_name("fashion_mnist_sample.npz")
 LICENSE = Path(__file__).with_name("LICENSE.fashion-mnist.txt")
 MARKER = "contents.sha256"
+STALE_S = 3600.0  # unpacking takes seconds
 
 
 def unpack_sample(cache: Path | None = None) -> Path:
@@ -50,9 +52,11 @@ def unpack_sample(cache: Path | None = None) -> Path:
 
     The pictures are 28x28 grayscale PNG files. ``cache`` is $ZOO_CACHE or ~/.cache/zoo when not given. The
     folder appears complete or not at all; an outdated or damaged one is mended file by file, so that several
-    processes may do this at once. Raises DataError when the folder cannot be written.
+    processes may do this at once. What killed processes have left of theirs is removed an hour later. Raises
+    DataError when the folder cannot be written.
     """
     tree = (cache or cache_dir()) / SAMPLE_NAME
+    _remove_leftovers(tree.parent)
     if not _is_intact(tree):
         try:
             _install(tree)
@@ -62,6 +66,14 @@ def unpack_sample(cache: Path | None = None) -> Path:
                 "to another folder"
             ) from error
     return tree
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Remove the temporary folders of unpackings that were killed; a young one may be in use by another process."""
+    for folder in cache.glob(f".{SAMPLE_NAME}-{'?' * 8}"):  # as tempfile names them
+        with suppress(OSError):  # another process removes it, too
+            if time.time() - folder.stat().st_mtime > STALE_S:
+                shutil.rmtree(folder)
 
 
 def _install(tree: Path) -> None:
@@ -119,5 +131,6 @@ def _contents(tree: Path) -> str:
             digest.update(f"{Path(folder).relative_to(tree).as_posix()}\n".encode())
             for name in sorted(files):
                 digest.update(f"{name}\n".encode())
-                digest.update(Path(folder, name).read_bytes())
+                path = Path(folder, name)
+                digest.update(path.read_bytes() if path.is_file() else b"")  # a pipe would keep the reader waiting
     return digest.hexdigest() + "\n"

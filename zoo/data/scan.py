@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
-from zoo.errors import DataError
+from zoo.data.reading import EXTENSIONS
+from zoo.errors import DataError, listed, printable
 
 logger = logging.getLogger(__name__)
-
-MAX_NAMED = 10
 
 
 @dataclass
@@ -29,104 +27,197 @@ class Scan:
     strays: list[str] = field(default_factory=list)
 
 
+class _Folder(NamedTuple):
+    """A folder and its entries by their kind; all names are relative to the folder where the search began."""
+
+    name: str
+    folders: list[str]
+    images: list[str]
+    strays: list[str]
+
+
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """Return the pictures below ``root``, sorted by class, folder and name as torchvision sorts them.
 
     A picture is a file with a picture's extension in any case. Other files, and whatever starts with a dot, are
-    left out and logged with their number. Raises DataError when ``root`` is missing or cannot be listed, holds
-    no class folder or no picture, or has a class without a picture (logged only with ``allow_empty_classes``,
-    as a validation set may be a part of one).
+    left out and logged with their number. Links are followed. Raises DataError when ``root`` is missing or cannot be
+    listed, holds no class folder or no picture, or has a class without a picture (logged only with
+    ``allow_empty_classes``, as a validation set may be a part of one); when a link makes a folder count twice; and
+    for a pipe, socket or device with the name of a picture.
     """
     _check_exists(root)
-    entries = sorted(os.scandir(root), key=lambda entry: entry.name)
-    is_class = [entry.is_dir() and not entry.name.startswith(".") for entry in entries]
-    found = Scan(root, [entry.name for entry, good in zip(entries, is_class, strict=True) if good])
-    found.strays += [entry.name for entry, good in zip(entries, is_class, strict=True) if not good]
+    search = _Search(root)
+    top = search.list()
+    found = Scan(root, sorted(top.folders), strays=sorted(top.images + top.strays))
     for target, name in enumerate(found.classes):
-        _scan_class(found, name, target)
+        for folder in search.walk(name):
+            found.names += map(os.fsencode, folder.images)
+            found.targets += [target] * len(folder.images)
+            found.strays += folder.strays
     _check_filled(found, allow_empty_classes)
-    _log_strays(found)
+    _log_strays(root, found.strays)
     return found
 
 
+def find_images(root: Path) -> list[Path]:
+    """Return the images in ``root`` and its sub-folders, those of sub-folders in the order of `scan_folder`.
+
+    The same files are images, and the same faults raise DataError; so does a folder without any image.
+    """
+    search = _Search(root)
+    top = search.list()
+    folders = [top, *(folder for name in sorted(top.folders) for folder in search.walk(name))]
+    images = [root / name for folder in folders for name in folder.images]
+    strays = [name for folder in folders for name in folder.strays]
+    if not images:
+        raise DataError(
+            f"there is no image in the folder, but {len(strays)} other entries; {printable(root)}: images are files "
+            f"that end in {' '.join(EXTENSIONS)}"
+        )
+    _log_strays(root, strays)
+    return images
+
+
+class _Search:
+    """Lists folders below ``root``, links followed, and none of them twice."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # A link to a folder above leads back to this one, after a long search through everything beside it.
+        self._seen = {_identity(folder): folder for folder in root.resolve().parents}
+
+    def walk(self, top: str) -> list[_Folder]:
+        """Return ``top`` and the folders below it, sorted as a whole: their order decides each picture's index."""
+        folders, names = [], [top]
+        while names:
+            folders.append(self.list(names.pop()))
+            names += folders[-1].folders
+        return sorted(folders)
+
+    def list(self, name: str = "") -> _Folder:
+        """Return the entries of one folder, images and strays sorted by name."""
+        path = self._root / name
+        prefix = os.path.join(name, "")
+        found = _Folder(name, [], [], [])
+        try:
+            self._check_first_visit(path)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    _kind_of(entry, found).append(prefix + entry.name)
+        except OSError as error:
+            raise _unlistable(path, error) from error
+        found.images.sort()
+        found.strays.sort()
+        return found
+
+    def _check_first_visit(self, path: Path) -> None:
+        other = self._seen.setdefault(_identity(path), path)
+        if other is path:
+            return
+        links = [step for end in (path, other) for step in (end, *end.parents) if self._root in step.parents]
+        link = next((step for step in links if step.is_symlink()), None)
+        reason = "" if link is None else f": {printable(link)} is a link to {printable(os.readlink(link))}"
+        raise DataError(
+            f"the images of a folder would count twice{reason}; {printable(path)} and {printable(other)} are the same "
+            "folder: remove one of them"
+        )
+
+
+def _kind_of(entry: os.DirEntry[str], found: _Folder) -> list[str]:
+    """Return the list of ``found`` that ``entry`` belongs to; of links alone this takes a question to the disk."""
+    if entry.name.startswith("."):
+        return found.strays
+    if _leads_to_folder(entry):
+        return found.folders
+    if not entry.name.lower().endswith(EXTENSIONS):
+        return found.strays
+    if _is_special(entry):
+        raise DataError(
+            f"a pipe, socket or device is called like an image, but is neither a file nor a folder; "
+            f"{printable(entry.path)}: remove it"
+        )
+    return found.images
+
+
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or to where nobody may look: whoever reads it says so
+        return False
+
+
+def _is_special(entry: os.DirEntry[str]) -> bool:
+    """Whether ``entry`` is there but no file; a link to nowhere is an image that cannot be read."""
+    try:
+        return not entry.is_file() and os.path.exists(entry.path)
+    except OSError:
+        return False
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
 def _check_exists(root: Path) -> None:
-    if root.is_dir():
-        return
+    try:
+        if stat.S_ISDIR(os.stat(root).st_mode):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise _unlistable(root, error) from error
     if not root.parent.is_dir():
         raise DataError(
-            f"there is no folder {root.parent}; DATA: give a folder that holds train/ and val/, each with one "
-            "folder of pictures per class"
+            f"there is no folder {printable(root.parent)}; DATA: give a folder that holds train/ and val/, each with "
+            "one folder of pictures per class"
         )
-    there = ", ".join(sorted(path.name for path in root.parent.iterdir())[:MAX_NAMED]) or "nothing"
+    try:
+        there = listed(sorted(os.listdir(root.parent))) or "nothing"
+    except OSError as error:
+        raise _unlistable(root.parent, error) from error
     raise DataError(
-        f"there is no folder {root.name}/ (but {there}); {root.parent}: it needs train/ and val/, each with one "
-        "folder of pictures per class"
+        f"there is no folder {printable(root.name)}/ (but {there}); {printable(root.parent)}: it needs train/ and "
+        "val/, each with one folder of pictures per class"
     )
 
 
-def _scan_class(found: Scan, name: str, target: int) -> None:
-    # Sorted as a whole, like torchvision: the order decides which picture has which index.
-    for folder, subfolders, files in sorted(_walk(found.root / name), key=lambda step: step[0]):
-        below = os.path.relpath(folder, found.root)
-        found.strays += [os.path.join(below, hidden) for hidden in subfolders if hidden.startswith(".")]
-        for file in sorted(files):
-            path = os.path.join(below, file)
-            if file.startswith(".") or not file.lower().endswith(IMG_EXTENSIONS):
-                found.strays.append(path)
-            else:
-                found.names.append(os.fsencode(path))
-                found.targets.append(target)
-
-
-def _walk(top: Path) -> list[tuple[str, list[str], list[str]]]:
-    steps = []
-    for folder, subfolders, files in os.walk(top, followlinks=True, onerror=_refuse):
-        steps.append((folder, list(subfolders), files))
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-    return steps
-
-
-def _refuse(error: OSError) -> None:
-    # os.walk would leave out what it cannot list without a word.
-    raise DataError(f"a folder cannot be listed: {error.strerror}; {error.filename}; mend its permissions") from error
+def _unlistable(folder: Path, error: OSError) -> DataError:
+    return DataError(f"a folder cannot be listed: {error.strerror}; {printable(folder)}; mend its permissions")
 
 
 def _check_filled(found: Scan, allow_empty_classes: bool) -> None:
     if not found.classes or not found.names:
         what = f"{len(found.classes)} class folders and no picture in them"
         raise DataError(
-            f"there are {what}, and {len(found.strays)} other entries; {found.root}: it needs one folder per "
-            f"class with pictures ({' '.join(IMG_EXTENSIONS)})"
+            f"there are {what}, and {len(found.strays)} other entries; {printable(found.root)}: it needs one folder "
+            f"per class with pictures ({' '.join(EXTENSIONS)})"
         )
     filled = set(found.targets)
     empty = [name for target, name in enumerate(found.classes) if target not in filled]
     if not empty:
         return
-    message = f"{len(empty)} of {len(found.classes)} class folders hold no picture ({_some(empty)}); {found.root}"
+    message = (
+        f"{len(empty)} of {len(found.classes)} class folders hold no picture ({listed(empty)}); {printable(found.root)}"
+    )
     if not allow_empty_classes:
-        raise DataError(f"{message}: put pictures ({' '.join(IMG_EXTENSIONS)}) there or remove the folders")
+        raise DataError(f"{message}: put pictures ({' '.join(EXTENSIONS)}) there or remove the folders")
     logger.warning("%s", message)
 
 
-def _log_strays(found: Scan) -> None:
-    if not found.strays:
+def _log_strays(root: Path, strays: list[str]) -> None:
+    if not strays:
         return
-    kinds = Counter(_kind(path) for path in found.strays).most_common()
-    counts = ", ".join(f"{kind}: {count}" for kind, count in kinds)
+    kinds = Counter(_extension(path) for path in strays).most_common()
     logger.warning(
         "%d entries are not pictures and are left out (%s), such as %s; %s",
-        len(found.strays),
-        counts,
-        found.strays[0],
-        found.root,
+        len(strays),
+        listed(f"{kind}: {count}" for kind, count in kinds),
+        printable(strays[0]),
+        printable(root),
     )
 
 
-def _kind(path: str) -> str:
+def _extension(path: str) -> str:
     name = os.path.basename(path)
     return "hidden" if name.startswith(".") else os.path.splitext(name)[1].lower() or "no extension"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from zoo import registry
 from zoo.config import Input
 from zoo.data.color import ColorJitter, Lighting
 from zoo.data.crop import Cutout, PadCrop
-from zoo.data.reading import to_rgb
-from zoo.errors import ConfigError, DataError
+from zoo.data.reading import MAX_PIXELS, read_picture, to_rgb
+from zoo.errors import ConfigError, DataError, printable
 
 KEEP_SCALE = -1
 BILINEAR = tv.InterpolationMode.BILINEAR
@@ -90,6 +91,37 @@ def val_transform(
     return tv.Compose([to_rgb, *_resize(scale), CheckSize(crop, scale), cut])
 
 
+def prepare(path: Path, transform: Transform) -> Tensor:
+    """Return what ``transform`` makes of the picture in ``path``; DataError that names the file where it cannot."""
+    picture = read_picture(path)
+    try:
+        return transform(picture)
+    except DataError as error:
+        raise DataError(f"{printable(path)}: {error}") from error
+
+
+class Resize:
+    """Scales a picture until its shorter side has ``size`` px; DataError where it would have too many pixels then.
+
+    A long and thin picture of a few bytes could fill the memory otherwise.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.resize = tv.Resize(size, interpolation=BILINEAR)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Return the scaled ``image``."""
+        shorter, longer = sorted(image.size)
+        if self.size * (self.size * longer // shorter) > MAX_PIXELS:
+            raise DataError(
+                f"a picture of {image.width} x {image.height} px would be resized to {self.size} x "
+                f"{self.size * longer // shorter} px, more than {MAX_PIXELS:,} px; scale: make it smaller, or cut the "
+                "picture"
+            )
+        return self.resize(image)
+
+
 class CheckSize:
     """Passes a PIL picture on, or raises DataError when a crop does not fit into it."""
 
@@ -121,7 +153,7 @@ class TenCrops:
 
 
 def _resize(scale: int) -> list[Callable[[Image.Image], Image.Image]]:
-    return [] if scale == KEEP_SCALE else [tv.Resize(scale, interpolation=BILINEAR)]
+    return [] if scale == KEEP_SCALE else [Resize(scale)]
 
 
 def _pretrained_cfg(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:

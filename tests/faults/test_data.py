@@ -1,0 +1,259 @@
+"""Hostile or damaged data folders and image files end in one clear message, and never hang or fill the memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from tests.data.pictures import make_folder, random_picture
+from zoo.data.classes import class_names
+from zoo.data.folder import ImageFolder, check_classes, check_num_classes, collate
+from zoo.data.imagenet import describe_validation_set
+from zoo.data.reading import EXTENSIONS, FORMATS, MAX_PIXELS, read_picture
+from zoo.data.scan import find_images, scan_folder
+from zoo.data.transforms import val_transform
+from zoo.errors import DataError
+
+LOOPS = {
+    "the class folder itself": ("bag/self", "."),
+    "the folder of the classes": ("bag/up", ".."),
+    "a folder above the data": ("bag/above", "../../.."),
+    "another class": ("bag/other", "../coat"),
+    "another class, as a class": ("alias", "coat"),
+    "the folder of the classes, as a class": ("alias", "."),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_link_that_would_count_images_twice_is_named_with_where_it_leads(tmp_path: Path, kind: str) -> None:
+    root = make_folder(tmp_path / "data" / "val", {"bag": 2, "coat": 2})
+    name, target = LOOPS[kind]
+    (root / name).symlink_to(target, target_is_directory=True)
+    with pytest.raises(DataError, match="would count twice") as caught:
+        scan_folder(root)
+    assert f"{root / name} is a link to {target}" in str(caught.value)
+
+
+def test_links_that_multiply_folders_are_answered_at_once(tmp_path: Path) -> None:
+    """Two links to the same folder double the folders on each level: 2^40 of them until the system gives up."""
+    root = make_folder(tmp_path / "val", {"bag": 1})
+    for name in "ab":
+        (root / "bag" / name).symlink_to(".", target_is_directory=True)
+    with pytest.raises(DataError, match="would count twice"):
+        find_images(root)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to a device"])
+def test_only_files_are_images_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    root = make_folder(tmp_path / "val", {"bag": 1})
+    monkeypatch.chdir(root / "bag")  # the path of a socket has to be short
+    if kind == "pipe":
+        os.mkfifo("x.jpg")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("x.jpg")
+    else:
+        os.symlink("/dev/zero", "x.jpg")
+    for scan in (scan_folder, find_images):
+        with pytest.raises(DataError, match=f"neither a file nor a folder; {root}/bag/x.jpg"):
+            scan(root)
+
+
+def test_a_pipe_that_is_no_image_by_its_name_is_left_out_like_other_strays(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "val", {"bag": 1})
+    os.mkfifo(root / "bag" / "queue")
+    assert scan_folder(root).strays == ["bag/queue"]
+
+
+def test_a_link_to_nowhere_is_left_to_whoever_reads_it(tmp_path: Path) -> None:
+    """A dangling link is a missing image, which --on-bad-image decides on; one that leads to itself as well."""
+    root = make_folder(tmp_path / "val", {"bag": 1})
+    for name, target in (("a.jpg", "missing.jpg"), ("b.jpg", "b.jpg")):
+        (root / "bag" / name).symlink_to(target)
+    assert scan_folder(root).names == [b"bag/000.png", b"bag/a.jpg", b"bag/b.jpg"]
+
+
+@pytest.mark.parametrize("denied", ["val", "val/bag"])
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str) -> None:
+    root = make_folder(tmp_path / "val", {"bag": 1})
+    scandir = os.scandir
+
+    def _deny(path: os.PathLike[str]) -> object:
+        if os.fspath(path) == str(tmp_path / denied):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", _deny)  # file modes would not stop root
+    for scan in (scan_folder, find_images):
+        with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {tmp_path / denied};"):
+            scan(root)
+
+
+@pytest.mark.parametrize(("function", "denied"), [("stat", "val"), ("listdir", "")])
+def test_a_place_without_permission_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, denied: str
+) -> None:
+    """Nobody may look whether val/ is there, or nobody may list what is there in its place."""
+    original = getattr(os, function)
+
+    def _deny(path: os.PathLike[str], **options: object) -> object:
+        if str(path) == str(tmp_path / denied):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, **options)
+
+    monkeypatch.setattr(os, function, _deny)
+    with pytest.raises(DataError, match=f"cannot be listed: Permission denied; {tmp_path / denied};"):
+        scan_folder(tmp_path / "val")
+
+
+def test_names_that_a_terminal_would_obey_are_escaped_in_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_folder(tmp_path / "a\x1b[31m\nepoch 1", {"class\nname": 0, "b": 1})
+    (root / os.fsdecode(b"b/\xff.txt")).write_bytes(b"")
+    with pytest.raises(DataError, match=r"class\\nname") as caught:
+        scan_folder(root)
+    scan_folder(root, allow_empty_classes=True)
+    for message in (str(caught.value), *(record.getMessage() for record in caplog.records)):
+        assert message.isprintable()
+    assert r"b/\udcff.txt" in caplog.text
+
+
+def test_extensions_are_those_of_torchvision_and_of_the_formats_that_are_read() -> None:
+    assert set(EXTENSIONS) == set(IMG_EXTENSIONS)
+    for name, extensions in FORMATS.items():
+        assert {Image.EXTENSION[extension] for extension in extensions} == {name}
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_each_kind_of_image_is_read_whatever_it_is_called(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a{extension}"
+    random_picture(0).save(path)
+    shutil.copy(path, tmp_path / "b.dat")
+    assert read_picture(path).tobytes() == read_picture(tmp_path / "b.dat").tobytes()
+
+
+def test_a_photograph_with_a_preview_is_read(tmp_path: Path) -> None:
+    """Cameras write several JPEGs into one file, which PIL calls another format."""
+    random_picture(0).save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[random_picture(1)])
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert image.format == "MPO"
+    assert read_picture(tmp_path / "a.jpg").size == (12, 10)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
+
+
+def test_an_image_never_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PIL passes PostScript on to Ghostscript: here a script of that name, the first in PATH, that leaves a trace."""
+    script, trace = tmp_path / "bin" / "gs", tmp_path / "trace"
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\necho called >> {trace}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    (tmp_path / "x.jpg").write_bytes(EPS)
+    with pytest.raises(DataError, match=r"in none of the formats JPEG, PNG, PPM, BMP, TIFF, WEBP; .*x\.jpg"):
+        read_picture(tmp_path / "x.jpg")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_became_no_file_after_the_scan_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.jpg"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"it is not a regular file; .*x\.jpg"):
+        read_picture(path)
+
+
+def _png(path: Path, width: int, height: int) -> Path:
+    """Write a gray PNG of one bit per pixel whose header promises this size; the pixels are few."""
+
+    def _chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    lines = zlib.compress(b"\0" * min(height * ((width + 7) // 8 + 1), 1_000_000))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", lines) + _chunk(b"IEND", b""))
+    return path
+
+
+@pytest.mark.parametrize("size", [(1, MAX_PIXELS + 1), (10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
+def test_an_image_with_too_many_pixels_is_refused_before_they_take_memory(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    """PIL warns of the second, refuses the third, and takes each at its word when it is told not to look."""
+    path = _png(tmp_path / "x.png", *size)
+    with pytest.raises(DataError, match=rf"has {size[0]} x {size[1]} px, not between 1 and 89,478,485; .*x\.png"):
+        read_picture(path)
+
+
+def test_an_image_without_pixels_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.ppm").write_bytes(b"P6 0 5 255\n")
+    with pytest.raises(DataError, match="a picture cannot be read"):
+        read_picture(tmp_path / "x.ppm")
+
+
+@pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((10, 10), 2**31)])
+@pytest.mark.parametrize("on_bad_image", ["stop", "skip"])
+def test_an_image_that_would_be_resized_to_too_many_pixels_is_left_out_or_named(
+    tmp_path: Path, size: tuple[int, int], scale: int, on_bad_image: str
+) -> None:
+    """312 bytes that would become 15.7 GB."""
+    root = make_folder(tmp_path / "val", {"a": 1})
+    path = _png(root / "a" / "thin.png", *size)
+    images = ImageFolder(root, val_transform(scale, 8, [0.5] * 3, [0.5] * 3), on_bad_image=on_bad_image)
+    message = f"{path}: .* of {size[0]} x {size[1]} px would be resized to .* px, more than 89,478,485"
+    if on_bad_image == "stop":
+        with pytest.raises(DataError, match=f"^{message}.*--on-bad-image skip"):
+            images[0, 1]
+    else:
+        batch = collate(images.__getitems__([(0, 1)]), (3, 8, 8))
+        assert not isinstance(batch, DataError)
+        assert len(batch.images) == 0
+        assert len(batch.skipped) == 1
+
+
+def test_the_largest_images_are_still_resized() -> None:
+    transform = val_transform(8, 8, [0.5] * 3, [0.5] * 3)
+    assert transform(Image.new("RGB", (1, 60_000))).shape == (3, 8, 8)
+    assert torch.isfinite(val_transform(512, 8, [0.5] * 3, [0.5] * 3)(Image.new("RGB", (3, 600)))).all()
+
+
+def test_a_missing_image_is_why_a_validation_set_is_not_recognised(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "val", {"a": 1})
+    (root / "a" / "gone.jpg").symlink_to("nowhere")
+    fault = describe_validation_set(tmp_path).fault
+    assert fault == f"a picture cannot be read: No such file or directory; {root / 'a' / 'gone.jpg'}"
+
+
+def test_names_in_messages_about_images_and_classes_are_escaped(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "train", {"a\x1b[31m": 1, "b": 1})
+    path = root / "a\x1b[31m" / os.fsdecode(b"bad\xff\n.png")
+    path.write_bytes(b"no image")
+    (sample,) = ImageFolder(root, val_transform(-1, 8, [0.5] * 3, [0.5] * 3), on_bad_image="skip").__getitems__(
+        [(0, 1)]
+    )
+    assert (sample.image, sample.path) == (None, str(path))  # the name itself is kept as it is
+    faults = [sample.fault]
+    other = ImageFolder(make_folder(tmp_path / "val", {"b": 1}), val_transform(-1, 8, [0.5] * 3, [0.5] * 3))
+    for check in (
+        lambda: check_classes(ImageFolder(root, other.transform), other),
+        lambda: check_num_classes(ImageFolder(root, other.transform), 1),
+        lambda: class_names(3, root),
+        lambda: class_names(3, path),
+    ):
+        with pytest.raises(DataError) as caught:
+            check()
+        faults.append(str(caught.value))
+    assert all(fault.isprintable() for fault in faults), faults
