@@ -94,8 +94,8 @@ def get(
         given["norm"] = "standard"
     stored, images = None, None
     if os.path.isfile(name):
-        stored, record = _of_file(name)
-        settings, images = record.settings(), record.preprocessing
+        stored, own = _of_file(name)
+        settings, images = own.settings(), own.preprocessing
     else:
         name = _only_variant(name) if pretrained else name
         settings = _of_name(name)
@@ -103,9 +103,10 @@ def get(
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
     if weights is not None:
         stored = read_weights(weights)
-    if stored is not None and stored.record is not None:
-        settings = _completed(settings, stored.record, given, str(stored.path), features_only, signed_scale)
-        images = images or stored.record.preprocessing
+    record = None if stored is None else stored.record_to_build()
+    if stored is not None and record is not None:
+        settings = _completed(settings, record, given, str(stored.path), features_only, signed_scale)
+        images = images or record.preprocessing
     settings = _with_defaults({**settings, **given})
     images = images or preprocessing_of(CIFAR_INPUT if settings["arch"] in FOR_CIFAR else config.Input())
     model = _build(settings, features_only)

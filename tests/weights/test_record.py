@@ -139,7 +139,9 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
     record = _changed(classes=claimed, class_names=None)
     torch.save({"state_dict": state_dict, "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=f"w.pth: network.classes = {claimed}: .* {classes} "):
-        read_weights(tmp_path / "w.pth")
+        read_weights(tmp_path / "w.pth").record_to_build()
+    with pytest.raises(WeightsError, match=r"network\.classes"):
+        zoo.get(tmp_path / "w.pth")
 
 
 def test_names_that_no_terminal_could_show_are_kept_escaped() -> None:

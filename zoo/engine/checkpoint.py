@@ -12,6 +12,7 @@ import torch
 
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError
+from zoo.weights import NetworkRecord
 
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
 BEST = "model_best.pth.tar"
@@ -47,6 +48,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **shared_state(state),
         "ranks": ranks,
+        "network": NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json(),
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
         "world_size": state.process.world_size,

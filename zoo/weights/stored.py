@@ -27,6 +27,21 @@ class StoredWeights:
     record: NetworkRecord | None
     content: Mapping[Any, Any]
 
+    def record_to_build(self) -> NetworkRecord | None:
+        """Return the record for somebody who will build the network before the tensors are compared with it.
+
+        Raises WeightsError where it claims another number of classes than the classifier beside it has: no file of a
+        few bytes shall make its reader allocate a classifier of gigabytes.
+        """
+        weight = self.state_dict.get(CLASSIFIER_WEIGHT)
+        found = 0 if weight is None else len(weight)
+        if self.record is not None and found != self.record.classes:
+            raise WeightsError(
+                f"{self.path}: network.classes = {self.record.classes}: the classifier beside it has {found} outputs; "
+                f"take the weights alone with zoo.weights.read_state_dict({str(self.path)!r}), or ask who made the file"
+            )
+        return self.record
+
 
 def locate_weights(path_or_name: str | os.PathLike[str]) -> Path:
     """Return ``path_or_name`` as a path; of published weights that of their verified file, downloaded if need be."""
@@ -49,8 +64,6 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     content = read_checkpoint(path)
     state_dict = state_dict_in(content, path)
     record = record_in(content, str(path)) if published is None else NetworkRecord.of_published(published)
-    if record is not None:
-        _check_classes(record, state_dict, path)
     return StoredWeights(path, state_dict, record, content)
 
 
@@ -71,14 +84,3 @@ def load_stored(model: nn.Module, stored: StoredWeights) -> LoadReport:
     if own is not None and stored.record is not None:
         check_agreement(stored.record, {**option_defaults(own.arch), **own.settings()}, str(stored.path))
     return load_state_dict(model, stored.state_dict, source=str(stored.path))
-
-
-def _check_classes(record: NetworkRecord, state_dict: Mapping[str, Tensor], path: Path) -> None:
-    """Raise WeightsError where the record has another number of classes than the classifier beside it."""
-    weight = state_dict.get(CLASSIFIER_WEIGHT)
-    found = 0 if weight is None else len(weight)
-    if found != record.classes:
-        raise WeightsError(
-            f"{path}: network.classes = {record.classes}: the classifier beside it has {found} outputs; take the "
-            f"weights alone with zoo.weights.read_state_dict({str(path)!r}), or ask who made the file"
-        )
