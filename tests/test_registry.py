@@ -260,3 +260,55 @@ def test_experiments_build_what_they_say():
 def test_impossible_networks_of_experiments_name_the_json_path(network, message):
     with pytest.raises(zoo.ConfigError, match=re.escape(message)):
         build_from_config(config.Network(**network))
+
+
+def _with_record(model, path, **changes):
+    """Write the weights of a network together with its record, as ``zoo convert`` does."""
+    record = {**model.built_as.to_json(), **changes}
+    torch.save({"state_dict": model.state_dict(), "network": record}, path)
+    return path
+
+
+def test_what_is_not_given_is_as_the_weights_file_says(tmp_path):
+    images = {"scale": 36, "crop": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    source = zoo.get("resnet18", activation="relu", classes=7, dilation=[1, 1, 1, 2])
+    path = _with_record(source, tmp_path / "relu.pth", preprocessing=images)
+    for model in (zoo.get("resnet18", weights=path), zoo.get(path)):
+        assert model.mod1.bn1.activation == "relu"
+        assert model.classifier.fc.out_features == 7
+        assert model.mod5.block2.convs.conv1.dilation == (2, 2)
+        assert (model.pretrained_cfg["scale"], model.pretrained_cfg["std"]) == (36, (0.25, 0.25, 0.25))
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
+
+
+def test_an_argument_that_contradicts_the_weights_file_is_refused_with_both_values(tmp_path):
+    path = _with_record(zoo.get("resnet18", activation="relu", classes=7), tmp_path / "relu.pth")
+    for name in ("resnet18", path):
+        weights = {} if name is path else {"weights": path}
+        with pytest.raises(zoo.WeightsError, match=r"activation='relu' in the file, but activation='elu' is asked for"):
+            zoo.get(name, activation="elu", **weights)
+        with pytest.raises(zoo.WeightsError, match=r"norm='standard' in the file.*zoo convert standard-to-inplace"):
+            zoo.get(name, norm="inplace", **weights)
+    with pytest.raises(zoo.WeightsError, match=r"relu.pth: .*arch='resnet18' in the file, but arch='resnet34'"):
+        zoo.get("resnet34", weights=path)
+    with pytest.raises(zoo.WeightsError, match=r"norm='standard' in the file, but norm='sync'"):
+        zoo.get("resnet34_ipabn-sync_lr_512", weights=path)
+
+
+def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
+    path = _with_record(zoo.get("resnet18", norm="inplace", classes=7, memory="fused"), tmp_path / "w.pth")
+    model = zoo.get(path, norm="sync", memory="checkpoint", classes=3)
+    assert norms_of(model) == {InPlaceABNSync}
+    assert isinstance(model.mod2, CheckpointedSequential)
+    assert "the classifier has 7 classes and the network 3" in caplog.text
+    assert zoo.get(path, features_only=True).feature_info.channels()[-1] == 512
+    assert norms_of(zoo.get(path, signed_scale=True)) == {ABN}
+
+
+def test_published_weights_by_name_say_what_they_are_too(tmp_path, monkeypatch):
+    source = zoo.get("resnet34_ipabn-sync_lr_512")
+    torch.save(source.state_dict(), tmp_path / "w.pth")
+    monkeypatch.setattr("zoo.weights.stored.fetch_weights", lambda name: tmp_path / "w.pth")
+    assert norms_of(zoo.get("resnet34", weights="resnet34_ipabn-sync_lr_512")) == {InPlaceABNSync}
+    with pytest.raises(zoo.WeightsError, match="norm='sync' in the file, but norm='standard'"):
+        zoo.get("resnet34", norm="standard", weights="resnet34_ipabn-sync_lr_512")

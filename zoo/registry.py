@@ -15,9 +15,11 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
 from zoo.models.network import check_classes
-from zoo.weights import fetch_weights, load_weights, read_checkpoint
+from zoo.weights import NetworkRecord, StoredWeights, fetch_weights, load_state_dict, load_weights, read_weights
 from zoo.weights.index import drive_page, published
+from zoo.weights.record import Preprocessing, check_record, option_defaults, preprocessing_of
 
+OF_EVERY_NETWORK = ("arch", "norm", "activation", "activation_param", "classes")
 SWITCHES = ("input_3x3", "keep_outputs")
 CIFAR_INPUT = config.Input(
     crop_train=32,
@@ -39,9 +41,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
 def options_of(arch: str) -> list[str]:
     """Return the names of the options of an architecture's family (``input_3x3``, ``dilation``, ...)."""
-    builder = ARCHITECTURES[arch]
-    common = {"norm", "classes", "features_only", *getattr(builder, "keywords", {})}
-    return [name for name in inspect.signature(builder).parameters if name not in common]
+    return list(option_defaults(arch))
 
 
 def get(
@@ -59,16 +59,19 @@ def get(
 ) -> Network:
     """Return a network, initialised as the published ones were, or with weights.
 
+    What is not given is as a weights file says, where it says it: checkpoints of this package's trainer and files that
+    ``zoo convert`` wrote know their network. What is given has to agree with that.
+
     Args:
         name: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
-            activation and stem; arguments given here win), or the path of a checkpoint of this package's trainer.
+            activation and stem; arguments given here win), or the path of a weights file that knows its network.
         pretrained: load the published weights of the variant, downloaded when they are not in the cache, verified
             always; an architecture stands for its only variant.
         weights: path of a weights file, or a published name, to load strictly.
         norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
         activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
         activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
-        classes: default 1000 (for CIFAR 10) or the checkpoint's; 0 leaves the classifier out: the last map is returned.
+        classes: default 1000 (for CIFAR 10) or the file's; 0 leaves the classifier out: the last map is returned.
         features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
@@ -76,7 +79,7 @@ def get(
             backward ("auto", "plain", "checkpoint", ...; it changes no weights).
 
     Raises ConfigError for an unknown name or option, naming those that exist, and WeightsError for weights that cannot
-    be had or do not fit.
+    be had, do not fit or belong to another network.
     """
     given = {
         "norm": norm,
@@ -89,18 +92,28 @@ def get(
     name = _check_arguments(name, given, weights, pretrained, features_only, signed_scale)
     if signed_scale:
         given["norm"] = "standard"
+    stored, images = None, None
     if os.path.isfile(name):
-        settings, preprocessing = _of_checkpoint(name)
-        weights = name if weights is None else weights
+        stored, own = _of_file(name)
+        settings, images = own.settings(), own.preprocessing
     else:
         name = _only_variant(name) if pretrained else name
-        settings, preprocessing = _of_name(name), CIFAR_INPUT if name in FOR_CIFAR else config.Input()
+        settings = _of_name(name)
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
-    model = _build({**settings, **given}, features_only)
-    model.pretrained_cfg = _pretrained_cfg(preprocessing, name)
     if weights is not None:
-        load_weights(model, weights)
+        stored = read_weights(weights)
+    record = None if stored is None else stored.record_to_build()
+    if stored is not None and record is not None:
+        settings = _completed(settings, record, given, str(stored.path), features_only, signed_scale)
+        images = images or record.preprocessing
+    settings = _with_defaults({**settings, **given})
+    images = images or preprocessing_of(CIFAR_INPUT if settings["arch"] in FOR_CIFAR else config.Input())
+    model = _build(settings, features_only)
+    model.built_as = _record_of(settings, images)
+    model.pretrained_cfg = _pretrained_cfg(images, name)
+    if stored is not None:
+        load_state_dict(model, stored.state_dict, source=str(stored.path))
     elif pretrained:
         load_weights(model, fetch_weights(name))
     return model
@@ -111,10 +124,12 @@ def build_from_config(network: config.Network) -> Network:
 
     Raises ConfigError, with the JSON path, where the architecture does not exist or lacks an option.
     """
+    record = NetworkRecord.of_config(network)
     try:
-        model = _build(_of_config(network), False, network.weight_init, network.weight_gain_multiplier)
+        model = _build(record.settings(), False, network.weight_init, network.weight_gain_multiplier)
     except ConfigError as error:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
+    model.built_as = record
     return model
 
 
@@ -151,9 +166,7 @@ def _build(
 ) -> Network:
     """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
     options = dict(settings)
-    arch, norm = options.pop("arch"), options.pop("norm", "standard")
-    activation, activation_param = options.pop("activation", "leaky_relu"), options.pop("activation_param", 0.01)
-    classes = options.pop("classes", 10 if arch in FOR_CIFAR else 1000)
+    arch, norm, activation, activation_param, classes = (options.pop(key) for key in OF_EVERY_NETWORK)
     if arch not in ARCHITECTURES:
         raise ConfigError(_unknown(arch, ARCHITECTURES))
     check_classes(classes)
@@ -198,35 +211,53 @@ def _of_name(name: str) -> dict[str, Any]:
     return settings | ({"input_3x3": True} if entry["input_3x3"] else {})
 
 
-def _of_config(network: config.Network) -> dict[str, Any]:
-    """Return the settings of an experiment's ``network`` section."""
-    settings = {
-        "arch": network.arch,
-        "norm": network.bn_mode,
-        "activation": network.activation,
-        "activation_param": network.activation_param,
-        "classes": network.classes,
-    }
-    if network.input_3x3 and not network.arch.startswith("wider"):  # the published WideResNet file has it, to no effect
-        settings["input_3x3"] = True
-    if network.dilation != 1:
-        settings["dilation"] = network.dilation
-    if network.memory != "auto":
-        settings["memory"] = network.memory
-    return settings | network.options
-
-
-def _of_checkpoint(path: str) -> tuple[dict[str, Any], config.Input]:
-    """Return the settings and the preprocessing that a checkpoint of the trainer carries."""
+def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
+    """Return a weights file and what it says of its network; WeightsError if that is nothing."""
     if path.endswith(".json"):
         raise ConfigError(f"{path} is no checkpoint; zoo train and zoo validate take experiment files")
-    checkpoint = read_checkpoint(path)
-    if not isinstance(checkpoint.get("config"), dict):
+    stored = read_weights(path)
+    if stored.record is None:
         raise WeightsError(
             f"{path} does not say which network it belongs to; name one: zoo.get(ARCHITECTURE, weights={path!r})"
         )
-    experiment = config.parse_experiment(checkpoint["config"], source=path)
-    return _of_config(experiment.network), experiment.input
+    return stored, stored.record
+
+
+def _completed(
+    settings: dict[str, Any],
+    record: NetworkRecord,
+    given: dict[str, Any],
+    source: str,
+    features_only: bool,
+    signed_scale: bool,
+) -> dict[str, Any]:
+    """Return ``settings`` with what they leave open as a file says; WeightsError where they or ``given`` contradict it.
+
+    ``signed_scale`` asks for another norm than the file's, whose scales are to be read as that norm reads them.
+    """
+    wanted = {key: value for key, value in {**settings, **given}.items() if not (key == "norm" and signed_scale)}
+    check_record(record, wanted, source)
+    completed = {**record.settings(), **settings}
+    if "norm" in given:
+        completed.pop("memory", None)  # it may need another norm
+    if features_only:
+        completed.pop("keep_outputs", None)  # of no use there, and refused
+    return completed
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a network with those that every network has."""
+    classes = 10 if settings["arch"] in FOR_CIFAR else 1000
+    defaults = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, "classes": classes}
+    return {**defaults, **settings}
+
+
+def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord | None:
+    """Return the record of a network that was built from settings; None where a function makes its norms."""
+    if callable(settings["norm"]):
+        return None
+    options = {key: value for key, value in settings.items() if key not in OF_EVERY_NETWORK}
+    return NetworkRecord(**{key: settings[key] for key in OF_EVERY_NETWORK}, options=options, preprocessing=images)
 
 
 def _only_variant(name: str) -> str:
@@ -254,12 +285,12 @@ def _check_contradictions(name: str, settings: dict[str, Any], given: dict[str, 
             )
 
 
-def _pretrained_cfg(preprocessing: config.Input, name: str) -> dict[str, Any]:
+def _pretrained_cfg(images: Preprocessing, name: str) -> dict[str, Any]:
     return {
-        "mean": tuple(preprocessing.mean),
-        "std": tuple(preprocessing.std),
-        "scale": preprocessing.scale_val,
-        "crop": preprocessing.crop_val,
+        "mean": images.mean,
+        "std": images.std,
+        "scale": images.scale,
+        "crop": images.crop,
         "interpolation": "bilinear",
         "source": drive_page(name) if name in published() else name if os.path.isfile(name) else None,
     }

@@ -14,6 +14,7 @@ import zoo
 from tests.cli.conftest import Run
 from zoo.cli import main
 from zoo.data.reading import read_picture
+from zoo.weights import read_checkpoint
 
 PNG_MAGIC = b"\x89PNG\r\n"
 
@@ -40,11 +41,16 @@ def test_predictions_are_those_of_the_network_with_its_own_preprocessing(
         assert entry["probability"] == pytest.approx(float(expected[entry["class"]]), rel=1e-4)
 
 
-def test_without_names_classes_are_numbers_and_top_limits_them(
-    finished: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_names_its_classes_and_top_limits_them(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = _predict(capsys, finished.checkpoint, finished.data / "val/class0/0.png", "--top", 1)
-    assert [entry["name"] for entry in found["predictions"]] == [str(found["predictions"][0]["class"])]
+    assert [entry["name"] for entry in found["predictions"]] == [f"class{found['predictions'][0]['class']}"]
+
+
+def test_without_names_classes_are_numbers(finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {key: value for key, value in read_checkpoint(finished.checkpoint).items() if key != "network"}
+    torch.save(content, tmp_path / "old.pth.tar")
+    (found,) = _predict(capsys, tmp_path / "old.pth.tar", finished.data / "val/class0/0.png")
+    assert [entry["name"] for entry in found["predictions"]] == [str(entry["class"]) for entry in found["predictions"]]
 
 
 def test_a_thousand_classes_have_imagenet_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_other_data_another_limit_and_other_weights_are_measured_anew(
     rows()
     assert not rows("--limit", "4")[0]["reused"]
     assert rows("--limit", "100")[0]["reused"], "a limit above the number of pictures is none"
-    with (data / "val/n00000001/ILSVRC2012_val_00000001.JPEG").open("ab") as file:
+    with (data / "val/n01443537/ILSVRC2012_val_00000001.JPEG").open("ab") as file:
         file.write(b"more")
     assert not rows()[0]["reused"]
     monkeypatch.setitem(published()[NAME], "md5", "0" * 32)

@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch import nn
 
+import zoo
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
+from tests.data.pictures import make_folder
 from zoo.cli import main
 from zoo.cli.scoring import Subject, score
 from zoo.config import parse_experiment
@@ -124,7 +126,7 @@ def test_pictures_of_a_class_that_the_network_does_not_know_are_refused(
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     shutil.copytree(data / "val" / "class0", data / "val" / "class2")
     assert main(["validate", str(finished.checkpoint), str(data), "-j", "0"]) == 2
-    assert "3 class folders but the network has 2 outputs" in capsys.readouterr().err
+    assert "1 of 3 class folders are no classes of the network: class2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,94 @@ def test_predictions_agree_with_the_scores_picture_by_picture(finished: Run, tmp
     hits = sum(row["class1"] == row["target"] for row in rows)
     assert result["top1"] == pytest.approx(100 * hits / NUM_VAL)
     assert all(float(row["probability1"]) >= float(row["probability2"]) for row in rows)
+
+
+def _targets(file: Path) -> dict[str, str]:
+    """Return the target of each class folder in a file of predictions."""
+    with file.open(newline="") as lines:
+        return {row["path"].split("/")[1]: row["target"] for row in csv.DictReader(lines)}
+
+
+def test_a_part_of_the_class_folders_is_scored_by_name(finished: Run, tmp_path: Path) -> None:
+    """A checkpoint knows its classes, so class1 alone is still output 1."""
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    shutil.rmtree(data / "val" / "class0")
+    command = ["validate", str(finished.checkpoint), str(data), "-j", "0"]
+    result = _result([*command, "--predictions", str(tmp_path / "some.csv")], tmp_path)
+    assert result["count"] == 3
+    assert _targets(tmp_path / "some.csv") == {"class1": "1"}
+    whole = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]
+    _result([*whole, "--predictions", str(tmp_path / "all.csv")], tmp_path)
+    assert set((tmp_path / "some.csv").read_text().splitlines()) < set((tmp_path / "all.csv").read_text().splitlines())
+
+
+@pytest.fixture
+def golden_retrievers(tmp_path: Path) -> Path:
+    """Weights without a record that call everything a golden retriever."""
+    model = zoo.get("resnet18")
+    with torch.no_grad():
+        model.classifier.fc.bias[207] = 1e4
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    return tmp_path / "weights.pth"
+
+
+def test_three_classes_of_imagenet_are_scored_as_what_they_are(golden_retrievers: Path, tmp_path: Path) -> None:
+    for wnid in ("n02099601", "n02123045", "n04285008"):
+        make_folder(tmp_path / "data" / "val", {wnid: 2}, width=40, height=40)
+    command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
+    options = ["-s", "36", "-c", "32", "--predictions", str(tmp_path / "p.csv")]
+    assert _result([*command, *options], tmp_path)["top1"] == pytest.approx(100 / 3)
+    assert _targets(tmp_path / "p.csv") == {"n02099601": "207", "n02123045": "281", "n04285008": "817"}
+
+
+def test_other_folders_are_refused_by_a_network_of_imagenet(
+    golden_retrievers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "data" / "val", {"cat": 1, "dog": 1})
+    assert main(["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]) == 2
+    assert "2 class folders but the network has 1000 outputs" in capsys.readouterr().err
+
+
+def test_evaluation_by_the_trainer_matches_names_too(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "val" / "class0").rename(data / "val" / "klass0")
+    command = ["train", "-e", str(finished.config), str(data), "--weights", str(finished.checkpoint), "-j", "0"]
+    assert main(command) == 2
+    assert "no classes of the network: klass0" in capsys.readouterr().err
+
+
+def test_an_experiment_that_contradicts_its_weights_gets_no_score(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "standard.json"
+    config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "bn_mode": "standard"}}))
+    assert main(["test-imagenet", str(config), str(finished.checkpoint), str(finished.data)]) == 2
+    assert "norm='inplace' in the file, but norm='standard' is asked for" in capsys.readouterr().err
+    assert main(["validate", "resnet34", str(finished.data), "--weights", str(finished.checkpoint)]) == 2
+    assert "arch='resnet18' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
+
+
+def test_an_architecture_with_weights_is_built_and_fed_as_these_say(finished: Run, tmp_path: Path) -> None:
+    by_name = ["validate", "resnet18", str(finished.data), "--weights", str(finished.checkpoint), "-j", "0"]
+    by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]
+    assert _result(by_name, tmp_path) == _result(by_checkpoint, tmp_path)
+
+
+def test_weights_that_say_nothing_of_their_classes_take_the_order_of_the_folders(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {key: value for key, value in read_checkpoint(finished.checkpoint).items() if key != "network"}
+    torch.save(content, tmp_path / "old.pth.tar")
+    before = _result(["validate", str(finished.checkpoint), str(finished.data), "-j", "0"], tmp_path)
+    after = _result(["validate", str(tmp_path / "old.pth.tar"), str(finished.data), "-j", "0"], tmp_path)
+    assert after["top1"] == before["top1"]
+    assert "in the order of their names" in capsys.readouterr().err
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    shutil.rmtree(data / "val" / "class0")
+    assert main(["validate", str(tmp_path / "old.pth.tar"), str(data), "-j", "0"]) == 2
+    assert "1 class folders but the network has 2 outputs" in capsys.readouterr().err
 
 
 def test_pictures_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> None:

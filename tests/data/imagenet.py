@@ -21,7 +21,7 @@ def make_imagenet(data: Path, side_px: int = 8) -> Path:
     """Write the six pictures below ``data``/val: dark ones in the first class, bright ones in the second."""
     for number in range(1, NUM_PICTURES + 1):
         target = number % 2
-        folder = data / "val" / f"n0000000{target}"
+        folder = data / "val" / ("n01440764", "n01443537")[target]
         folder.mkdir(parents=True, exist_ok=True)
         picture = Image.new("RGB", (side_px, side_px), ("black", "white")[target])
         picture.save(folder / f"ILSVRC2012_val_{number:08}.JPEG")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.data.classes import class_names
+from zoo.data.classes import class_names, imagenet_wnids
 from zoo.errors import DataError
 
 
@@ -17,6 +17,12 @@ def test_a_thousand_classes_are_those_of_imagenet() -> None:
 
 def test_other_counts_have_numbers() -> None:
     assert class_names(3) == ["0", "1", "2"]
+
+
+def test_names_from_the_weights_file_come_before_numbers_and_wnids_become_words() -> None:
+    assert class_names(3, known=("cat", "dog")) == ["cat", "dog", "2"]
+    assert class_names(1000, known=imagenet_wnids())[281] == "tabby"
+    assert class_names(1000, known=["x"] * 1000) == ["x"] * 1000
 
 
 def test_folders_give_the_names_in_the_order_of_the_data_set(tmp_path: Path) -> None:

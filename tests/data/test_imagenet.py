@@ -10,7 +10,7 @@ import pytest
 from tests.data.imagenet import make_imagenet, shrink_imagenet
 from zoo.data.imagenet import describe_validation_set, expected_layout
 
-FIRST = Path("val/n00000001/ILSVRC2012_val_00000001.JPEG")
+FIRST = Path("val/n01443537/ILSVRC2012_val_00000001.JPEG")
 
 
 @pytest.fixture
@@ -30,15 +30,15 @@ def _remove(data: Path) -> None:
 
 
 def _rename_class(data: Path) -> None:
-    (data / "val" / "n00000001").rename(data / "val" / "tench")
+    (data / "val" / "n01443537").rename(data / "val" / "tench")
 
 
 def _move(data: Path) -> None:
-    (data / FIRST).rename(data / "val" / "n00000000" / FIRST.name)
+    (data / FIRST).rename(data / "val" / "n01440764" / FIRST.name)
 
 
 def _rename_picture(data: Path) -> None:
-    (data / FIRST).rename(data / FIRST.with_name("n00000001_1.JPEG"))
+    (data / FIRST).rename(data / FIRST.with_name("n01443537_1.JPEG"))
 
 
 def _number_twice(data: Path) -> None:

@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--classes", metavar="PATH", type=Path,
         help="names of the classes: the folder with the class folders (DATA/train), or a text file with a name per "
-        "line (default: those of ImageNet for 1000 classes, otherwise numbers)",
+        "line (default: those that the weights file knows, of ImageNet for 1000 classes, otherwise numbers)",
     )  # fmt: skip
     parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes per picture (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     with open_process() as process:
         subject = load_subject(args.name, args.weights)
-        names = class_names(subject.experiment.network.classes, args.classes)
+        names = class_names(subject.experiment.network.classes, args.classes, subject.class_names)
         settings = subject.experiment.input
         # The numbers of the model's pretrained_cfg, which a network built from an experiment file does not carry.
         transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)

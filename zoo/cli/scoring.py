@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,35 @@ from torch import Tensor, nn
 
 from zoo import registry
 from zoo.config import Experiment, find_experiment, load_experiment, parse_experiment
-from zoo.data.folder import Batch, OnBadImage, check_num_classes
+from zoo.data.classes import imagenet_wnids
+from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import NUM_CROPS, build_val_loader
+from zoo.data.matching import match_classes
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import Result, validate
 from zoo.errors import WeightsError
+from zoo.models import ARCHITECTURES
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
-from zoo.weights import load_weights, locate_weights, md5_of, read_checkpoint
+from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
+from zoo.weights.record import check_record
+from zoo.weights.stored import is_published_name
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network with weights, its experiment (all defaults for a bare architecture), the file of the weights."""
+    """A network with weights, its experiment (all defaults for a bare architecture), the file of the weights.
+
+    ``class_names``: of the outputs in their order, made `printable`; None where they are not known.
+    """
 
     title: str
     model: nn.Module
     experiment: Experiment
     weights: Path | None
+    class_names: Sequence[str] | None = None
 
     @property
     def own_protocol(self) -> Protocol:
@@ -47,42 +56,59 @@ class Subject:
 def load_subject(name: str, weights: Path | None = None) -> Subject:
     """Return the network ``name`` with the weights of a file or a published name, by default its own published ones.
 
-    ``name``: an experiment file (.json), the name of one of the experiments, a checkpoint of the trainer (whose
-    own weights are the default), or an architecture. Raises ConfigError for an unknown name and WeightsError for
-    weights that are missing or do not fit, the classifier included.
+    ``name``: an experiment file (.json), the name of one of the experiments, a weights file that says which network it
+    belongs to (whose own weights are the default), or an architecture, of which ``weights`` may say the rest. Raises
+    ConfigError for an unknown name and WeightsError for weights that are missing, do not fit, the classifier included,
+    or say that they belong to another network.
     """
-    weights = None if weights is None else locate_weights(weights)
-    file = find_experiment(name)
+    path, file = Path(name), find_experiment(name)
+    stored = None if weights is None else read_weights(weights)
+    title = name if file is None else file.stem
     if file is not None:
-        title, experiment = file.stem, load_experiment(file)
-    elif Path(name).is_file():
-        title, experiment = name, _experiment_of(Path(name))
-        weights = weights or Path(name)
-    else:
-        title, experiment = name, Experiment()
-        return Subject(title, _architecture(name, weights), experiment, weights)
-    if weights is None:
-        return Subject(title, _published(title), experiment, None)
-    model = registry.build_from_config(experiment.network)
-    _load(model, weights)
-    return Subject(title, model, experiment, weights)
+        experiment = load_experiment(file)
+        if stored is None:
+            return Subject(title, _published(title), experiment, None, imagenet_wnids())
+        model: nn.Module = registry.build_from_config(experiment.network)
+    elif path.is_file():
+        own = read_weights(path)
+        stored = stored or own
+        experiment = _experiment_of(own)
+        model = registry.build_from_config(experiment.network)
+    elif stored is not None and stored.record is not None and name in ARCHITECTURES:
+        check_record(stored.record, {"arch": name}, str(stored.path))
+        experiment = _experiment_of(stored)
+        model = registry.build_from_config(experiment.network)
+    else:  # an architecture of which no file says more, or a name that there is not
+        network = registry.get(name, pretrained=stored is None)
+        model, experiment = network, _experiment_from(network.built_as)
+        if stored is None:
+            return Subject(title, model, experiment, None, imagenet_wnids())
+    _load(model, stored)
+    return Subject(title, model, experiment, stored.path, _class_names(title, weights, stored))
 
 
-def _experiment_of(checkpoint: Path) -> Experiment:
-    settings = read_checkpoint(checkpoint).get("config")
-    if not isinstance(settings, dict):
+def _experiment_of(stored: StoredWeights) -> Experiment:
+    """Return the experiment of a checkpoint, or what the record of another file says of one."""
+    record = stored.record_to_build()
+    if record is None:
         raise WeightsError(
-            f"the file does not say which network it belongs to; {checkpoint}: name the network or its experiment, "
+            f"the file does not say which network it belongs to; {stored.path}: name the network or its experiment, "
             "and give the file as its --weights"
         )
-    return parse_experiment(settings, str(checkpoint))
+    settings = stored.content.get("config")
+    return parse_experiment(settings, str(stored.path)) if isinstance(settings, dict) else _experiment_from(record)
 
 
-def _architecture(name: str, weights: Path | None) -> nn.Module:
-    model = registry.get(name, pretrained=weights is None)
-    if weights is not None:
-        _load(model, weights)
-    return model
+def _experiment_from(record: NetworkRecord) -> Experiment:
+    return parse_experiment(record.experiment_settings(), f"the network {record.arch}")
+
+
+def _class_names(title: str, weights: Path | None, stored: StoredWeights) -> Sequence[str] | None:
+    """Return the names of the classes that weights know: their record's, or ImageNet's where they are published."""
+    if stored.record is not None and stored.record.class_names is not None:
+        return stored.record.class_names
+    of_imagenet = title in registry.published() or (weights is not None and is_published_name(weights))
+    return imagenet_wnids() if of_imagenet else None
 
 
 def _published(title: str) -> nn.Module:
@@ -93,12 +119,12 @@ def _published(title: str) -> nn.Module:
     return registry.get(title, pretrained=True)
 
 
-def _load(model: nn.Module, weights: Path) -> None:
+def _load(model: nn.Module, stored: StoredWeights) -> None:
     """Load a file strictly; of a run with a moving average this is that average, which its validations scored."""
-    report = load_weights(model, weights)
+    report = load_stored(model, stored)
     if report.classifier != "loaded":
         raise WeightsError(
-            f"the classifier of the file does not fit the network; {weights}: "
+            f"the classifier of the file does not fit the network; {stored.path}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
         )
 
@@ -120,7 +146,8 @@ def score(
 
     ``batch_size``: pictures at once per process; default the experiment's batch size (a tenth of it for ten
     crops) over the number of processes. ``record`` is called with each batch of this process and its logits.
-    Raises DataError and ConfigError for data or crops that do not fit.
+    Class folders are matched to the network's outputs by name, see `match_classes`. Raises DataError and ConfigError
+    for data or crops that do not fit.
     """
     settings = subject.experiment
     share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
@@ -139,7 +166,7 @@ def score(
         pin_memory=process.device.type == "cuda",
         on_bad_image=on_bad_image,
     )
-    check_num_classes(loader.dataset, settings.network.classes)
+    match_classes(loader.dataset, settings.network.classes, subject.class_names)
     check_agreement(
         process,
         lambda: {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 from zoo.errors import DataError, listed, printable
@@ -9,15 +12,19 @@ from zoo.errors import DataError, listed, printable
 NUM_IMAGENET = 1000
 
 
-def class_names(num_classes: int, source: Path | None = None) -> list[str]:
+def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
     """Return a name for each class of a network, in the order of its outputs.
 
     ``source``: a folder with one folder per class, as the network was trained on (DATA/train), or a text file with one
-    name per line. Without it the names of ImageNet for 1000 classes, and numbers for any other count. Raises DataError
-    unless the source has as many names as the network has classes.
+    name per line. Without it the names that are ``known`` from the network's weights file, numbers for those that it
+    does not name; without either the names of ImageNet for 1000 classes, and numbers for any other count. wnids of all
+    ImageNet are replaced by its names. Raises DataError unless the source has as many names as the network has classes.
     """
     if source is None:
-        return imagenet_names() if num_classes == NUM_IMAGENET else [str(index) for index in range(num_classes)]
+        of_imagenet = num_classes == NUM_IMAGENET and tuple(known or imagenet_wnids()) == imagenet_wnids()
+        if of_imagenet:
+            return imagenet_names()
+        return [*(known or ()), *(str(index) for index in range(len(known or ()), num_classes))]
     names = _names_in(source)
     if len(names) != num_classes:
         raise DataError(
@@ -26,6 +33,12 @@ def class_names(num_classes: int, source: Path | None = None) -> list[str]:
             "line"
         )
     return names
+
+
+@cache
+def imagenet_wnids() -> tuple[str, ...]:
+    """Return the WordNet ids of the 1000 ImageNet classes, which are their folders' names, in the outputs' order."""
+    return tuple(files("zoo").joinpath("data", "imagenet_wnids.txt").read_text(encoding="ascii").split())
 
 
 def imagenet_names() -> list[str]:

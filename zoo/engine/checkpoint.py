@@ -14,6 +14,7 @@ import torch
 from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, listed, printable
+from zoo.weights import NetworkRecord
 
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
 BEST = "model_best.pth.tar"
@@ -42,6 +43,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **shared_state(state),
         "ranks": ranks,
+        "network": NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json(),
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
         "world_size": state.process.world_size,

@@ -23,7 +23,8 @@ from zoo.engine.state import TrainState, settle_buffers
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.validate import Result, validate
-from zoo.errors import CheckpointError, DataError, TrainingInterrupted
+from zoo.errors import CheckpointError, DataError, TrainingInterrupted, listed
+from zoo.weights.record import escaped_names
 
 __all__ = ["Log", "TrainMetrics", "train"]
 
@@ -87,6 +88,15 @@ def _check_data(run: _Run) -> None:
             f"{state.num_pictures}; training data: put the same pictures there to continue that run"
         )
     state.num_pictures = num_pictures
+    class_names = escaped_names(run.train_loader.dataset.classes)
+    if state.class_names not in (None, class_names):
+        before, now = set(state.class_names or ()), set(class_names)
+        raise CheckpointError(
+            f"the class folders are not those of the checkpoint (only there: {listed(sorted(before - now)) or 'none'}; "
+            f"only here: {listed(sorted(now - before)) or 'none'}); {run.train_loader.dataset.root}: put the same "
+            "folders there to continue that run, or start a new one with --weights and another --log-dir"
+        )
+    state.class_names = class_names
 
 
 def _announce(run: _Run) -> None:

@@ -15,6 +15,7 @@ from zoo.engine.agreement import ABSENT, differing_keys, leaves
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, load_rank_state, load_shared_state
 from zoo.errors import CheckpointError, listed, printable
+from zoo.weights import NetworkRecord
 
 AUTO = "auto"
 # Beginnings of the keys that may differ at a resume because they do not affect the computation.
@@ -73,7 +74,8 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
     """Bring ``state`` and the generators to where the checkpoint was written; return notices for the user.
 
     CheckpointError: the checkpoint was written with other settings, or with another number of processes and that
-    is not allowed. With another number of processes the averages of the running epoch start anew.
+    is not allowed. WeightsError: what it says of its network is wrong. With another number of processes the averages
+    of the running epoch start anew.
     """
     saved = found.content
     try:
@@ -85,6 +87,8 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
                 f"{state.process.world_size}; {found.path}: start as many, or give --allow-world-size-change (it will "
                 "not be the same run to the bit)"
             )
+        if "network" in saved:  # not in checkpoints of before there were records
+            state.class_names = NetworkRecord.from_json(saved["network"], str(found.path)).class_names
         load_shared_state(state, saved)
         if state.process.rank < len(saved["ranks"]):
             load_rank_state(state, saved["ranks"][state.process.rank])

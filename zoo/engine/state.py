@@ -50,6 +50,8 @@ class TrainState:
     """Index of the epoch that ``best_top1`` is of; None before the first validation, or if the file is older."""
     num_pictures: int = 0
     """Size of the training data, 0 until it is known: steps are a position in this very data."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the class folders in the order of the outputs, made `printable`; None until they are known."""
 
     @property
     def scored_model(self) -> nn.Module:

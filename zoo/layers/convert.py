@@ -97,6 +97,8 @@ def replace_modules(module: nn.Module, replaced: Mapping[int, nn.Module]) -> Non
         for name, child in parent._modules.items():
             if id(child) in replaced:
                 parent._modules[name] = replaced[id(child)]
+    if replaced and getattr(module, "built_as", None) is not None:
+        module.built_as = None  # type: ignore[assignment]  # weights of what it was no longer mean the same in it
 
 
 class _UnsafeError(Exception):

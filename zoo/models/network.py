@@ -72,6 +72,7 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
+    built_as: Any = None  # the `zoo.weights.NetworkRecord` that it was built from, None where that is not known
     bn_out: nn.Module
     classifier: nn.Sequential
 

@@ -50,7 +50,11 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     of the weights under "ema", which then is what is returned: training validated it. A "module." before all keys and
     the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as `read_checkpoint` does.
     """
-    content = read_checkpoint(path)
+    return state_dict_in(read_checkpoint(path), path)
+
+
+def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Return what `read_state_dict` does of the content of the file at ``path``, which was read already."""
     if isinstance(content.get("state_dict"), dict):
         averaged = content.get("ema")
         if averaged is not None:

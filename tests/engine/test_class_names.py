@@ -1,0 +1,84 @@
+"""A run keeps the names of its classes, and does not go on with other ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.tiny import MemoryLog, build_net, make_config, make_pictures, run
+from zoo.engine.checkpoint import CHECKPOINT, read, write
+from zoo.errors import CheckpointError, DataError
+from zoo.weights.record import NetworkRecord, record_in
+
+
+def _run(data: Path, log_dir: Path, epochs: int, resume: str | None = None) -> NetworkRecord | None:
+    config = make_config(optimizer={"schedule": {"epochs": epochs}})
+    run(config, data, log_dir, MemoryLog(), resume=resume)
+    return record_in(torch.load(log_dir / CHECKPOINT, weights_only=True), CHECKPOINT)
+
+
+def test_a_checkpoint_says_which_network_it_is_of_and_names_its_classes(tmp_path: Path) -> None:
+    record = _run(make_pictures(tmp_path / "data", num_train=16), tmp_path / "log", epochs=1)
+    assert record is not None
+    assert (record.arch, record.norm, record.activation, record.classes) == ("resnet18", "inplace", "leaky_relu", 2)
+    assert record.class_names == ("class0", "class1")
+    assert record.preprocessing is not None
+    assert (record.preprocessing.scale, record.preprocessing.crop) == (8, 8)
+
+
+def _stop_after_first_epoch(data: Path, log_dir: Path) -> None:
+    """Leave the checkpoint of a run of two epochs that was stopped after one."""
+
+    class Stop(Exception):
+        pass
+
+    class StopLog(MemoryLog):
+        def validation(self, epoch: int, *rest: object) -> None:
+            if epoch == 1:
+                raise Stop
+
+    with pytest.raises(Stop):
+        run(make_config(optimizer={"schedule": {"epochs": 2}}), data, log_dir, StopLog())
+
+
+def test_a_run_does_not_go_on_with_other_classes(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_train=16)
+    _stop_after_first_epoch(data, tmp_path / "log")
+    for split in ("train", "val"):
+        (data / split / "class1").rename(data / split / "other")
+    with pytest.raises(CheckpointError, match=r"class folders .*class1.*other.*--weights"):
+        _run(data, tmp_path / "log", epochs=2, resume="auto")
+
+
+def test_checkpoints_without_names_go_on_and_have_them_then(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_train=16)
+    _stop_after_first_epoch(data, tmp_path / "log")
+    content = read(tmp_path / "log" / CHECKPOINT)
+    del content["network"]
+    write(content, tmp_path / "log", is_best=False)
+    record = _run(data, tmp_path / "log", epochs=2, resume="auto")
+    assert record is not None
+    assert record.class_names == ("class0", "class1")
+
+
+def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_train=16)
+    for split in ("train", "val"):
+        (data / split / "class0").rename(data / split / "a\n")
+        (data / split / "class1").rename(data / split / "a\\n")
+    with pytest.raises(DataError, match="look the same"):
+        _run(data, tmp_path / "log", epochs=1)
+    assert not (tmp_path / "log" / CHECKPOINT).exists()
+
+
+def test_weights_of_other_classes_may_start_a_new_run(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_train=16)
+    _run(data, tmp_path / "log", epochs=1)
+    for split in ("train", "val"):
+        (data / split / "class1").rename(data / split / "other")
+    run(
+        make_config(optimizer={"schedule": {"epochs": 1}}), data, tmp_path / "new", MemoryLog(),
+        weights=str(tmp_path / "log" / CHECKPOINT), build=build_net,
+    )  # fmt: skip

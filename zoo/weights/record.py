@@ -1,0 +1,367 @@
+"""What a weights file says of the network that it belongs to."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+from zoo.config import Input, Network, parse_experiment
+from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
+from zoo.layers.norm import KINDS
+from zoo.models import ARCHITECTURES
+from zoo.weights.index import all_published
+
+ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
+WITH_PARAMETER = ("leaky_relu", "elu")
+FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same weights serve whatever they are
+# Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
+MAX_CLASSES, MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 100_000, 255, 65_536, 64, 65_536
+SHOWN_CHARACTERS = 100
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images are prepared: shorter side (-1: not resized) and centre crop in px, mean and std of [0, 1] values."""
+
+    scale: int
+    crop: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """What a reader has to know to build a network for given weights; in files a plain dict under "network".
+
+    Args:
+        arch: name of the architecture.
+        norm: "standard", "inplace" or "sync", which says how scales are read.
+        activation: "leaky_relu", "relu", "elu" or "identity".
+        activation_param: slope of leaky_relu or alpha of elu.
+        classes: outputs of the classifier, 0 without one.
+        options: those of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...).
+        class_names: names of the first outputs in their order, escaped by `printable`; None where they are not known.
+        preprocessing: of the images that the network was validated with; None where it is not known.
+        folded: whether the norms are part of the convolutions, see `zoo.convert.fold_network`.
+    """
+
+    arch: str
+    norm: str
+    activation: str
+    activation_param: float
+    classes: int
+    options: Mapping[str, Any]
+    class_names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    folded: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain values, which JSON and ``torch.load(weights_only=True)`` can read."""
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        preprocessing = None if self.preprocessing is None else _plain(asdict(self.preprocessing))
+        return {**_plain(content), "preprocessing": preprocessing}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], source: str) -> NetworkRecord:
+        """Return the record that ``content`` holds; WeightsError that names ``source`` and the key unless it is right.
+
+        Unknown and missing keys, other types and sizes beyond all reason are refused.
+        """
+        known = [field.name for field in fields(cls)]
+        if set(known) != set(content):
+            missing = [key for key in known if key not in content]
+            unknown = [key for key in content if key not in known]
+            parts = [f"lacks {', '.join(missing)}"] if missing else []
+            parts += [f"has the unknown keys {listed(unknown)}"] if unknown else []
+            raise WeightsError(f"{source}: network: {' and '.join(parts)}; {_remedy(source)}")
+        for key, value, problem in _problems(content):
+            raise WeightsError(f"{source}: network.{key} = {_shown(value)}: {problem}; {_remedy(source)}")
+        names, images = content["class_names"], content["preprocessing"]
+        if images is not None:
+            images = Preprocessing(images["scale"], images["crop"], tuple(images["mean"]), tuple(images["std"]))
+        return cls(**{**content, "class_names": None if names is None else tuple(names), "preprocessing": images})
+
+    @classmethod
+    def of_config(
+        cls, network: Network, images: Input | None = None, class_names: Iterable[str] | None = None
+    ) -> NetworkRecord:
+        """Return the record of an experiment's ``network`` and ``input`` sections and of the class folders' names.
+
+        Raises ConfigError for more classes than a record may have, and DataError as `escaped_names` does.
+        """
+        if network.classes > MAX_CLASSES:
+            raise ConfigError(
+                f"network.classes = {network.classes}: a network may have at most {MAX_CLASSES:,} classes"
+            )
+        options: dict[str, Any] = {}
+        if network.input_3x3 and not network.arch.startswith("wider"):  # a published WideResNet file has it, unused
+            options["input_3x3"] = True
+        if network.dilation != 1:
+            options["dilation"] = network.dilation
+        if network.memory != "auto":
+            options["memory"] = network.memory
+        return cls(
+            arch=network.arch,
+            norm=network.bn_mode,
+            activation=network.activation,
+            activation_param=float(network.activation_param),
+            classes=network.classes,
+            options={**options, **network.options},
+            class_names=None if class_names is None else escaped_names(class_names),
+            preprocessing=None if images is None else preprocessing_of(images),
+        )
+
+    @classmethod
+    def of_published(cls, name: str) -> NetworkRecord | None:
+        """Return what is published of the weights ``name``; None if this package does not have their network."""
+        entry = all_published()[name]
+        if entry["arch"] is None:
+            return None
+        keys = ("arch", "norm", "activation", "activation_param", "classes")
+        options = {"input_3x3": True} if entry["input_3x3"] else {}
+        images = preprocessing_of(Input())
+        return cls(**{key: entry[key] for key in keys}, options=options, preprocessing=images)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that `zoo.get` builds the network with."""
+        keys = ("arch", "norm", "activation", "activation_param", "classes")
+        return {**{key: getattr(self, key) for key in keys}, **self.options}
+
+    def experiment_settings(self) -> dict[str, Any]:
+        """Return the record as the ``network`` and ``input`` sections of an experiment."""
+        settings = self.settings()
+        settings["bn_mode"] = settings.pop("norm")
+        own = {key: settings.pop(key) for key in list(settings) if key in Network.model_fields}
+        content: dict[str, Any] = {"network": _plain({**own, "options": settings})}
+        if self.preprocessing is not None:
+            images = self.preprocessing
+            content["input"] = _plain(
+                {"scale_val": images.scale, "crop_val": images.crop, "mean": images.mean, "std": images.std}
+            )
+        return content
+
+    def without_memory(self) -> NetworkRecord:
+        """Return the record without ``memory``, which not every norm goes with and which changes no weights."""
+        return replace(self, options={key: value for key, value in self.options.items() if key != "memory"})
+
+
+def escaped_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of class folders as records and messages have them, made `printable`.
+
+    Raises DataError for two names that are the same then.
+    """
+    escaped = tuple(map(printable, names))
+    if twice := [name for name, count in Counter(escaped).items() if count > 1]:
+        raise DataError(f"class folders whose names look the same: {listed(twice)}; rename one of each")
+    return escaped
+
+
+def preprocessing_of(images: Input) -> Preprocessing:
+    """Return how an experiment's ``input`` section prepares the images of a validation."""
+    mean, std = images.mean, images.std
+    return Preprocessing(images.scale_val, images.crop_val, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))
+
+
+def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
+    """Return what the content of a weights file says of its network; None for files of others, which say nothing.
+
+    Checkpoints that were written before there were records have the experiment's settings, which say the same but for
+    the names of the classes. Raises WeightsError for a record that is wrong, ConfigError for such settings.
+    """
+    if not isinstance(content.get("state_dict"), dict):
+        return None
+    if isinstance(content.get("network"), dict):
+        return NetworkRecord.from_json(content["network"], source)
+    if not isinstance(content.get("config"), dict):
+        return None
+    try:
+        experiment = parse_experiment(content["config"], source)
+    except ConfigError:
+        if "format_version" in content:  # a checkpoint of this package's trainer
+            raise
+        return None  # other trainers have settings of their own
+    return NetworkRecord.of_config(experiment.network, experiment.input)
+
+
+def check_record(record: NetworkRecord, wanted: Mapping[str, Any], source: str) -> None:
+    """Raise WeightsError if ``wanted`` (arguments of `zoo.get`) contradicts what a file says of its network.
+
+    Keys that are not in ``wanted`` agree with everything. No contradictions are another number of classes, "inplace"
+    beside "sync", a norm that is a function, and options that change no weights.
+    """
+    if record.folded:
+        raise WeightsError(
+            f"{source}: holds a network folded for inference, which is not built like others; load it with "
+            f"zoo.convert.fold_network(zoo.get({record.arch!r}, ...)).load_state_dict(...), "
+            "or give the file that it was made from"
+        )
+    settings = record.settings()
+    differences = [
+        (key, settings.get(key, _default(record.arch, key)), value)
+        for key, value in wanted.items()
+        if key not in ("classes", *FREE_OPTIONS) and not _agrees(record, key, value)
+    ]
+    if any(key == "arch" for key, *_ in differences):  # options of another architecture cannot be compared
+        differences = [difference for difference in differences if difference[0] in ("arch", "norm", "activation")]
+    if not differences:
+        return
+    parts = [
+        f"{key}={_shown(own)} in the file, but {key}={_shown(value)} is asked for" for key, own, value in differences
+    ]
+    raise WeightsError(
+        f"{source}: belongs to another network: {'; '.join(parts)}; leave these out or set them as the file says"
+        f"{_conversions(differences)}; to load the file all the same: "
+        "model.load_state_dict(zoo.weights.read_state_dict(FILE))"
+    )
+
+
+def _agrees(record: NetworkRecord, key: str, value: Any) -> bool:
+    if key == "norm":
+        return callable(value) or (value == "standard") == (record.norm == "standard")
+    if key == "activation_param" and record.activation not in WITH_PARAMETER:
+        return True
+    own = record.settings().get(key, _default(record.arch, key))
+    return bool(_plain(own) == _plain(value))
+
+
+def _conversions(differences: list[tuple[str, Any, Any]]) -> str:
+    """Return which kinds of ``zoo convert`` make what is asked for of what is in the file."""
+    kinds = []
+    for key, own, value in differences:
+        if key == "norm":
+            to_standard = value == "standard"
+            kinds.append("inplace-to-standard" if to_standard else "standard-to-inplace")
+        elif (key, own, value) == ("activation", "relu", "leaky_relu"):
+            kinds.append("relu-to-leaky-relu")
+    return f", or convert the file (zoo convert {' and then '.join(kinds)})" if kinds else ""
+
+
+@cache
+def option_defaults(arch: str) -> dict[str, Any]:
+    """Return the options of an architecture's family (``input_3x3``, ``dilation``, ...) and their defaults."""
+    builder = ARCHITECTURES[arch]
+    common = {"norm", "classes", "features_only", *getattr(builder, "keywords", {})}
+    parameters = inspect.signature(builder).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name not in common}
+
+
+def _default(arch: str, key: str) -> Any:
+    return option_defaults(arch).get(key)
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with tuples as lists, which is what JSON makes of them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _shown(value: Any) -> str:
+    """Return ``value`` as a message shows it: in one line that is not long, whatever is in it."""
+    if isinstance(value, list):
+        more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
+        return f"[{', '.join(map(_shown, value[:MAX_LISTED]))}{more}]"
+    text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str) else value)
+    return printable(text[:SHOWN_CHARACTERS])
+
+
+def _remedy(source: str) -> str:
+    return f"take the weights alone with zoo.weights.read_state_dict({source!r}), or ask who made the file"
+
+
+Problem = tuple[str, Any, str]  # key, value, what is wrong with it
+
+
+def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with the values of a record that has all keys, the first thing first."""
+    arch, norm, activation = (content[key] for key in ("arch", "norm", "activation"))
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+        near = ", ".join(nearest(str(arch)[:SHOWN_CHARACTERS], ARCHITECTURES))
+        yield "arch", arch, f"this version has no such network, the nearest names are {near}"
+        return
+    if not isinstance(norm, str) or norm not in KINDS:
+        yield "norm", norm, f"is not one of {', '.join(KINDS)}"
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        yield "activation", activation, f"is not one of {', '.join(ACTIVATIONS)}"
+    elif activation == "relu" and norm != "standard":
+        yield "activation", activation, f"does not go with the norm {norm!r}"
+    parameter = content["activation_param"]
+    if not _is_number(parameter) or (activation in WITH_PARAMETER and parameter <= 0):
+        yield "activation_param", parameter, "must be a finite number, and positive where the activation uses it"
+    if type(content["classes"]) is not int or not 0 <= content["classes"] <= MAX_CLASSES:
+        yield "classes", content["classes"], f"must be a whole number from 0 to {MAX_CLASSES:,}"
+        return
+    yield from _option_problems(arch, content["options"])
+    yield from _name_problems(content["class_names"], content["classes"])
+    yield from _preprocessing_problems(content["preprocessing"])
+    if not isinstance(content["folded"], bool):
+        yield "folded", content["folded"], "must be true or false"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _option_problems(arch: str, options: Any) -> Iterator[Problem]:
+    if not isinstance(options, dict):
+        yield "options", options, "must be a dict"
+        return
+    for key, value in options.items():
+        if not isinstance(key, str) or key not in option_defaults(arch):
+            known = ", ".join(option_defaults(arch))
+            yield "options", key, f"{arch} has no such option, it has {known}"
+        elif not _is_setting(value):
+            allowed = (
+                f"a word, a truth value, a number up to {MAX_NUMBER:,}, or a list of at most {MAX_ENTRIES} of them"
+            )
+            yield f"options.{key}", value, f"must be {allowed}"
+
+
+def _is_setting(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, list):
+        return depth < 2 and len(value) <= MAX_ENTRIES and all(_is_setting(item, depth + 1) for item in value)
+    if isinstance(value, str):
+        return len(value) <= MAX_NAME_LENGTH and value.isprintable()
+    return isinstance(value, bool) or (_is_number(value) and abs(value) <= MAX_NUMBER)
+
+
+def _name_problems(names: Any, classes: int) -> Iterator[Problem]:
+    if names is None:
+        return
+    if not isinstance(names, list):
+        yield "class_names", names, "must be a list of names"
+    elif len(names) > classes:
+        yield "class_names", names, f"these are {len(names):,} names for {classes:,} classes"
+    elif bad := [name for name in names if not _is_name(name)]:
+        yield "class_names", bad, f"names are texts of 1 to {MAX_NAME_LENGTH} characters that a terminal can show"
+    elif twice := [name for name, count in Counter(names).items() if count > 1]:
+        yield "class_names", names, f"there are twice: {listed(twice)}"
+
+
+def _is_name(name: Any) -> bool:
+    # The limit is that of a file system before `printable` makes up to ten characters of one.
+    return isinstance(name, str) and 0 < len(name) <= 10 * MAX_NAME_LENGTH and name.isprintable()
+
+
+def _preprocessing_problems(images: Any) -> Iterator[Problem]:
+    if images is None:
+        return
+    if not isinstance(images, dict) or set(images) != {field.name for field in fields(Preprocessing)}:
+        yield "preprocessing", images, "must be a dict of scale, crop, mean and std"
+        return
+    scale, crop = images["scale"], images["crop"]
+    if type(scale) is not int or not (scale == -1 or 1 <= scale <= MAX_SIDE_PX):
+        yield "preprocessing.scale", scale, f"must be -1 or a whole number from 1 to {MAX_SIDE_PX:,}"
+    elif type(crop) is not int or not 1 <= crop <= (MAX_SIDE_PX if scale == -1 else scale):
+        yield "preprocessing.crop", crop, "must be a whole number from 1 to the scale"
+    for key in ("mean", "std"):
+        values = images[key]
+        if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
+            yield f"preprocessing.{key}", values, "must be three numbers"
+        elif not all((0 if key == "mean" else 1e-6) <= value <= 1 for value in values):
+            yield f"preprocessing.{key}", values, "must be from 0 to 1, and std more than 0"
