@@ -65,6 +65,21 @@ def test_the_compared_networks_have_the_convolutions_that_the_totals_of_the_pape
     assert 170.5e6 < 4 * count("irevnet_revnext") < 171.4e6
 
 
+@pytest.mark.parametrize("memory", ["auto", "plain"])
+@pytest.mark.parametrize("name", ["revnext_resnet18", "revnext_revnet"])
+def test_the_compared_networks_have_the_max_pools_of_section_3_4(name, memory):
+    """Between the levels: the largest value of each window, and zeros for the channels that are new."""
+    model = zoo.get(name, classes=10, channels=8, memory=memory)
+    for level, channels in enumerate((8, 16, 32), start=1):
+        pool = model.get_submodule(f"level{level}")[0]
+        x = torch.randn(2, channels, 4, 6, requires_grad=True)
+        y, half = pool(x), channels // 2
+        assert torch.equal(y[:, half:-half], F.max_pool2d(x, 2))
+        assert not torch.cat([y[:, :half], y[:, -half:]], 1).any()
+        (found,) = torch.autograd.grad(y.square().sum(), x)
+        assert torch.equal(found, torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)[0])
+
+
 def twins(name, **options):
     """Return a small network in float64 and its copy that stores, with norms that do not start at 1 and 0."""
     options = {"classes": 5, "activation_param": 0.3, **SMALL[name], **options}
