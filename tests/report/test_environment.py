@@ -57,7 +57,7 @@ def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> No
 
 
 def test_a_result_that_was_written_before_is_no_change_of_the_code(checkout: Callable[..., str]) -> None:
-    """One benchmark after the other writes over the files of scripts/results; all of them ran the code of the commit."""
+    """Benchmarks write over the files of scripts/results one after another; all ran the code of the commit."""
     (Path(environment.__file__).parents[2] / "scripts" / "results" / "model_cpu.json").write_text("{}")
     assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
 
