@@ -71,6 +71,19 @@ def test_fit_foretells_and_checks(tmp_path: Path) -> None:
     assert abs(found["difference"]) < 5
 
 
+def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More memory, or a smaller picture, is for the user to choose."""
+    code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "iABN", "--memory", "2", *SMALL)
+    assert code == 2
+    assert [(record["provider"], record["median"]) for record in content["records"]] == [("std-BN", 0), ("iABN", 0)]
+    said = capsys.readouterr()
+    assert "does not fit: iABN needs" in said.out
+    assert "written to" in said.out
+    assert "nothing fits in 2 bytes" in said.err
+
+
 def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.report.benchmark.fit.TOLERANCE", -1)
     code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--check", "2", *SMALL)
@@ -83,6 +96,7 @@ def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypa
     [
         (["model", "resnet19"], "resnet18"),
         (["fit", "resnet18"], "--memory"),
+        (["fit", "resnet19", "--memory", "1GB"], "resnet18"),
         (["fit", "resnet18", "--memory", "lots"], "16GiB"),
         (["pareto", "resnet18", "--no-picture", "--strategies", "magic"], "std-BN checkpointed"),
     ],
@@ -113,3 +127,11 @@ def test_what_is_no_shape_of_a_batch_is_refused_before_anything_runs(shape: str,
         main(["benchmark", "layer", "--shapes", shape])
     assert stop.value.code == 2
     assert repr(shape) in capsys.readouterr().err
+
+
+def test_results_of_a_changed_checkout_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.report.environment.checkout_commit", lambda: "1234-dirty")
+    run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--memory", "200MB", *SMALL)
+    assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err

@@ -55,6 +55,14 @@ def test_every_option_has_a_help_text() -> None:
             assert action.help, f"{name} {action.dest}"
 
 
+def test_help_texts_read_as_text() -> None:
+    """A default that is a list is written as on the command line, and a per cent sign once where it is not a format."""
+    for name, parser in _commands().items():
+        text = parser.format_help()
+        assert "default: [" not in text, name
+        assert "%%" not in text, name
+
+
 def test_help_and_mistakes_are_answered_without_importing_torch() -> None:
     code = "import sys, zoo.cli; zoo.cli.build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

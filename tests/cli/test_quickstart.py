@@ -49,6 +49,30 @@ def test_another_seed_is_another_run_in_a_folder_of_its_own() -> None:
     assert records[0][1]["loss"] != records[1][1]["loss"]
 
 
+@pytest.mark.usefixtures("in_small")
+def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    """The seconds are those of training and scoring, and of a run that was there already nobody knows them."""
+    command = ["quickstart", "--seed", "1", "2", "--json", "seeds.json"]
+    assert main(command) == 0
+    first = json.loads(Path("seeds.json").read_text())
+    assert first["command"] == "zoo quickstart --seed 1 2 --json seeds.json"
+    assert {"commit", "cpu", "threads", "torch"} <= first["environment"].keys()
+    assert [run["seed"] for run in first["runs"]] == [1, 2]
+    assert all(run["seconds"] > 0 for run in first["runs"])
+    assert [result["protocol"] for result in first["runs"][0]["results"]] == ["center10-scale12", "tencrop10-scale12"]
+    assert "runs/quickstart-seed2/checkpoint.pth.tar" in capsys.readouterr().out
+    assert main(command) == 0
+    second = json.loads(Path("seeds.json").read_text())
+    assert [run["seconds"] for run in second["runs"]] == [None, None]
+    assert [run["results"] for run in second["runs"]] == [run["results"] for run in first["runs"]]
+
+
+@pytest.mark.usefixtures("in_small")
+def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quickstart", "--seed", "1", "2", "--log-dir", "here"]) == 2
+    assert "--log-dir" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -31,6 +31,7 @@ from zoo.report.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.report.measure import measure_memory, measure_peak
 
 CPU = torch.device("cpu")
+REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")
 TINY = Setup("resnet18", batch=2, size=32, structure=(1, 1, 1, 1))
 pytestmark = [
     # Raised while torch.compile looks at an input that is no leaf.
@@ -86,6 +87,20 @@ def test_the_table_has_a_row_per_case_and_provider_and_a_column_per_metric() -> 
         ["net", "2x3", "float32", "contiguous", "std", "12.5", ""],
         ["net", "2x3", "float32", "contiguous", "ours", "6.250", "0.500 (0.200)"],
     ]
+
+
+def test_rows_that_share_no_metric_stand_in_tables_of_their_own() -> None:
+    results, case = new_results(), Case("net", (2, 3), "float32", "contiguous")
+    results.add(case, "ours", "largest batch", "pictures", [3])
+    results.add(case, "std", "predicted", "MB", [1.0])
+    results.add(case, "std", "taken", "MB", [1.5])
+    results.add(case, "std", "largest batch", "pictures", [2])
+    lines = markdown(results.content()).splitlines()
+    assert len([line for line in lines if line.startswith("| subject")]) == 1  # "std" has all metrics
+    results.records = results.records[:3]
+    tables = "\n".join(markdown(results.content()).splitlines()).split("\n\n")[-2:]
+    heads = [[cell.strip() for cell in table.splitlines()[0].strip("|").split("|")][5:] for table in tables]
+    assert heads == [["largest batch, pictures"], ["predicted, MB", "taken, MB"]]
 
 
 # --- timing ---
@@ -316,8 +331,63 @@ def test_one_picture_more_than_the_largest_batch_does_not_fit() -> None:
     limit = on_paper.need(29).total
     assert on_paper.largest_batch(limit) == (29, on_paper.need(29))
     assert on_paper.largest_batch(limit - 1)[0] == 28
-    with pytest.raises(ConfigError, match="for a batch of 2 at 32 px"):
-        on_paper.largest_batch(1000)
+    assert on_paper.largest_batch(1000) == (0, on_paper.need(2))
+
+
+def test_where_not_even_two_pictures_fit_the_table_says_so() -> None:
+    results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
+    limit = (fit.OnPaper(TINY, EAGER[0]).need(2).total + fit.OnPaper(TINY, EAGER[3]).need(2).total) // 2
+    assert fit.report_fits(results, TINY, strategies, limit)
+    assert values_of(results, "largest batch") == {BASELINE: 0, "iABN": 2}
+    assert [*values_of(results, "needed")] == ["iABN"]
+    (note,) = results.notes
+    assert note.startswith("does not fit: std-BN needs ")
+    assert "for a batch of 2 at 32 px" in note
+    assert not fit.report_fits(new_results(), TINY, strategies, 1000)
+
+
+@pytest.mark.parametrize("arch", ["resnet32_cifar", "revnet38_cifar"])
+def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
+    """Both have the same strategies, the reversible twin among them, and count the same bytes for each."""
+    front, fits = new_results(), new_results()
+    setup = Setup(arch, batch=4, size=32)
+    strategies = choose_strategies(EAGER, ["*RevNet*", "iABN"])
+    measure_front(front, setup, strategies, rounds=0)
+    fit.check_predictions(fits, setup, strategies, [4])
+    taken = values_of(fits, "taken")
+    assert [*taken] == [*values_of(front, "held")]
+    constant = {
+        strategy.name: fit.constant_bytes(strategy.build(setup), setup) / 1e6
+        for strategy in strategies
+        if strategy.name in taken
+    }
+    for name, peak in values_of(front, "peak").items():
+        assert taken[name] - constant[name] == pytest.approx(peak, rel=0.01), name
+    assert front.notes == fits.notes
+
+
+def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
+    with pytest.raises(ConfigError, match="benchmark resnet32_cifar, whose reversible twin it is"):
+        Setup("revnet38_cifar", batch=2, size=32).reversible_twin()
+
+
+def test_a_network_without_a_twin_has_no_reversible_row_in_fit() -> None:
+    results = new_results()
+    setup = Setup("resnext50", batch=2, size=32, structure=(1, 1, 1, 1))
+    fit.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
+    assert [*values_of(results, "largest batch")] == [BASELINE, "iABN"]
+    assert [note for note in results.notes if note.startswith("not measured: RevNet (only ")]
+
+
+def test_on_paper_a_reversible_twin_needs_less() -> None:
+    setup = Setup("resnet32_cifar", batch=2, size=32)
+    need = {name: fit.OnPaper(setup, choose_strategies(EAGER, [name])[-1]).need(16).step for name in REVNETS}
+    assert need["RevNet, iABN"] < need["RevNet"] < need["RevNet stored"] / 2
+
+
+def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
+    with pytest.raises(ConfigError, match="resnet18"):
+        fit.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
 
 
 @pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=NATIVE)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,24 +27,68 @@ def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert environment.version_of("no-such-distribution") is None
 
 
-def test_the_commit_is_that_of_the_checkout_and_says_when_files_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """A checkout with one commit that zoo seems to run from; called with its arguments, it runs git there."""
+
     def git(*args: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *args]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    package = tmp_path / "zoo" / "report" / "environment.py"
-    package.parent.mkdir(parents=True)
-    package.touch()
-    monkeypatch.setattr(environment, "__file__", str(package))
-    assert environment.checkout_commit() is None
+    for name in ("zoo/report/environment.py", "scripts/results/model_cpu.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert environment.checkout_commit() == git("rev-parse", "HEAD")
-    package.write_text("changed")
-    assert environment.checkout_commit() == f"{git('rev-parse', 'HEAD')}-dirty"
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "zoo" / "report" / "environment.py"))
+    environment.checkout_commit.cache_clear()
+    yield git
+    environment.checkout_commit.cache_clear()
+
+
+def test_the_commit_is_that_of_the_checkout(checkout: Callable[..., str]) -> None:
+    assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
+
+
+def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> None:
+    Path(environment.__file__).write_text("changed")
+    assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
+
+
+def test_a_result_that_was_written_before_is_no_change_of_the_code(checkout: Callable[..., str]) -> None:
+    """Benchmarks write over the files of scripts/results one after another; all ran the code of the commit."""
+    (Path(environment.__file__).parents[2] / "scripts" / "results" / "model_cpu.json").write_text("{}")
+    assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
+
+
+def test_the_commit_is_the_one_that_the_process_began_with(checkout: Callable[..., str]) -> None:
+    """The code was loaded then: what is changed or committed during a long run is not what it measures."""
+    began = environment.checkout_commit()
+    Path(environment.__file__).write_text("changed")
+    checkout("commit", "-am", "second")
+    assert environment.checkout_commit() == began != checkout("rev-parse", "HEAD")
+
+
+def test_without_git_there_is_no_commit(
+    checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.checkout_commit() is None
+    environment.checkout_commit.cache_clear()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "elsewhere" / "zoo" / "report" / "environment.py"))
+    assert environment.checkout_commit() is None
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_changed_checkout_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    environment.warn_of_changes()
+    assert caplog.text == ""
+    environment.checkout_commit.cache_clear()
+    Path(environment.__file__).write_text("changed")
+    environment.warn_of_changes()
+    assert "-dirty" in caplog.text
+    assert "commit first" in caplog.text
 
 
 def test_a_system_without_cpuinfo_still_has_a_cpu_model(monkeypatch: pytest.MonkeyPatch) -> None:

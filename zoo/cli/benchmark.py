@@ -37,12 +37,14 @@ def run(args: argparse.Namespace) -> int:
 
     from zoo.report.benchmark.schema import Results
     from zoo.report.benchmark.timing import Clock, describe_timing, involuntary_switches, keep_heap
+    from zoo.report.environment import warn_of_changes
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no CUDA device; leave --device out, or say --device cpu")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    warn_of_changes()
     settings = describe_timing(Clock(device), keep_heap(), getattr(args, "rounds", 0))
     results = Results(args.kind, _command(args), device, settings)
     before = involuntary_switches()
@@ -92,10 +94,15 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
         raise ConfigError("nothing to do: give --memory SIZE, --check N, or both")
     setup = _setup(args, results, args.network)
     strategies = choose_strategies(EAGER, args.strategies)
-    if args.memory is not None:
-        report_fits(results, setup, strategies, parse_bytes(args.memory))
+    memory_bytes = None if args.memory is None else parse_bytes(args.memory)
+    fits = memory_bytes is None or report_fits(results, setup, strategies, memory_bytes)
     if args.check is not None:
         check_predictions(results, setup, strategies, args.check)
+    if not fits:
+        raise ConfigError(
+            f"nothing fits in {memory_bytes:,} bytes, see the notes of the table; --memory: give more, or a smaller "
+            "--size or network"
+        )
 
 
 def _setup(args: argparse.Namespace, results: Results, network: str) -> Setup:

@@ -38,7 +38,7 @@ def add_layer(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     )
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"],
-        help="of input and output (default: %(default)s)",
+        help="of input and output (default: float32 bfloat16)",
     )  # fmt: skip
     parser.add_argument(
         "--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="of the input (default: both)"
@@ -70,7 +70,7 @@ def add_pareto(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     _add_strategies(parser)
     parser.add_argument(
         "--budgets", type=_share, nargs="*", default=list(BUDGETS), metavar="X",
-        help="activation memory budgets of torch.compile, 0 to 1 (default: %(default)s)",
+        help=f"activation memory budgets of torch.compile, 0 to 1 (default: {' '.join(map(str, BUDGETS))})",
     )  # fmt: skip
     parser.add_argument("--no-picture", action="store_true", help="write no STEM.png, which needs matplotlib")
     _add_rounds(parser, 7)
@@ -84,7 +84,8 @@ def add_fit(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpa
         help="the largest batch that fits in an amount of memory, foretold without a step",
         description="Counted are the tensors of training with SGD and momentum in float32: parameters, gradients, "
         "momentum, what a step keeps and makes, and what convolutions use inside, for which each is run with 4 and 8 "
-        "pictures; not the process itself. Exit code 3: a prediction that was checked is off by more than 5 %%.",
+        "pictures; not the process itself. Exit code 2: nothing fits; 3: a prediction that was checked is off by more "
+        "than 5 %.",
     )
     _add_setup(parser, batch=None, size=224)
     _add_strategies(parser)

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from zoo.cli.options import whole_number
+from zoo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zoo.config import Experiment
+    from zoo.engine.process import Process
+    from zoo.engine.validate import Result
 
 EXPERIMENT = "quickstart_fashion_mnist"
 LOG_DIR = Path("runs/quickstart")
@@ -19,48 +30,91 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help=f"where the run is written, and continued if it is there already (default: {LOG_DIR})",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", metavar="N", type=whole_number,
-        help="another seed than the experiment's, in a folder of its own: how much do the scores scatter?",
+        "--seed", metavar="N", type=whole_number, nargs="+",
+        help="other seeds than the experiment's, each in a folder of its own: how much do the scores scatter?",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path,
+        help="write the scores of each seed, the seconds that it took, the machine and the versions to FILE",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Unpack the sample, train or take the trained run, score with centre crop and ten crops; returns 0."""
-    from zoo.cli.scoring import load_subject, score
-    from zoo.cli.train import train_experiment
     from zoo.config import experiments_dir, load_experiment
     from zoo.data.sample import unpack_sample
-    from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.process import open_process
     from zoo.report.results import results_table
 
+    if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
+        raise ConfigError("--log-dir is the folder of one run; leave it out for several seeds, or give one --seed")
     data = unpack_sample()
     config = load_experiment(experiments_dir() / f"{EXPERIMENT}.json")
-    log_dir = args.log_dir or LOG_DIR
+    configs = {args.log_dir or LOG_DIR: config}
     if args.seed is not None:
-        config = config.model_copy(update={"seed": args.seed})
-        log_dir = args.log_dir or LOG_DIR.with_name(f"{LOG_DIR.name}-seed{args.seed}")
+        configs = {
+            args.log_dir or LOG_DIR.with_name(f"{LOG_DIR.name}-seed{seed}"): config.model_copy(update={"seed": seed})
+            for seed in args.seed
+        }
     with open_process() as process:
-        train_experiment(config, process, _train_arguments(data, log_dir))
-        subject = load_subject(str(log_dir / CHECKPOINT))
-        protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
-        results = [score(subject, protocol, process, data, workers=0) for protocol in protocols]
+        runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
         if process.is_main:
-            _report(log_dir, data, results_table(EXPERIMENT, results, config.expected))
+            if args.json is not None:
+                _write_json(args, runs, process)
+            results = [result for run in runs for result in run.results]
+            _report(list(configs), data, results_table(EXPERIMENT, results, config.expected))
     return 0
 
 
-def _report(log_dir: Path, data: Path, table: str) -> None:
+class Run(NamedTuple):
+    """One trained network: its seed, its scores, and the seconds of all (None if there was something before)."""
+
+    seed: int
+    results: list[Result]
+    seconds: float | None
+
+
+def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
+    from zoo.cli.scoring import load_subject, score
+    from zoo.cli.train import train_experiment
     from zoo.engine.checkpoint import CHECKPOINT
 
-    print(
-        f"{table}\n\n"
-        f"checkpoint    {log_dir / CHECKPOINT}\n"
-        f"log           {log_dir}/training_0.log, {log_dir}/metrics.jsonl\n"
-        f"TensorBoard   tensorboard --logdir {log_dir}\n"
-        f"sample        {data}"
-    )
+    is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
+    train_experiment(config, process, _train_arguments(data, log_dir))
+    subject = load_subject(str(log_dir / CHECKPOINT))
+    protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
+    results = [score(subject, protocol, process, data, workers=0) for protocol in protocols]
+    return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None)
+
+
+def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process) -> None:
+    from zoo.report.environment import describe_environment, warn_of_changes
+    from zoo.report.files import write_json
+
+    warn_of_changes()
+    words = ["zoo", "quickstart", *(["--log-dir", str(args.log_dir)] if args.log_dir else [])]
+    words += ["--seed", *map(str, args.seed)] if args.seed else []
+    content = {
+        "benchmark": "quickstart",
+        "command": shlex.join([*words, "--json", str(args.json)]),
+        "environment": describe_environment(process.device),
+        "runs": [run._asdict() | {"results": [asdict(result) for result in run.results]} for run in runs],
+    }
+    write_json(args.json, content)
+
+
+def _report(folders: Sequence[Path], data: Path, table: str) -> None:
+    from zoo.engine.checkpoint import CHECKPOINT
+
+    lines = [table, ""]
+    for folder in folders:
+        lines += [
+            f"checkpoint    {folder / CHECKPOINT}",
+            f"log           {folder}/training_0.log, {folder}/metrics.jsonl",
+            f"TensorBoard   tensorboard --logdir {folder}",
+        ]
+    print("\n".join([*lines, f"sample        {data}"]))
 
 
 def _train_arguments(data: Path, log_dir: Path) -> argparse.Namespace:

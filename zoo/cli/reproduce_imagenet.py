@@ -48,11 +48,13 @@ class Run:
     def __init__(
         self, args: argparse.Namespace, process: Process, data: ValidationSet, entries: Sequence[Entry]
     ) -> None:
-        from zoo.report.environment import describe_environment
+        from zoo.report.environment import describe_environment, warn_of_changes
         from zoo.report.reproduction import Reproduction
 
         self._args, self._process, self._data, self._entries = args, process, data, entries
         self._environment = describe_environment(process.device)
+        if process.is_main:
+            warn_of_changes()
         # Only rank 0 reads and writes the report: the folder may be on its machine alone.
         self._files: Reproduction | None = Reproduction(args.out) if process.is_main else None
         self._rows: dict[tuple[str, str], Row] = process.broadcast(self._planned_rows() if process.is_main else None)

@@ -31,10 +31,12 @@ def run(args: argparse.Namespace) -> int:
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
     from zoo.report.benchmark.picture import check_matplotlib
+    from zoo.report.environment import warn_of_changes
     from zoo.report.reversible.writing import write_report
 
     if not args.no_picture:
         check_matplotlib()
+    warn_of_changes()
     builders, remarks = _builders(args)
     _make_folder(args.out)
     sections: list[Section] = []

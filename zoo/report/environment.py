@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import platform
 import subprocess
 from pathlib import Path
@@ -9,6 +11,11 @@ from pathlib import Path
 import torch
 
 from zoo.engine.agreement import version_of
+
+logger = logging.getLogger(__name__)
+
+RESULTS = "scripts/results"
+DIRTY = "-dirty"
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
@@ -27,17 +34,35 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
     }
 
 
+@functools.cache
 def checkout_commit() -> str | None:
-    """Return the commit of the checkout that zoo runs from, with ``-dirty`` for changed files, else None."""
+    """Return the commit of the checkout that zoo runs from, with ``-dirty`` if files of it were changed, else None.
+
+    It is asked once per process, which runs the code that it began with. Changed files in scripts/results do not count:
+    they are what benchmarks write, one after the other, and not what they run.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+
     try:
-        finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        head = git("rev-parse", "--verify", "HEAD")
+        changes = git("diff", "--quiet", "HEAD", "--", ".", f":(exclude){RESULTS}")
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return finished.stdout.strip() or None
+    return head.stdout.strip() + DIRTY * bool(changes.returncode) if head.returncode == 0 else None
+
+
+def warn_of_changes() -> None:
+    """Log a warning if results of this process could not be measured again, as the checkout has changed files."""
+    commit = checkout_commit()
+    if commit is not None and commit.endswith(DIRTY):
+        logger.warning("the checkout has changes, so that results will name the commit %s, which nobody can check out: "
+                       "commit first if they are to be kept", commit)  # fmt: skip
 
 
 def device_name(device: torch.device) -> str:

@@ -19,7 +19,7 @@ from zoo.ops.abn import backend, reference
 from zoo.report.benchmark.networks import Setup
 from zoo.report.benchmark.schema import Results
 from zoo.report.benchmark.scratch import Scratch, ScratchLog
-from zoo.report.benchmark.strategies import Strategy
+from zoo.report.benchmark.strategies import Strategy, build_all
 from zoo.report.measure import measure_memory
 from zoo.report.measure_storages import count_memory
 
@@ -48,11 +48,14 @@ def parse_bytes(text: str) -> int:
 
 
 class OnPaper:
-    """A network in one strategy on the meta device: what training it with SGD and momentum needs."""
+    """A network in one strategy on the meta device: what training it with SGD and momentum needs.
+
+    ConfigError for a strategy that the network does not have.
+    """
 
     def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._setup, self._strategy = replace(setup, device=torch.device("meta")), strategy
-        self._model = self._setup.build(strategy.norm, strategy.memory)
+        self._model = strategy.build(self._setup)
         self._scratch = Scratch(setup.device)
         # Tensors without numbers are treated as the kernels of the real device would treat theirs.
         self._reference = backend.kernels_for(torch.empty(0, device=setup.device)) is reference
@@ -69,14 +72,11 @@ class OnPaper:
         """Return the largest batch whose need is at most ``memory_bytes``, and that need.
 
         The need grows with the batch, by parts in a straight line: from two batches the next guess follows.
-        ConfigError where not even 2 pictures fit: fewer cannot be normed.
+        Where not even 2 pictures fit the batch is 0, and the need that of 2: fewer cannot be normed.
         """
         fits, need = 2, self.need(2)
         if need.total > memory_bytes:
-            raise ConfigError(
-                f"{self._setup.arch} as {self._strategy.name} needs {need.total / 1e6:.0f} MB for a batch of 2 at "
-                f"{self._setup.size} px; there are {memory_bytes / 1e6:.0f} MB"
-            )
+            return 0, need
         batch, too_large = 4, None
         while too_large is None or too_large - fits > 1:
             found = self.need(batch)
@@ -97,31 +97,31 @@ def constant_bytes(model: nn.Module, setup: Setup) -> int:
     return 2 * parameters + buffers + setup.batch * 3 * setup.size**2 * 4
 
 
-def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> None:
-    """Add, for each strategy, the largest batch and what it needs."""
-    for strategy in strategies:
-        try:
-            batch, need = OnPaper(setup, strategy).largest_batch(memory_bytes)
-        except ConfigError as error:
-            results.note(f"not measured: {strategy.name} ({error})")
-            continue
-        case = replace(setup.case, shape=(3, setup.size, setup.size))
+def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> bool:
+    """Add, for each strategy that the network has, the largest batch and what it needs; return whether any fits."""
+    case, largest = replace(setup.case, shape=(3, setup.size, setup.size)), 0
+    for strategy in available(results, setup, strategies):
+        batch, need = OnPaper(setup, strategy).largest_batch(memory_bytes)
+        largest = max(largest, batch)
         results.add(case, strategy.name, "largest batch", "pictures", [batch])
+        if batch == 0:
+            results.note(
+                f"does not fit: {strategy.name} needs {need.total:,} bytes for a batch of 2 at {setup.size} px, there "
+                f"are {memory_bytes:,}"
+            )
+            continue
         results.add(case, strategy.name, "needed", "MB", [need.total / 1e6])
         results.add(case, strategy.name, "of it constant", "MB", [need.constant / 1e6])
+    return largest > 0
 
 
 def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strategy], batches: Sequence[int]) -> None:
     """Add what each strategy was predicted to need, and what it takes; VerificationError above 5 % of difference."""
     wrong = []
-    for strategy in strategies:
+    for strategy in available(results, setup, strategies):
         for batch in batches:
             here = replace(setup, batch=batch)
-            try:
-                need, model = OnPaper(here, strategy).need(batch), here.build(strategy.norm, strategy.memory)
-            except ConfigError as error:
-                results.note(f"not measured: {strategy.name} ({error})")
-                break
+            need, model = OnPaper(here, strategy).need(batch), strategy.build(here)
             taken = need.constant + measure_memory(here.forward_of(model), model.parameters()).peak
             difference = need.total / taken - 1
             results.add(here.case, strategy.name, "predicted", "MB", [need.total / 1e6])
@@ -131,3 +131,14 @@ def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strat
                 wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
     if wrong:
         raise VerificationError(f"predictions are off by more than {100 * TOLERANCE:.0f} %: {'; '.join(wrong)}")
+
+
+def available(results: Results, setup: Setup, strategies: Sequence[Strategy]) -> list[Strategy]:
+    """Return the strategies that the network has, and note the others, as time against bytes does.
+
+    ConfigError where even the baseline cannot be built. On the meta device that takes neither time nor memory.
+    """
+    models, notes = build_all(strategies, replace(setup, device=torch.device("meta")))
+    for note in notes:
+        results.note(note)
+    return list(models)

@@ -74,6 +74,9 @@ class Setup:
 
     def reversible_twin(self) -> Setup:
         """Return the same for the RevNet that the paper compares with; ConfigError if there is none of this shape."""
+        ordinary = {reversible: arch for arch, reversible in REVERSIBLE_TWINS.items()}.get(self.arch)
+        if ordinary is not None:
+            raise ConfigError(f"benchmark {ordinary}, whose reversible twin it is")
         if self.arch not in REVERSIBLE_TWINS or self.structure is not None:
             raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} in their own structure have a reversible twin")
         return replace(self, arch=REVERSIBLE_TWINS[self.arch])

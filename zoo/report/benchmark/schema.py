@@ -101,19 +101,30 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """Return the header and one table of the JSON ``content``: a row per case and provider, a column per metric.
+    """Return the header and the tables of the JSON ``content``: a row per case and provider, a column per metric.
 
-    A cell is the median, with the spread in parentheses where there are several values.
+    A cell is the median, with the spread in parentheses where there are several values.  Rows are in one table if they
+    have a metric in common, or both have one in common with a third: a benchmark of two questions has two tables.
     """
-    records = content["records"]
-    metrics = list(dict.fromkeys((record["metric"], record["unit"]) for record in records))
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
-    for record in records:
+    for record in content["records"]:
         case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE)
         rows.setdefault(case, {})[record["metric"], record["unit"]] = _cell(record)
+    tables: list[dict[tuple[str, str], None]] = []  # the metrics of each, in order
+    for cells in rows.values():
+        own, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
+        for other in (*joined[1:], own):
+            (joined or [own])[0].update(other)
+        tables = [table for table in tables if not any(table is other for other in joined[1:])]
+        tables += [] if joined else [own]
+    texts = [_table(rows, metrics) for metrics in tables]
+    return "\n".join([*_header(content), *(line for text in texts for line in ("", text)), ""])
+
+
+def _table(rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]], metrics: dict[tuple[str, str], None]) -> str:
     headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
-    table = markdown_table(headers, [[*case, *map(cells.get, metrics)] for case, cells in rows.items()])
-    return "\n".join([*_header(content), "", table, ""])
+    shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
+    return markdown_table(headers, shown)
 
 
 def _header(content: dict[str, Any]) -> list[str]:
