@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
@@ -91,6 +92,53 @@ def test_a_cumulative_average_compiles_without_a_graph_break(norm):
         lambda: chain(lambda c, activation: norm(c, momentum=None, activation=activation)),
         lambda network: torch.compile(network, fullgraph=True, backend="aot_eager"),
     )
+
+
+DYNAMIC_SHAPES = [(4, 3, 12, 10), (7, 3, 16, 20), (5, 3, 18, 30)]
+
+
+def compare_dynamic(norm, activation: str, momentum: float | None, backend: str) -> int:
+    """Compare steps of images of changing number and size with eager ones, in training and evaluation.
+
+    Returns the number of graphs in training.
+    """
+    eager = chain(lambda c, activation: norm(c, momentum=momentum, activation=activation), activation)
+    network = copy.deepcopy(eager)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(network, dynamic=True, fullgraph=True, backend=counter)
+    for training in (True, False):
+        for shape in DYNAMIC_SHAPES:
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            for model in (eager.train(training), network.train(training)):
+                model.zero_grad()
+            for ours, truth in zip(step(compiled, network, x), step(eager, eager, x), strict=True):
+                assert relative_error(ours, truth) < 2e-4
+        if training:
+            graphs = counter.frame_count
+    return graphs
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(
+    ("norm", "activation"), [(norm, activation) for norm in (ABN, InPlaceABN) for activation in norm.activations]
+)
+def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, momentum):
+    """The compiler makes symbols of a layer's numbers there, which no check may ask for more than a comparison."""
+    assert compare_dynamic(norm, activation, momentum, "eager") == 1
+
+
+@pytest.mark.parametrize(
+    ("norm", "activation", "backend"),
+    [
+        (ABN, "leaky_relu", "aot_eager"),
+        (InPlaceABN, "leaky_relu", "aot_eager"),
+        (InPlaceABN, "elu", "aot_eager"),
+        (InPlaceABNSync, "identity", "aot_eager"),
+        (InPlaceABN, "elu", "inductor"),
+    ],
+)
+def test_functionalised_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
+    compare_dynamic(norm, activation, 0.1, backend)
 
 
 def _ddp_and_compile(order: str, norm: type, backend: str) -> float:

@@ -21,8 +21,9 @@ def check_activation(activation: str, activation_param: float, known: tuple[str,
     """Raise ValueError unless the activation is one of ``known`` and its slope or alpha is positive."""
     if activation not in known:
         raise ValueError(f"activation {activation!r} is not one of {', '.join(known)}")
-    number = isinstance(activation_param, (int, float)) and math.isfinite(activation_param)
-    if activation in ("leaky_relu", "elu") and not (number and activation_param > 0):
+    # No math.isfinite: a graph of dynamic shape has a symbol for the number, which can only be compared.
+    positive = isinstance(activation_param, (int, float)) and 0 < activation_param < math.inf
+    if activation in ("leaky_relu", "elu") and not positive:
         raise ValueError(f"activation_param of {activation} must be positive, got {activation_param!r}")
 
 
