@@ -47,7 +47,7 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
     commands = _documented_commands()
     assert [command.split()[0] for command in commands] == ["pip"] * 3
     for command in commands:
-        words = [str(home / "bin" / "python"), "-m", *shlex.split(command, comments=True)]
+        words = [str(home / "bin" / "python"), "-m", *shlex.split(command, comments=True), "--verbose"]
         done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
         if done.returncode and NO_INDEX.search(done.stderr):
             pytest.skip("the package index cannot be reached")
@@ -56,7 +56,7 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
         [str(home / "bin" / "zoo"), "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert str(home) in shown  # the experiments of the installed package, not of a checkout
-    assert re.search(r"native +active", shown), shown
+    assert re.search(r"native +active", shown), f"{shown}\n{done.stdout}"
 
 
 def test_without_a_working_compiler_the_kernels_are_left_out_with_a_word(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -139,7 +140,10 @@ def test_out_of_memory_halves_the_batch_keeps_it_and_says_so(
     with caplog.at_level(logging.WARNING):
         result = _validate(net, 16, 8)
     assert net.sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
-    assert result == _validate(Net(), 16, 8)
+    undisturbed = _validate(Net(), 16, 8)
+    # Smaller matrices may be multiplied in another order, so that the last bits of the loss are others.
+    assert result.loss == pytest.approx(undisturbed.loss, rel=1e-6)
+    assert result == dataclasses.replace(undisturbed, loss=result.loss)
     assert "out of memory with 8 pictures at once: trying 4" in caplog.text
 
 
