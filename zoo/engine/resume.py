@@ -85,6 +85,8 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
                 f"{state.process.world_size}; {found.path}: start as many, or give --allow-world-size-change (it will "
                 "not be the same run to the bit)"
             )
+        if len(saved["ranks"]) != saved["world_size"]:
+            raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
         if state.process.rank < len(saved["ranks"]):
             load_rank_state(state, saved["ranks"][state.process.rank])
