@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.config import Experiment, find_experiment, load_experiment, parse_experiment
+from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.folder import Batch, OnBadImage, check_num_classes
 from zoo.data.loader import NUM_CROPS, build_val_loader
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import Result, validate
-from zoo.errors import WeightsError
+from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import load_weights, locate_weights, md5_of, read_checkpoint
@@ -79,6 +80,12 @@ def _experiment_of(checkpoint: Path) -> Experiment:
 
 
 def _architecture(name: str, weights: Path | None) -> nn.Module:
+    known = {*registry.list_models(), *experiment_names()}
+    if name not in known and os.sep not in name:
+        raise ConfigError(
+            f"there is no network, experiment or file called {printable(name)}; the nearest names are "
+            f"{', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)"
+        )
     model = registry.get(name, pretrained=weights is None)
     if weights is not None:
         _load(model, weights)
