@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
 from zoo.cli import main
+from zoo.config import load_experiment
 from zoo.weights import read_checkpoint
 
 
@@ -107,3 +108,101 @@ def test_different_classes_of_the_two_parts_are_refused(
     (data / "val" / "class1").rename(data / "val" / "class2")
     assert main(["train", str(finished.config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 2
     assert "different classes" in capsys.readouterr().err
+
+
+def test_an_experiment_is_given_by_its_name_and_has_a_folder_of_its_own(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "work").mkdir()
+    shutil.copy(finished.config, tmp_path / "experiments" / "tiny.json")
+    monkeypatch.setattr("zoo.config.parse.experiments_dir", lambda: tmp_path / "experiments")
+    monkeypatch.chdir(tmp_path / "work")
+    assert main(["train", "tiny", str(finished.data), "-j", "0"]) == 0
+    assert [path.name for path in Path().iterdir()] == ["runs"]
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+    assert Path("runs/tiny/checkpoint.pth.tar").is_file()
+    assert main(["train", "tiny", str(finished.data), "-j", "0", "-e", "--resume", "auto"]) == 0
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "validate"):
+        assert main([command, "cifar10_resnet18_ipapn", "DATA"]) == 2
+        assert "cifar10_resnet18_ipabn" in capsys.readouterr().err
+
+
+def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: Run, tmp_path: Path) -> None:
+    path = finished.log_dir / "experiment.json"
+    assert load_experiment(path) == load_experiment(finished.config)
+    assert json.loads(path.read_text())["optimizer"]["momentum"] == 0.9  # a default
+    again = ["train", str(path), str(finished.data), "--log-dir", str(tmp_path / "log"), "-j", "0"]
+    assert main(again) == 0
+    assert (tmp_path / "log" / "experiment.json").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(("content", "notice"), [("{", "written anew: "), (None, "changed: checkpoint.every_steps")])
+def test_a_resumed_run_keeps_the_file_of_its_settings_up_to_date(
+    finished: Run, tmp_path: Path, content: str | None, notice: str
+) -> None:
+    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
+    (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
+    path, config = log_dir / "experiment.json", tmp_path / "changed.json"
+    before = path.read_bytes()
+    if content is None:
+        config.write_text(json.dumps({**SETTINGS, "checkpoint": {"every_steps": 2}}))
+    else:
+        shutil.copy(finished.config, config)
+        path.write_text(content)
+    command = ["train", str(config), str(finished.data), "--log-dir", str(log_dir), "-j", "0", "--resume", "auto"]
+    assert main(command) == 0
+    assert notice in (log_dir / "training_0.log").read_text()
+    assert load_experiment(path) == load_experiment(config)
+    assert (path.read_bytes() == before) == (content is not None)
+
+
+def test_a_run_begins_and_ends_with_what_a_person_wants_to_know(finished: Run) -> None:
+    text = (finished.log_dir / "training_0.log").read_text()
+    validations = [event for event in _events(finished.log_dir) if event["event"] == "validation"]
+    best = max(validations, key=lambda event: event["top1"])
+    for part in (
+        "training resnet18: 11,177,538 parameters, inplace norms with leaky_relu, 2 classes",
+        f"images      24 to train on, {NUM_VAL} to validate on; {finished.data}",
+        "schedule    2 epochs of 3 steps, batch 8",
+        "device      cpu, 1 process",
+        f"log folder  {finished.log_dir}",
+        f"best top-1 {best['top1']:.2f} % after epoch {best['epoch'] + 1}; {finished.log_dir}/model_best.pth.tar",
+        f"zoo validate {finished.log_dir}/model_best.pth.tar {finished.data}",
+    ):
+        assert part in text
+    assert text.splitlines()[-3].partition(" - ")[2].startswith("best top-1")
+
+
+def test_a_finished_run_that_is_resumed_says_that_all_is_done(finished: Run, tmp_path: Path) -> None:
+    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
+    command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-j", "0"]
+    assert main([*command, "--resume", "auto"]) == 0
+    new = (log_dir / "training_0.log").read_text()[len((finished.log_dir / "training_0.log").read_text()) :]
+    assert "checkpoint.pth.tar: all 2 epochs are done, 6 steps" in new
+    assert "best top-1" in new
+
+
+def test_evaluating_falls_back_to_the_previous_checkpoint_and_says_so(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
+    command = ["train", str(finished.config), str(finished.data), "-e", "-j", "0", "--log-dir"]
+    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-100]), Path.unlink):
+        damage(log_dir / "checkpoint.pth.tar")
+        assert main([*command, str(log_dir), "--resume", "auto"]) == 0
+        captured = capsys.readouterr()
+        assert f"falling back to {log_dir}/checkpoint.previous.pth.tar" in captured.err
+        assert "center10-scale12" in captured.out
+    assert main([*command, str(tmp_path / "empty"), "--resume", "auto"]) == 2
+    assert "there is no checkpoint to evaluate" in capsys.readouterr().err
+
+
+def test_notices_about_the_images_are_in_the_log_of_the_run(finished: Run, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "train" / "class0" / "notes.txt").touch()
+    assert main(["train", str(finished.config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
+    assert (tmp_path / "log" / "training_0.log").read_text().count("entries are not pictures") == 1

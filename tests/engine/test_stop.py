@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from tests.dist.spawn import run_distributed
+from tests.dist.spawn import PRELOADED, free_port, prepare_process, run_distributed
+from zoo.engine import stop as stop_module
+from zoo.engine.process import open_process
 from zoo.engine.stop import SIGNALS, StopSignals
 
 
@@ -21,6 +27,68 @@ def test_a_signal_is_remembered_instead_of_ending_the_process(number: signal.Sig
         os.kill(os.getpid(), number)
         assert stop.agreed() == number.name
         assert stop.agreed_at_once() == number.name
+
+
+def test_a_signal_that_a_launcher_passes_on_is_the_same_request() -> None:
+    with StopSignals() as stop:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert stop.agreed() == "SIGINT"
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_second_signal_some_time_after_the_first_ends_the_process(
+    number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_module, "REPEAT_S", 0.05)
+
+    def send_twice() -> None:
+        with StopSignals():
+            os.kill(os.getpid(), number)
+            time.sleep(0.1)
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(error) as caught:
+        send_twice()
+    if isinstance(caught.value, SystemExit):
+        assert caught.value.code == 143
+
+
+def _wait_for_ever(rank: int, port: int, folder: str) -> None:
+    """Rank 0 waits inside a collective that rank 1 never joins."""
+    prepare_process(rank, 2, port)
+    stop_module.REPEAT_S = stop_module.GRACE_S = 0.2
+    with open_process() as process, StopSignals(process.control):
+        Path(folder, str(rank)).touch()
+        if rank == 0:
+            dist.all_reduce(torch.zeros(1), group=process.control)
+        time.sleep(600)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_signal_ends_a_process_whose_collective_hangs(number: signal.Signals, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    port = free_port()
+    hanging, other = (context.Process(target=_wait_for_ever, args=(rank, port, str(tmp_path))) for rank in (0, 1))
+    try:
+        hanging.start()
+        other.start()
+        while len(list(tmp_path.iterdir())) < 2:
+            assert hanging.is_alive()
+            time.sleep(0.05)
+        time.sleep(0.3)
+        os.kill(hanging.pid, number)
+        hanging.join(1)
+        assert hanging.is_alive()
+        os.kill(hanging.pid, number)
+        hanging.join(20)
+        assert hanging.exitcode == 128 + number
+    finally:
+        for process in (hanging, other):
+            process.kill()
+            process.join()
 
 
 def test_the_handlers_of_before_are_back_afterwards_even_after_an_error() -> None:

@@ -7,16 +7,20 @@ import io
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import SETTINGS
+from tests.cli.conftest import SETTINGS, Run
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_pictures
 from zoo.cli import main
+from zoo.engine.breakdown import one_line_breakdowns
+from zoo.engine.checkpoint import CHECKPOINT, write
+from zoo.errors import CheckpointError, ZooError
 
 pytestmark = pytest.mark.dist
 
@@ -136,3 +140,72 @@ def test_ranks_that_would_score_different_weights_are_refused(tmp_path: Path, da
     for code, printed, _ in _run(limits, tmp_path):
         assert code == 2
         assert "rank 1: val.images = 4, not 2 as on rank 0" in printed
+
+
+def test_when_a_rank_fails_the_others_say_in_one_line_that_it_did(tmp_path: Path, data: Path) -> None:
+    file, broken = _write_settings(tmp_path / "a.json"), Path(shutil.copytree(data, tmp_path / "broken"))
+    for path in broken.glob("train/*/*.png"):
+        path.write_bytes(b"")
+    command = ["train", file, "-j", "0", "--log-dir", "log"]
+    (code, printed, seconds), (other_code, cause, _) = _run([[*command, str(data)], [*command, str(broken)]], tmp_path)
+    assert code == other_code == 2
+    assert "cannot be read" in cause
+    last = printed.splitlines()[-1]
+    assert last.startswith("zoo train: another process of the run ended")
+    assert "Traceback" not in printed
+    assert seconds < END_S
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_all_ranks_refuse_a_folder_together(tmp_path: Path, data: Path, exists: bool) -> None:
+    if exists:
+        (tmp_path / "log").mkdir()
+        (tmp_path / "log" / "model_best.pth.tar").touch()
+    else:
+        (tmp_path / "log").touch()
+    command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
+    for code, printed, _ in _run([command, command], tmp_path):
+        assert code == 2
+        assert ("--overwrite" if exists else "the log cannot be written") in printed
+
+
+@pytest.mark.parametrize("port", ["xyz", "99999", "9" * 5000])
+def test_a_port_that_is_none_is_one_line(
+    port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", port)
+    assert main(["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0"]) == 2
+    assert "MASTER_PORT=" in capsys.readouterr().err
+
+
+def _die(path: Path) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("command", ["train", "validate"])
+def test_a_killed_worker_is_one_line_that_says_what_to_do(
+    tmp_path: Path, finished: Run, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.data.folder.read_picture", _die)
+    rest = ["--log-dir", str(tmp_path / "log")] if command == "train" else ["--weights", str(finished.checkpoint)]
+    assert main([command, str(finished.config), str(finished.data), "-j", "1", *rest]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"zoo {command}: a process that reads images has ended (DataLoader worker (pid")
+    assert "fewer workers" in last
+
+
+def test_a_worker_that_is_killed_during_a_save_is_no_fault_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"step": 1}, tmp_path, is_best=False)
+
+    def interrupted(*args: Any) -> None:
+        raise RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. ")
+
+    monkeypatch.setattr("torch.save", interrupted)
+    with pytest.raises(ZooError, match="a process that reads images has ended") as error, one_line_breakdowns():
+        write({"step": 2}, tmp_path, is_best=False)
+    assert not isinstance(error.value, CheckpointError)
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]

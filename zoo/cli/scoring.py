@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.config import Experiment, find_experiment, load_experiment, parse_experiment
+from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import NUM_CROPS, build_val_loader
@@ -19,7 +20,7 @@ from zoo.engine.agreement import check_agreement, image_facts, program_facts, we
 from zoo.engine.process import Process
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import Result, validate
-from zoo.errors import WeightsError
+from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.models import ARCHITECTURES
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
@@ -79,6 +80,7 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
         experiment = _experiment_of(stored)
         model = registry.build_from_config(experiment.network)
     else:  # an architecture of which no file says more, or a name that there is not
+        _check_known(name)
         network = registry.get(name, pretrained=stored is None)
         model, experiment = network, _experiment_from(network.built_as)
         if stored is None:
@@ -109,6 +111,16 @@ def _class_names(title: str, weights: Path | None, stored: StoredWeights) -> Seq
         return stored.record.class_names
     of_imagenet = title in registry.published() or (weights is not None and is_published_name(weights))
     return imagenet_wnids() if of_imagenet else None
+
+
+def _check_known(name: str) -> None:
+    """Raise ConfigError for a name that is neither a path nor that of a network or experiment."""
+    known = {*registry.list_models(), *experiment_names()}
+    if name not in known and os.sep not in name:
+        raise ConfigError(
+            f"there is no network, experiment or file called {printable(name)}; the nearest names are "
+            f"{', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)"
+        )
 
 
 def _published(title: str) -> nn.Module:

@@ -11,7 +11,7 @@ from zoo.config.experiment import (
 )
 from zoo.config.network import Network
 from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
-from zoo.config.parse import experiments_dir, find_experiment, load_experiment, parse_experiment
+from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
 
 __all__ = [
     "MIN_LINEAR_LR",
@@ -25,6 +25,7 @@ __all__ = [
     "Score",
     "Training",
     "check_world_size",
+    "experiment_names",
     "experiments_dir",
     "find_experiment",
     "load_experiment",

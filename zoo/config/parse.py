@@ -24,6 +24,11 @@ def experiments_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "experiments"
 
 
+def experiment_names() -> list[str]:
+    """Return the names of the bundled experiments, sorted."""
+    return sorted(file.stem for file in experiments_dir().glob("*.json"))
+
+
 def find_experiment(name: str | Path) -> Path | None:
     """Return the file of an experiment, given by its path or by the name of a bundled one; None if there is none.
 
@@ -46,10 +51,9 @@ def load_experiment(name: str | Path) -> Experiment:
         text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text, object_pairs_hook=_JsonObject)
     except OSError as error:
-        bundled = [file.stem for file in experiments_dir().glob("*.json")]
         raise ConfigError(
             f"{printable(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
-            f"nearest of those in {experiments_dir()} are {', '.join(nearest(path.stem, bundled))}"
+            f"nearest of those in {experiments_dir()} are {', '.join(nearest(path.stem, experiment_names()))}"
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(

@@ -89,6 +89,8 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
             )
         if "network" in saved:  # not in checkpoints of before there were records
             state.class_names = NetworkRecord.from_json(saved["network"], str(found.path)).class_names
+        if len(saved["ranks"]) != saved["world_size"]:
+            raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
         if state.process.rank < len(saved["ranks"]):
             load_rank_state(state, saved["ranks"][state.process.rank])

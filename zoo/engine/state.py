@@ -140,6 +140,8 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     state.model.load_state_dict(saved["state_dict"])
     state.optimizer.load_state_dict(saved["optimizer"])
     _check_momentum(state.optimizer)
+    if saved["scaler"].keys() != state.scaler.state_dict().keys():  # a scaler that is off would ignore them
+        raise ValueError(f"scaler has the keys {list(saved['scaler'])}")
     state.scaler.load_state_dict(saved["scaler"])
     if state.ema is not None:
         state.ema.load_state_dict(saved["ema"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from logging.handlers import MemoryHandler
@@ -85,11 +85,13 @@ class RunLog:
         self._board: Board | None = None
         self._metrics: JsonLines | None = None
         self._num_lost = 0
-        with writable(log_dir):
+        with writable(log_dir), ExitStack() as opened:
             log_dir.mkdir(parents=True, exist_ok=True)
             self._text = TextLog(log_dir / f"training_{rank}.log")
+            opened.callback(self._text.close)
             if self._is_main:
                 self._metrics = JsonLines(log_dir / METRICS_FILE)
+            opened.pop_all()
         if earlier is not None:
             earlier.setTarget(self._text)
             earlier.flush()

@@ -1,0 +1,5 @@
+"""The tiny finished run of the command line's tests serves here too."""
+
+from tests.cli.conftest import finished
+
+__all__ = ["finished"]

@@ -1,0 +1,218 @@
+"""A log folder belongs to one run at a time, is replaced on demand only, and a fault of it is one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import SETTINGS, Run
+from zoo.cli import main
+from zoo.config import load_experiment
+from zoo.engine.checkpoint import read
+from zoo.report.jsonlines import JsonLines
+from zoo.report.writers import RunLog
+from zoo.weights import lock
+from zoo.weights.lock import locked
+
+
+@pytest.fixture
+def log_dir(finished: Run, tmp_path: Path) -> Path:
+    """A copy of the folder of a finished run."""
+    return Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
+
+
+def _train(run: Run, log_dir: Path, *options: str) -> int:
+    return main(["train", str(run.config), str(run.data), "--log-dir", str(log_dir), "-j", "0", *options])
+
+
+def _states(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def test_a_second_run_in_a_folder_is_refused_with_the_process_of_the_first(
+    finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(log_dir / ".lock"):
+        before = _states(log_dir)
+        assert _train(finished, log_dir, "--resume", "auto") == 2
+        assert f"process {os.getpid()} on " in capsys.readouterr().err
+        assert _states(log_dir) == before
+    assert _train(finished, log_dir, "--resume", "auto") == 0
+
+
+def _hold(path: Path, ready: Any) -> None:
+    with locked(path):
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_killed_run_frees_its_folder_at_once_though_its_workers_still_live(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path / ".lock", ready))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(lock.LockedElsewhereError, match=f"process {holder.pid} on"), locked(tmp_path / ".lock"):
+        pass
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    with locked(tmp_path / ".lock") as is_alone:
+        assert is_alone
+
+
+def test_where_there_are_no_locks_the_run_goes_on_with_one_warning(
+    finished: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lock, "fcntl", None)
+    assert _train(finished, log_dir, "--resume", "auto") == 0
+    assert capsys.readouterr().err.count("has no file locks") == 1
+
+
+def test_a_folder_with_a_run_is_not_replaced_unless_asked(
+    finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _states(log_dir)
+    for options in ([], ["--resume", str(finished.checkpoint)]):  # that of another folder
+        assert _train(finished, log_dir, *options) == 2
+        message = capsys.readouterr().err
+        assert all(way in message for way in ("--resume auto", "--overwrite", "--log-dir", "checkpoint.pth.tar"))
+    after = _states(log_dir)
+    assert {name: after[name] for name in before if name != ".lock"} == {
+        name: before[name] for name in before if name != ".lock"
+    }
+
+
+def test_overwriting_leaves_nothing_of_the_run_before(finished: Run, log_dir: Path) -> None:
+    (log_dir / "training_1.log").touch()
+    (log_dir / "notes.txt").touch()
+    assert _train(finished, log_dir, "--overwrite") == 0
+    assert [json.loads(line)["event"] for line in (log_dir / "metrics.jsonl").read_text().splitlines()].count(
+        "start"
+    ) == 1
+    assert not (log_dir / "training_1.log").exists()
+    assert (log_dir / "notes.txt").exists()
+    assert len(list(log_dir.glob("events.out.tfevents.*"))) == 1
+    assert read(log_dir / "checkpoint.pth.tar")["position"]["epoch"] == 2
+
+
+@pytest.mark.parametrize("option", [["--resume", "auto"], ["-e"]])
+def test_overwriting_and_continuing_contradict_each_other(
+    finished: Run, log_dir: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _states(log_dir)
+    assert _train(finished, log_dir, "--overwrite", *option) == 2
+    assert "--overwrite removes the run" in capsys.readouterr().err
+    assert _states(log_dir) == before
+
+
+@pytest.mark.parametrize(
+    "in_the_way", ["log", "log/metrics.jsonl/", "log/training_0.log/", "log/.lock/", "log/experiment.json/", "nowhere"]
+)
+def test_a_folder_that_cannot_be_written_is_one_line(
+    finished: Run, tmp_path: Path, in_the_way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "log"
+    if in_the_way.endswith("/"):
+        (tmp_path / in_the_way).mkdir(parents=True)
+    elif in_the_way == "nowhere":
+        target = tmp_path / "file" / "log"
+        (tmp_path / "file").touch()
+    else:
+        target.touch()
+    assert _train(finished, target) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "the log cannot be written" in message
+    assert "--log-dir" in message
+    assert str(target) in message or str(tmp_path / in_the_way) in message
+
+
+def test_a_folder_in_the_place_of_a_checkpoints_temporary_file_is_one_line(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log" / ".checkpoint.pth.tar.tmp").mkdir(parents=True)
+    assert _train(finished, tmp_path / "log") == 2
+    assert "the checkpoint cannot be written" in capsys.readouterr().err
+
+
+def test_the_leftovers_of_a_killed_save_are_removed_when_the_run_is_continued(finished: Run, log_dir: Path) -> None:
+    for name in (".checkpoint.pth.tar.tmp", ".model_best.pth.tar.tmp"):
+        (log_dir / name).write_bytes(b"a part")
+    assert _train(finished, log_dir, "--resume", "auto") == 0
+    assert list(log_dir.glob(".*.tmp")) == []
+
+
+def test_a_log_without_room_costs_its_lines_and_not_the_run(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any, **fields: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("zoo.report.jsonlines.JsonLines.write", fail)
+    assert _train(finished, tmp_path / "log", "-p", "1") == 0
+    assert read(tmp_path / "log" / "checkpoint.pth.tar")["position"]["epoch"] == 2
+    printed = capsys.readouterr().err
+    assert printed.count("No space left on device") == 1
+    assert "9 records of this run are missing" in printed
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.getLogger("zoo").setLevel(logging.INFO)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = load_experiment("quickstart_fashion_mnist")
+    with RunLog(tmp_path, 0, config) as log:
+        log.reconstruction(1, {"chain/0": 0.5})
+        size = (tmp_path / "metrics.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # ten bytes of the next record find room
+        try:
+            for step in range(2, 50):
+                log.reconstruction(step, {"chain/0": 0.5})
+                log.message("a line" * 10)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        log.reconstruction(50, {"chain/0": 0.25})
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 50]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_record_that_the_system_takes_in_parts_is_written_whole(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    whole = lines._file
+
+    class Slow:
+        def write(self, content: bytes) -> int:
+            return int(whole.write(content[:3]))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(whole, name)
+
+    lines._file = Slow()  # type: ignore[assignment]
+    lines.write("train", step=1)
+    lines.write("train", step=2)
+    lines.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_a_wrong_data_path_leaves_no_file_anywhere(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(finished.config), "nowhere"]) == 2
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps({**SETTINGS, "network": {"arch": "resnet19", "classes": 2}}))
+    assert main(["train", str(bad), str(finished.data), "-j", "0"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
+    assert "resnet19" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""Names and settings from outside reach logs and terminals, whatever characters they have."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from zoo.config import Experiment
+from zoo.report.console import set_up_console
+from zoo.report.writers import RunLog
+
+FORGED = "left out: a.png\n2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\x1b[31m\rred"
+
+
+@pytest.fixture(autouse=True)
+def _console() -> None:
+    set_up_console(0)
+
+
+def test_no_name_can_forge_a_line_of_the_log_or_colour_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_console(0)
+    with RunLog(tmp_path, 0, Experiment()) as log:
+        log.message(FORGED)
+    for text in ((tmp_path / "training_0.log").read_text(), capsys.readouterr().err):
+        first, second = text.splitlines()
+        assert first.endswith("left out: a.png")
+        assert second == "    2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\\x1b[31m\\rred"
+
+
+def test_a_name_that_is_no_utf_8_is_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_console(0)
+    with RunLog(tmp_path, 0, Experiment()) as log:
+        log.message("left out: bad\udcff.png")
+    assert "left out: bad\\udcff.png" in (tmp_path / "training_0.log").read_text()
+    assert "Logging error" not in capsys.readouterr().err
+
+
+def test_a_terminal_of_another_encoding_shows_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True))
+    set_up_console(0)
+    print("été.png, bad\udcff.png")
+    logging.getLogger("zoo").warning("日本.png")
+    assert raw.getvalue() == b"\\xe9t\\xe9.png, bad\\udcff.png\n\\u65e5\\u672c.png\n"
