@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -34,14 +36,16 @@ def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 
 def _options() -> dict[str, dict[str, object]]:
-    """Return, for each command, its options with their defaults, and its positional arguments."""
+    """Return, for each command, its options with their defaults on a large machine, and its positional arguments."""
+    with mock.patch.object(os, "sched_getaffinity", return_value=range(64), create=True):
+        commands = _commands()
     return {
         name: {
             "/".join(action.option_strings) or str(action.metavar): str(action.default)
             for action in parser._actions
             if action.dest != "help"
         }
-        for name, parser in _commands().items()
+        for name, parser in commands.items()
     }
 
 
@@ -74,6 +78,34 @@ def test_wrong_arguments_exit_with_code_2(command: list[str], capsys: pytest.Cap
         main(command)
     assert error.value.code == 2
     assert "usage: zoo" in capsys.readouterr().err
+
+
+COMMANDS_WITH_WORKERS = {
+    "validate": ["a", "b"],
+    "reproduce": ["imagenet", "--data", "a"],
+    "convert": ["fold", "a", "b", "--arch", "c"],
+    "train": ["a", "b"],
+}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 64])
+@pytest.mark.parametrize("command", COMMANDS_WITH_WORKERS)
+def test_no_more_workers_are_started_by_default_than_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, command: str, cores: int
+) -> None:
+    """torch warns of more than there are cores; a number that was asked for is taken as it is."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    words = [command, *COMMANDS_WITH_WORKERS[command]]
+    assert build_parser().parse_args(words).workers == min(cores, 2 if command == "train" else 4)
+    assert build_parser().parse_args([*words, "-j", "7"]).workers == 7
+
+
+def test_where_the_system_does_not_tell_a_process_its_cores_those_of_the_machine_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert build_parser().parse_args(["validate", "a", "b"]).workers == 3
 
 
 def test_a_users_fault_is_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:

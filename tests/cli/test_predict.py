@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from PIL import Image
 
 import zoo
 from tests.cli.conftest import Run
+from tests.data.pictures import make_folder, random_picture
 from zoo.cli import main
 from zoo.data.reading import read_picture
+from zoo.data.scan import scan_folder
+from zoo.report.grid import MARGIN_PX, TILE_PX
 from zoo.weights import read_checkpoint
 
 PNG_MAGIC = b"\x89PNG\r\n"
@@ -74,16 +78,92 @@ def test_the_table_has_a_line_per_class_and_the_grid_is_drawn(
     assert grid.read_bytes().startswith(PNG_MAGIC)
 
 
-def test_an_unreadable_picture_ends_with_its_name_and_no_output(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("policy", "code"), [((), 2), (("--on-bad-image", "stop"), 2), (("--on-bad-image", "skip"), 0)]
+)
+def test_bad_images_are_named_and_the_others_keep_their_results(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: tuple[str, ...], code: int
 ) -> None:
     (broken := tmp_path / "broken.jpg").write_bytes(b"no picture")
     good = str(finished.data / "val/class0/0.png")
-    assert main(["predict", str(finished.checkpoint), good, str(broken), "--grid", str(tmp_path / "g.png")]) == 2
+    images = [str(broken), good, str(tmp_path / "missing.png")]
+    command = ["predict", str(finished.checkpoint), *images, "--json", "--grid", str(tmp_path / "g.png"), *policy]
+    assert main(command) == code
     output = capsys.readouterr()
+    assert [entry["path"] for entry in json.loads(output.out)] == [good]
     assert "broken.jpg" in output.err
+    assert "missing.png" in output.err
+    assert "2 of 3 images" in output.err
+    assert (tmp_path / "g.png").exists()
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_no_usable_image_is_an_error_without_output(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    paths = [tmp_path / f"{index}.jpg" for index in range(12)]
+    command = ["predict", str(finished.checkpoint), *map(str, paths), "--on-bad-image", policy]
+    assert main([*command, "--grid", str(tmp_path / "g.png")]) == 2
+    output = capsys.readouterr()
     assert output.out == ""
     assert not (tmp_path / "g.png").exists()
+    assert "9.jpg" in output.err
+    assert "10.jpg" not in output.err  # ten are named
+    assert "and 2 more" in output.err
+
+
+def test_folders_give_their_images_in_the_order_of_a_validation(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_folder(tmp_path / "images", {"b": 2, "a": 1, "a/deep": 1, "a.x": 1, ".hidden": 1})
+    random_picture(0).save(root / "z.png")
+    (root / "b" / "notes.txt").write_text("no image")
+    single = finished.data / "val/class0/0.png"
+    assert main(["predict", str(finished.checkpoint), str(single), str(root), "--json"]) == 0
+    output = capsys.readouterr()
+    scanned = [str(root / os.fsdecode(name)) for name in scan_folder(root).names]
+    paths = [entry["path"] for entry in json.loads(output.out)]
+    assert paths == [str(single), str(root / "z.png"), *scanned]
+    assert len(scanned) == 5
+    assert "2 entries are not pictures and are left out" in output.err
+
+
+def test_a_folder_without_images_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "no-such-network", str(tmp_path)]) == 2
+    assert f"there is no image in the folder, but 0 other entries; {tmp_path}" in capsys.readouterr().err
+
+
+def test_names_are_exact_in_json_and_printable_elsewhere(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / os.fsdecode("\x1b[31mé\n|".encode() + b"\xff.png")
+    random_picture(0).save(path)
+    (names := tmp_path / "names.txt").write_text("one\x1b[0m\ntwo\n")
+    command = ["predict", str(finished.checkpoint), str(path), "--classes", str(names)]
+    assert main([*command, "--json"]) == 0
+    output = capsys.readouterr().out
+    assert output.isascii()  # whatever the terminal's encoding is
+    (found,) = json.loads(output)
+    assert os.fsencode(found["path"]) == os.fsencode(path)
+    assert {entry["name"] for entry in found["predictions"]} == {"one\x1b[0m", "two"}
+    assert main([*command, "--grid", str(tmp_path / "grid.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)
+    assert r"\x1b[31mé\n\|\udcff.png" in lines[2]
+
+
+def test_a_grid_of_many_images_shows_the_first(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.cli.predict.GRID_IMAGES", 3)
+    grid = tmp_path / "grid.png"
+    assert main(["predict", str(finished.checkpoint), str(finished.data / "val"), "--grid", str(grid)]) == 0
+    assert "shows the first 3 of 7 images" in capsys.readouterr().err
+    with Image.open(grid) as drawn:
+        assert drawn.width == 2 * (TILE_PX + MARGIN_PX) + MARGIN_PX
 
 
 def test_a_grid_that_is_no_png_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

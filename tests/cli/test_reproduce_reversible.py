@@ -81,7 +81,7 @@ def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_measured(
         (["revnet", "--models", "a"], "--models"),
         (["revnet", "--batch-size", "4"], "--batch-size"),
         (["revnext", "--data", "here"], "--data"),
-        (["revnext", "-j", "2"], "--workers"),
+        (["revnext", "-j", "99"], "--workers"),
         (["imagenet", "--data", "here", "--no-picture"], "--no-picture"),
         (["imagenet", "--data", "here", "--runs", "there"], "--runs"),
         (["imagenet"], "--data"),

@@ -259,9 +259,140 @@ def test_public_transforms_have_a_training_and_a_ten_crop_form() -> None:
     assert not torch.equal(first, second)
 
 
+def _as_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
+def test_arrays_are_treated_as_the_picture_that_they_hold(options: dict) -> None:
+    for mode in ("RGB", "L", "RGBA"):
+        image = random_picture(0, width=30, height=20).convert(mode)
+        expected = transforms(CFG, **options)(image)
+        assert torch.equal(transforms(CFG, **options)(np.asarray(image)), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_a_picture(options: dict, dtype: torch.dtype) -> None:
+    image = random_picture(0, width=30, height=20)
+    tensor = _as_tensor(image)
+    if dtype != torch.uint8:
+        tensor = tensor.to(dtype) / 255
+    transform = transforms(CFG, scale=-1, **options)
+    result = transform(tensor)
+    assert result.dtype == torch.float32
+    if dtype == torch.float64:
+        assert torch.allclose(result, transform(image), atol=1e-6)
+    else:
+        assert torch.equal(result, transform(image))
+
+
+@pytest.mark.parametrize("scale", [12, 40, 100])
+def test_a_resized_tensor_differs_from_a_picture_by_rounding(scale: int) -> None:
+    """PIL rounds to 8 bits after resizing in x and again in y, so that a value can be off by one step of 1/255."""
+    image = random_picture(0, width=53, height=41)
+    cfg = CFG | {"mean": [0.0] * 3, "std": [1.0] * 3, "scale": scale, "crop": 8}
+    difference = (transforms(cfg)(_as_tensor(image)) - transforms(cfg)(image)).abs()
+    assert difference.max() <= 1.01 / 255
+    assert difference.mean() <= 0.5 / 255
+
+
+def test_gray_tensors_become_three_equal_channels() -> None:
+    image = random_picture(0, width=30, height=20, mode="L")
+    tensor = torch.from_numpy(np.array(image))[None]
+    assert torch.equal(transforms(CFG, scale=-1)(tensor), transforms(CFG, scale=-1)(image))
+
+
+@pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
+def test_a_batch_is_treated_image_by_image(options: dict) -> None:
+    batch = torch.stack([_as_tensor(random_picture(seed, width=30, height=20)) for seed in range(3)])
+    transform = transforms(CFG, **options)
+    assert torch.equal(transform(batch), torch.stack([transform(image) for image in batch]))
+
+
+def test_each_image_of_a_training_batch_is_drawn_on_its_own() -> None:
+    batch = _as_tensor(random_picture(0, width=30, height=20)).expand(4, -1, -1, -1)
+    result = transforms(CFG, training=True)(batch)
+    assert result.shape == (4, 3, 8, 8)
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(result, 2))
+
+
+def test_an_experiments_training_transform_takes_tensors_too() -> None:
+    settings = Input(crop_train=8, pad_train=2, cutout_train=3, color_jitter_train=True, lighting_train=True)
+    image = random_picture(0)
+    torch.manual_seed(1)
+    expected = train_transform(settings)(image)
+    torch.manual_seed(1)
+    assert torch.equal(train_transform(settings)(_as_tensor(image)), expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.rand(3, 20, 30) * 255, r"values from 0\.\d+ to 25\d\.\d+; .* between 0 and 1"),
+        (torch.rand(3, 20, 30) - 0.5, r"values from -0\.\d+ to 0\.\d+"),
+        (torch.full((3, 20, 30), torch.nan), "values from nan to nan"),
+        (torch.zeros(3, 20, 30, dtype=torch.int64), "torch.int64"),
+        (torch.zeros(20, 30), r"shape \(20, 30\)"),
+        (torch.zeros(20, 30, 3), r"shape \(20, 30, 3\)"),
+        (torch.zeros(4, 20, 30), r"shape \(4, 20, 30\)"),
+        (torch.zeros(1, 1, 3, 20, 30), r"shape \(1, 1, 3, 20, 30\)"),
+        (torch.zeros(0, 3, 20, 30), r"shape \(0, 3, 20, 30\)"),
+        (torch.zeros(3, 0, 30), r"shape \(3, 0, 30\)"),
+        (np.zeros((3, 20, 30), np.uint8), r"array of shape \(3, 20, 30\)"),
+        (np.zeros((2, 20, 30, 3), np.uint8), r"array of shape \(2, 20, 30, 3\)"),
+        (np.zeros((20, 30, 3)), "float64"),
+        (np.zeros((0, 30, 3), np.uint8), r"array of shape \(0, 30, 3\)"),
+        ("cat.jpg", r"not a str; .*PIL.Image.open"),
+        (Path("cat.jpg"), r"not a \w*Path; .*PIL.Image.open"),
+        ([[0, 1]], "not a list"),
+        (None, "not a NoneType"),
+        (Image.new("F", (30, 20)), "what is white is not defined"),
+        (Image.new("RGB", (0, 20)), "0 x 20 px"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_what_would_be_one(training: bool, image: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        transforms(CFG, training=training)(image)
+
+
+def test_scale_and_crop_can_be_others_than_the_models() -> None:
+    image = random_picture(0, width=60, height=50)
+    assert torch.equal(transforms(CFG, scale=32, crop=30)(image), val_transform(32, 30, MEAN, STD)(image))
+    assert transforms(CFG, crop=6)(image).shape == (3, 6, 6)
+    assert transforms(CFG, training=True, crop=6)(image).shape == (3, 6, 6)
+
+
+def test_a_transform_shows_its_steps_in_lines() -> None:
+    assert (
+        repr(transforms(CFG))
+        == """Compose(
+    ToRGB()
+    Resize(size=12)
+    CheckSize(crop=8, scale=12)
+    CenterCrop(size=(8, 8))
+    ToTensor()
+    Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+)"""
+    )
+    settings = Input(crop_train=8, pad_train=2, cutout_train=3, color_jitter_train=True, lighting_train=True)
+    for transform in (transforms(CFG, ten_crops=True), train_transform(Input()), train_transform(settings)):
+        assert " at 0x" not in repr(transform)
+        assert all(line.startswith("    ") for line in repr(transform).splitlines()[1:-1])
+
+
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
+        (CFG, {"crop": 20}, r"crop_val = 20: should be at most scale_val, which is 12"),
+        (CFG, {"crop": 0}, "crop_val = 0"),
+        (CFG, {"crop": 2.5}, "crop_val = 2.5"),
+        (CFG, {"scale": -2}, "scale_val = -2"),
+        (CFG, {"scale": 2**40, "crop": 2**40}, "1099511627776"),
+        (CFG, {"training": True, "crop": -1}, "crop_train = -1"),
+        (CFG, {"training": True, "scale": 20}, "scale=20 belongs to validation"),
+        ({"mean": MEAN, "input_size": (3, 224, 224)}, {}, "has no std, scale, crop, interpolation"),
         (CFG, {"training": True, "ten_crops": True}, "ten crops are for validation"),
         (CFG | {"interpolation": "bicubic"}, {}, "interpolation is 'bicubic'"),
         (nn.Identity(), {}, "Identity has no pretrained_cfg"),

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from zoo.data.folder import Batch
 from zoo.data.transforms import val_transform
 from zoo.engine.predict import Recorder, best_classes, predict
-from zoo.errors import DataError
 
 CPU = torch.device("cpu")
 
@@ -61,23 +60,31 @@ def test_a_recorder_writes_paths_relative_to_the_data(tmp_path: Path) -> None:
     ]
 
 
+TRANSFORM = val_transform(10, 8, [0.0] * 3, [1.0] * 3)
+
+
 def test_pictures_are_told_apart_in_the_order_given_and_in_any_number(tmp_path: Path) -> None:
     colours = ["red", "blue", "lime"] * 7  # more than go through the network at once
     paths = _save(tmp_path, *colours)
-    transform = val_transform(10, 8, [0.0] * 3, [1.0] * 3)
-    found = predict(Colours().train(), paths, transform, CPU, top=1)
-    assert [line.classes[0] for line in found] == [0, 2, 1] * 7
+    paths.append(paths[-1])
+    found, faults = predict(Colours().train(), paths, TRANSFORM, CPU, top=1)
+    assert [line.classes[0] for line in found] == [*[0, 2, 1] * 7, 1]
     assert [line.path for line in found] == [str(path) for path in paths]
+    assert faults == []
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture"])
-def test_an_unreadable_picture_is_named(tmp_path: Path, content: bytes) -> None:
-    (path := tmp_path / "broken.png").write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot be read.*broken\.png"):
-        predict(Colours(), [path], val_transform(10, 8, [0.0] * 3, [1.0] * 3), CPU)
-
-
-def test_a_picture_too_small_for_the_crop_is_named(tmp_path: Path) -> None:
-    (path,) = _save(tmp_path, "red")
-    with pytest.raises(DataError, match=r"0_red\.png: a crop of 11 px does not fit"):
-        predict(Colours(), [path], val_transform(-1, 11, [0.0] * 3, [1.0] * 3), CPU)
+def test_images_that_cannot_be_used_are_named_and_the_others_keep_their_results(tmp_path: Path) -> None:
+    paths = _save(tmp_path, *["red", "blue", "lime"] * 12)
+    for path in paths[:20]:  # more than go through the network at once
+        path.write_bytes(b"no image")
+    Image.new("RGB", (5, 4)).save(paths[30])
+    paths.append(tmp_path / "missing.png")
+    batches: list[int] = []
+    transform = val_transform(-1, 8, [0.0] * 3, [1.0] * 3)
+    found, faults = predict(Colours(), paths, transform, CPU, top=1, advance=batches.append)
+    good = [index for index in range(20, 36) if index != 30]
+    assert [(line.path, line.classes) for line in found] == [(str(paths[i]), ((0, 2, 1)[i % 3],)) for i in good]
+    assert len(faults) == 22
+    assert all(str(path) in fault for path, fault in zip([*paths[:20], paths[30], paths[-1]], faults, strict=True))
+    assert "a crop of 8 px does not fit" in faults[20]
+    assert batches == [1, 1, 1]

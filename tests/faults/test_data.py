@@ -15,13 +15,14 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tests.data.pictures import make_folder, random_picture
+from zoo.config import Input
 from zoo.data.classes import class_names
 from zoo.data.folder import ImageFolder, check_classes, check_num_classes, collate
 from zoo.data.imagenet import describe_validation_set
 from zoo.data.reading import EXTENSIONS, FORMATS, MAX_PIXELS, read_picture
 from zoo.data.scan import find_images, scan_folder
-from zoo.data.transforms import val_transform
-from zoo.errors import DataError
+from zoo.data.transforms import train_transform, val_transform
+from zoo.errors import ConfigError, DataError
 
 LOOPS = {
     "the class folder itself": ("bag/self", "."),
@@ -204,7 +205,7 @@ def test_an_image_without_pixels_is_refused(tmp_path: Path) -> None:
         read_picture(tmp_path / "x.ppm")
 
 
-@pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((10, 10), 2**31)])
+@pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((60_000, 1), 9459)])
 @pytest.mark.parametrize("on_bad_image", ["stop", "skip"])
 def test_an_image_that_would_be_resized_to_too_many_pixels_is_left_out_or_named(
     tmp_path: Path, size: tuple[int, int], scale: int, on_bad_image: str
@@ -222,6 +223,17 @@ def test_an_image_that_would_be_resized_to_too_many_pixels_is_left_out_or_named(
         assert not isinstance(batch, DataError)
         assert len(batch.images) == 0
         assert len(batch.skipped) == 1
+
+
+@pytest.mark.parametrize(("scale", "crop"), [(2**31, 8), (-1, 2**31), (9460, 9460), (10**30, 10**30)])
+def test_sizes_that_no_image_can_have_are_refused_at_once(scale: int, crop: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{max(scale, crop)} px .* 89,478,485"):
+        val_transform(scale, crop, [0.5] * 3, [0.5] * 3)
+
+
+def test_an_image_is_not_padded_to_too_many_pixels() -> None:
+    with pytest.raises(DataError, match=r"12 x 10 px .* 89,478,485"):
+        train_transform(Input(crop_train=8, pad_train=9000))(random_picture(0))
 
 
 def test_the_largest_images_are_still_resized() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 
 def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
-    """Add the options about reading pictures and printing progress."""
+    """Add the options about reading pictures and printing progress; ``workers`` is the most that a default starts."""
     parser.add_argument(
-        "-j", "--workers", type=whole_number, default=workers, metavar="N",
-        help="processes that read pictures, per process of the run (default: %(default)s)",
+        "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
+        help="processes that read pictures, per process of the run (default: the number of cores, at most "
+        f"{workers}; here %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "-p", "--print-freq", type=positive, default=10, metavar="N",
@@ -43,6 +45,13 @@ def whole_number(text: str) -> int:
 def positive(text: str) -> int:
     """Return ``text`` as an integer >= 1; argparse reports the ValueError."""
     return _at_least(1, text)
+
+
+def _available_cores() -> int:
+    """Return how many cores this process may use; of more workers torch warns."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _at_least(minimum: int, text: str) -> int:

@@ -1,32 +1,44 @@
-"""``zoo predict``: what a network sees in pictures, by class names."""
+"""``zoo predict``: what a network sees in images, by class names."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import positive
-from zoo.errors import ConfigError
+from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from zoo.engine.predict import Prediction
 
+logger = logging.getLogger(__name__)
+
 GRID_LINES = 3
+GRID_IMAGES = 120
 PNG = ".png"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``predict``."""
-    parser = commands.add_parser("predict", help="name what is in pictures")
+    parser = commands.add_parser("predict", help="name what is in images")
     parser.add_argument(
         "name",
         metavar="NAME",
         help="a model or experiment (zoo list), an experiment file, or a checkpoint of zoo train",
     )
-    parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="picture files")
+    parser.add_argument(
+        "images",
+        metavar="IMAGE",
+        type=Path,
+        nargs="+",
+        help="image files, and folders of them, searched with their sub-folders",
+    )
     parser.add_argument("--weights", metavar="FILE", type=Path, help="weights (default: the published ones)")
     parser.add_argument(
         "--classes", metavar="PATH", type=Path,
@@ -35,36 +47,71 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes per picture (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    parser.add_argument("--grid", metavar="FILE", type=Path, help="draw the pictures and predictions into a .png file")
+    parser.add_argument("--grid", metavar="FILE", type=Path, help="draw the images and predictions into a .png file")
+    parser.add_argument(
+        "--on-bad-image", choices=("stop", "skip"), default="stop",
+        help="images that cannot be read are named, and the others get their results; the exit code is then 2 (stop) "
+        "or 0 (skip) (default: %(default)s)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the best classes of each picture, and draw the grid; returns 0."""
+    """Print the best classes of each image and draw the grid; returns 0, or raises DataError for those left out."""
     if args.grid is not None and args.grid.suffix.lower() != PNG:
-        raise ConfigError(f"{args.grid} is not called {PNG}; --grid: the grid is written as PNG")
+        raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.cli.scoring import load_subject
     from zoo.data.classes import class_names
     from zoo.data.transforms import val_transform
-    from zoo.engine.predict import predict
+    from zoo.engine.predict import AT_ONCE, predict
     from zoo.engine.process import open_process
+    from zoo.report.console import Progress
 
+    paths = _find(args.images)
     with open_process() as process:
         subject = load_subject(args.name, args.weights)
         names = class_names(subject.experiment.network.classes, args.classes, subject.class_names)
         settings = subject.experiment.input
         # The numbers of the model's pretrained_cfg, which a network built from an experiment file does not carry.
         transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
-        predictions = predict(subject.model, args.images, transform, process.device, args.top)
+        with Progress("predict", math.ceil(len(paths) / AT_ONCE), show=process.is_main) as progress:
+            predictions, faults = predict(subject.model, paths, transform, process.device, args.top, progress.advance)
     if not process.is_main:
         return 0
-    if args.grid is not None:
-        _draw(args.grid, predictions, names)
-    print(_as_json(subject.title, predictions, names) if args.json else _as_table(predictions, names))
+    if predictions:
+        print(_as_json(subject.title, predictions, names) if args.json else _as_table(predictions, names))
+        if args.grid is not None:
+            _draw(args.grid, predictions, names)
+    _report(faults, len(paths), args.on_bad_image)
     return 0
 
 
+def _find(arguments: Sequence[Path]) -> list[Path]:
+    """Return the files of all arguments in their order, those of a folder in the order of a data set."""
+    from zoo.data.scan import find_images
+
+    return [path for given in arguments for path in (find_images(given) if os.path.isdir(given) else [given])]
+
+
+def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
+    """Name the images that were left out; raise DataError unless that was agreed to and others were left."""
+    for fault in faults[:MAX_LISTED]:
+        logger.warning("%s", fault)
+    if len(faults) > MAX_LISTED:
+        logger.warning("and %d more", len(faults) - MAX_LISTED)
+    if len(faults) == num_images:
+        raise DataError(f"none of {num_images} images could be used; they and the reasons are named above")
+    if faults and on_bad_image == "stop":
+        raise DataError(
+            f"{len(faults)} of {num_images} images could not be used and are named above, the others have their "
+            "results; mend or remove the files, or leave such images out with --on-bad-image skip"
+        )
+    if faults:
+        logger.warning("%d of %d images are left out", len(faults), num_images)
+
+
 def _as_json(title: str, predictions: Sequence[Prediction], names: Sequence[str]) -> str:
+    """Return JSON in ASCII; a byte of a name that is no UTF-8 is written as Python has it, \\udc80 to \\udcff."""
     entries = [{"network": title, "path": found.path, "predictions": _named(found, names)} for found in predictions]
     return json.dumps(entries, indent=2)
 
@@ -78,7 +125,12 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     from zoo.report.tables import markdown_table
 
     rows = [
-        [found.path if place == 0 else None, entry["class"], entry["name"], 100 * entry["probability"]]
+        [
+            printable(found.path) if place == 0 else None,
+            entry["class"],
+            printable(entry["name"]),
+            100 * entry["probability"],
+        ]
         for found in predictions
         for place, entry in enumerate(_named(found, names))
     ]
@@ -89,9 +141,12 @@ def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -
     from zoo.data.reading import read_picture
     from zoo.report.grid import write_grid
 
-    write_grid(path, [(read_picture(Path(found.path)), _lines(found, names)) for found in predictions])
+    if len(predictions) > GRID_IMAGES:
+        logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))
+    shown = predictions[:GRID_IMAGES]
+    write_grid(path, [(read_picture(Path(found.path)), _lines(found, names)) for found in shown])
 
 
 def _lines(prediction: Prediction, names: Sequence[str]) -> list[str]:
     best = [f"{100 * entry['probability']:.1f} % {entry['name']}" for entry in _named(prediction, names)]
-    return ["/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES]]
+    return [printable(line) for line in ("/".join(Path(prediction.path).parts[-2:]), *best[:GRID_LINES])]

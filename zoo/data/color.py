@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ LIGHTING_VALUES = torch.tensor([0.2175, 0.0188, 0.0045])
 LIGHTING_VECTORS = torch.tensor([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
 
 
+@dataclass(frozen=True)
 class ColorJitter:
     """Changes saturation, brightness and contrast, each by its own factor, in an order drawn per picture.
 
@@ -32,6 +35,7 @@ class ColorJitter:
         return image
 
 
+@dataclass(frozen=True)
 class Lighting:
     """Adds one colour to the whole picture, drawn along the principal components of ImageNet's colours.
 

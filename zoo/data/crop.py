@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zoo.data.reading import MAX_PIXELS
 from zoo.errors import DataError
 
 MODES = {"zeros": "constant", "reflect": "reflect"}  # of an experiment -> of torch
 
 
+@dataclass(frozen=True)
 class PadCrop:
     """Pads a picture by ``pad`` px on each side and cuts ``crop`` x ``crop`` px out of it at random.
 
     ``mode`` "zeros" fills with the mean colour, as values are normalised; "reflect" mirrors the picture at its edges.
     """
 
-    def __init__(self, crop: int, pad: int, mode: str) -> None:
-        self.crop = crop
-        self.pad = pad
-        self.mode = mode
+    crop: int
+    pad: int
+    mode: str
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Return (C, crop, crop) of ``image`` (C, h, w); DataError where it is too small."""
+        """Return (C, crop, crop) of ``image`` (C, h, w); DataError where it is too small, or too large once padded."""
         height, width = image.shape[-2:]
         self._check(height, width)
         image = F.pad(image, [self.pad] * 4, MODES[self.mode])
@@ -32,6 +35,11 @@ class PadCrop:
 
     def _check(self, height: int, width: int) -> None:
         side = min(height, width)
+        if (height + 2 * self.pad) * (width + 2 * self.pad) > MAX_PIXELS:
+            raise DataError(
+                f"a picture of {width} x {height} px with {self.pad} px on each side would have more than "
+                f"{MAX_PIXELS:,} px; input: a smaller pad_train"
+            )
         if side + 2 * self.pad < self.crop:
             raise DataError(
                 f"a crop of {self.crop} px does not fit into a picture of {width} x {height} px with {self.pad} px on "
@@ -44,11 +52,11 @@ class PadCrop:
             )
 
 
+@dataclass(frozen=True)
 class Cutout:
     """Sets a square of ``side`` px, placed at random inside a picture, to 0, the mean colour of normalised values."""
 
-    def __init__(self, side: int) -> None:
-        self.side = side
+    side: int
 
     def __call__(self, image: Tensor) -> Tensor:
         """Return a copy of ``image`` (C, h, w) with the square blanked."""

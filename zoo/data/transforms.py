@@ -1,65 +1,101 @@
 """What happens to a picture between the file and the network, as the published networks were trained and scored.
 
-Everything random draws from torch's global CPU generator, so that whoever seeds it decides the result.
+Everything random draws from torch's global CPU generator, so that whoever seeds it decides the result. Files are read
+as PIL pictures; arrays and tensors are taken too.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms as tv
+from torchvision.transforms import functional as tvF
 
 from zoo import registry
-from zoo.config import Input
+from zoo.config import Input, parse_experiment
 from zoo.data.color import ColorJitter, Lighting
 from zoo.data.crop import Cutout, PadCrop
 from zoo.data.reading import MAX_PIXELS, read_picture, to_rgb
-from zoo.errors import ConfigError, DataError, printable
+from zoo.errors import ConfigError, DataError, listed, printable
 
 KEEP_SCALE = -1
 BILINEAR = tv.InterpolationMode.BILINEAR
+MAX_SIDE = math.isqrt(MAX_PIXELS)
+CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
+ACCEPTED = (
+    "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
+    "floating-point with values between 0 and 1"
+)
 
-Transform = Callable[[Image.Image], Tensor]
+Picture = Image.Image | np.ndarray | Tensor
+Transform = Callable[[Picture], Tensor]
 
 
 def transforms(
-    name_or_cfg: str | nn.Module | Mapping[str, Any], *, training: bool = False, ten_crops: bool = False
+    name_or_cfg: str | nn.Module | Mapping[str, Any],
+    *,
+    training: bool = False,
+    ten_crops: bool = False,
+    scale: int | None = None,
+    crop: int | None = None,
 ) -> Transform:
-    """Return the preprocessing of a model: a callable from a PIL picture to a normalised (3, crop, crop) tensor.
+    """Return the preprocessing of a model: a callable from a picture to a normalised (3, crop, crop) tensor.
 
-    ``name_or_cfg``: a model's name, a model, or its ``pretrained_cfg``. ``training``: random resized crop and
-    flip in place of resize and centre crop; colour jitter and lighting belong to an experiment, see
-    ``train_transform``. ``ten_crops``: (10, 3, crop, crop), validation only. Raises ConfigError for an unknown
-    name and for settings that do not go together.
+    Args:
+        name_or_cfg: a model's name, a model, or its ``pretrained_cfg``.
+        training: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong
+            to an experiment, see ``train_transform``.
+        ten_crops: return (10, 3, crop, crop); validation only.
+        scale, crop: shorter side of the resized picture (-1: not resized; validation only) and side of the crop, in
+            px, in place of the model's.
+
+    The callable takes a PIL picture, a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), which is treated as PIL
+    would, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors
+    (N, C, H, W) gives (N, 3, crop, crop), each image drawn on its own in training. The published scores are those of
+    PIL pictures. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8 bits: their
+    values differ by up to 1/255 before the normalisation.
+
+    Raises ConfigError for an unknown name and for settings that do not go together; the callable raises DataError for
+    what is no image, and for one that the crop does not fit into.
     """
     cfg = _pretrained_cfg(name_or_cfg)
     if cfg["interpolation"] != "bilinear":
         raise ConfigError(f"interpolation is {cfg['interpolation']!r}; pretrained_cfg: only 'bilinear' is known")
     if training and ten_crops:
         raise ConfigError("ten crops are for validation; zoo.transforms: give training or ten_crops, not both")
-    mean, std = list(cfg["mean"]), list(cfg["std"])
+    if training and scale is not None:
+        raise ConfigError(f"scale={scale!r} belongs to validation; zoo.transforms: give training or scale, not both")
+    crop = cfg["crop"] if crop is None else crop
+    sizes = (
+        {"crop_train": crop} if training else {"crop_val": crop, "scale_val": cfg["scale"] if scale is None else scale}
+    )
+    content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
+    settings = parse_experiment(content, "zoo.transforms").input
     if training:
-        return train_transform(Input(crop_train=cfg["crop"], mean=mean, std=std))
-    return val_transform(cfg["scale"], cfg["crop"], mean, std, ten_crops=ten_crops)
+        return train_transform(settings)
+    return val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops=ten_crops)
 
 
 def train_transform(settings: Input) -> Transform:
-    """Return the training transform of an experiment's ``input``: PIL picture -> normalised (3, crop, crop).
+    """Return the training transform of an experiment's ``input``: picture -> normalised (3, crop, crop).
 
     [shorter side to scale_train] -> crop of 0.08..1 of the area and 3/4..4/3 in shape, resized -> mirrored in
     half of the cases -> [0, 1] -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train``
     the crop is one of the padded picture, not resized, and comes after the normalisation.
     """
-    steps: list[Callable[[Any], Any]] = [to_rgb, *_resize(settings.scale_train)]
+    steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(settings.scale_train)]
     if settings.pad_train is None:
         steps += [tv.RandomResizedCrop(settings.crop_train, interpolation=BILINEAR)]
-    steps += [tv.RandomHorizontalFlip(), tv.ToTensor()]
+    steps += [tv.RandomHorizontalFlip(), ToTensor()]
     if settings.color_jitter_train:
         steps += [ColorJitter()]
     if settings.lighting_train:
@@ -69,26 +105,32 @@ def train_transform(settings: Input) -> Transform:
         steps += [PadCrop(settings.crop_train, settings.pad_train, settings.pad_mode_train)]
     if settings.cutout_train:
         steps += [Cutout(settings.cutout_train)]
-    return tv.Compose(steps)
+    return RandomCompose(steps)
 
 
 def val_transform(
     scale: int, crop: int, mean: Sequence[float], std: Sequence[float], ten_crops: bool = False
 ) -> Transform:
-    """Return the validation transform: PIL picture -> normalised (3, crop, crop), or (10, 3, crop, crop).
+    """Return the validation transform: picture -> normalised (3, crop, crop), or (10, 3, crop, crop).
 
     Shorter side to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px, or four corners and centre
-    and their mirror images. Raises ConfigError when the crop is larger than the scale; the transform raises
-    DataError when it is larger than a picture that is not scaled (torchvision would pad it with black).
+    and their mirror images. Raises ConfigError when the crop is larger than the scale or one of them is larger than any
+    picture may be; the transform raises DataError when the crop is larger than a picture that is not scaled
+    (torchvision would pad it with black).
     """
+    if max(scale, crop) > MAX_SIDE:
+        raise ConfigError(
+            f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that a picture may have; crop and "
+            f"scale of validation: give at most {MAX_SIDE}"
+        )
     if scale != KEEP_SCALE and crop > scale:
         raise ConfigError(
             f"a crop of {crop} px does not fit into pictures scaled to {scale} px; crop and scale of validation: "
             f"scale to {crop} px or more, or crop {scale} px or less"
         )
-    normalise = tv.Compose([tv.ToTensor(), tv.Normalize(list(mean), list(std))])
-    cut = TenCrops(crop, normalise) if ten_crops else tv.Compose([tv.CenterCrop(crop), normalise])
-    return tv.Compose([to_rgb, *_resize(scale), CheckSize(crop, scale), cut])
+    steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(scale), CheckSize(crop, scale)]
+    steps += [ToTensor(), TenCrops(crop)] if ten_crops else [tv.CenterCrop(crop), ToTensor()]
+    return tv.Compose([*steps, tv.Normalize(list(mean), list(std))])
 
 
 def prepare(path: Path, transform: Transform) -> Tensor:
@@ -100,64 +142,132 @@ def prepare(path: Path, transform: Transform) -> Tensor:
         raise DataError(f"{printable(path)}: {error}") from error
 
 
+class RandomCompose(tv.Compose):
+    """Steps of which some are random: each image of a batch goes through them on its own."""
+
+    def __call__(self, image: Picture) -> Tensor:
+        """Return the image after all steps, or the images of a batch, stacked."""
+        if isinstance(image, Tensor) and image.dim() == 4 and len(image) > 0:
+            return torch.stack([super(RandomCompose, self).__call__(one) for one in image])
+        return super().__call__(image)
+
+
+@dataclass(frozen=True)
+class ToRGB:
+    """Gives a picture three channels: as PIL picture, or as float32 tensor with values in [0, 1] if it is a tensor."""
+
+    def __call__(self, image: Picture) -> Image.Image | Tensor:
+        """Return the RGB form of ``image``; DataError where it is none."""
+        if isinstance(image, Tensor):
+            return _rgb_tensor(image)
+        if isinstance(image, np.ndarray):
+            image = _from_array(image)
+        if not isinstance(image, Image.Image):
+            hint = "open it with PIL.Image.open" if isinstance(image, (str, os.PathLike)) else ACCEPTED
+            raise DataError(f"an image is needed, not a {type(image).__name__}; zoo.transforms: {hint}")
+        if 0 in image.size:
+            raise DataError(f"an image of {image.width} x {image.height} px has no pixels; zoo.transforms: {ACCEPTED}")
+        try:
+            return to_rgb(image)
+        except ValueError as error:
+            raise DataError(f"{error}; zoo.transforms: {ACCEPTED}") from error
+
+
+@dataclass(frozen=True)
+class ToTensor:
+    """Makes a PIL picture a tensor (3, h, w) with values in [0, 1]; leaves a tensor as it is."""
+
+    def __call__(self, image: Image.Image | Tensor) -> Tensor:
+        """Return the tensor."""
+        return image if isinstance(image, Tensor) else tvF.to_tensor(image)
+
+
+@dataclass(frozen=True)
 class Resize:
     """Scales a picture until its shorter side has ``size`` px; DataError where it would have too many pixels then.
 
     A long and thin picture of a few bytes could fill the memory otherwise.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.resize = tv.Resize(size, interpolation=BILINEAR)
+    size: int
 
-    def __call__(self, image: Image.Image) -> Image.Image:
+    def __call__(self, image: Image.Image | Tensor) -> Image.Image | Tensor:
         """Return the scaled ``image``."""
-        shorter, longer = sorted(image.size)
-        if self.size * (self.size * longer // shorter) > MAX_PIXELS:
+        width, height = tvF.get_image_size(image)
+        longer = self.size * max(width, height) // min(width, height)
+        if self.size * longer > MAX_PIXELS:
             raise DataError(
-                f"a picture of {image.width} x {image.height} px would be resized to {self.size} x "
-                f"{self.size * longer // shorter} px, more than {MAX_PIXELS:,} px; scale: make it smaller, or cut the "
-                "picture"
+                f"a picture of {width} x {height} px would be resized to {self.size} x {longer} px, more than "
+                f"{MAX_PIXELS:,} px; scale: make it smaller, or cut the picture"
             )
-        return self.resize(image)
+        return tvF.resize(image, [self.size], interpolation=BILINEAR)
 
 
+@dataclass(frozen=True)
 class CheckSize:
-    """Passes a PIL picture on, or raises DataError when a crop does not fit into it."""
+    """Passes a picture on, or raises DataError when a crop does not fit into it."""
 
-    def __init__(self, crop: int, scale: int) -> None:
-        self.crop = crop
-        self.scale = scale
+    crop: int
+    scale: int
 
-    def __call__(self, image: Image.Image) -> Image.Image:
+    def __call__(self, image: Image.Image | Tensor) -> Image.Image | Tensor:
         """Return ``image`` itself."""
-        if min(image.size) < self.crop:
-            width, height = image.size
+        width, height = tvF.get_image_size(image)
+        shorter = min(width, height)
+        if shorter < self.crop:
             raise DataError(
                 f"a crop of {self.crop} px does not fit into a picture of {width} x {height} px (scale "
-                f"{self.scale}); validation: crop {min(image.size)} px or less, or scale to {self.crop} px or more"
+                f"{self.scale}); validation: crop {shorter} px or less, or scale to {self.crop} px or more"
             )
         return image
 
 
+@dataclass(frozen=True)
 class TenCrops:
-    """Cuts a PIL picture into four corners and centre and their mirror images, each made a tensor."""
+    """Cuts four corners and the centre out of images, and mirrors each."""
 
-    def __init__(self, crop: int, to_tensor: Callable[[Image.Image], Tensor]) -> None:
-        self.cut = tv.TenCrop(crop)
-        self.to_tensor = to_tensor
+    crop: int
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return the crops, (10, 3, crop, crop)."""
-        return torch.stack([self.to_tensor(part) for part in self.cut(image)])
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return (..., 10, 3, crop, crop) of ``image`` (..., 3, h, w)."""
+        return torch.stack(tvF.ten_crop(image, self.crop), dim=-4)
 
 
-def _resize(scale: int) -> list[Callable[[Image.Image], Image.Image]]:
+def _resize(scale: int) -> list[Resize]:
     return [] if scale == KEEP_SCALE else [Resize(scale)]
+
+
+def _rgb_tensor(image: Tensor) -> Tensor:
+    if image.dim() not in (3, 4) or image.shape[-3] not in (1, 3) or image.numel() == 0:
+        raise DataError(f"a tensor of shape {tuple(image.shape)} is no image; zoo.transforms: {ACCEPTED}")
+    if image.dtype == torch.uint8:
+        image = image.float() / 255
+    elif not image.is_floating_point():
+        raise DataError(f"a tensor of {image.dtype} does not say what white is; zoo.transforms: {ACCEPTED}")
+    else:
+        image = image.float()
+        least, most = (value.item() for value in image.aminmax())
+        if not (least >= 0 and most <= 1):  # as for NaN
+            raise DataError(f"a tensor has values from {least:.4f} to {most:.4f}; zoo.transforms: {ACCEPTED}")
+    return image.expand(*image.shape[:-3], 3, -1, -1)
+
+
+def _from_array(image: np.ndarray) -> Image.Image:
+    if image.dtype != np.uint8:
+        raise DataError(f"an array of {image.dtype} does not say what white is; zoo.transforms: {ACCEPTED}")
+    if image.size == 0 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))):
+        raise DataError(f"an array of shape {image.shape} is no image; zoo.transforms: {ACCEPTED}")
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
 
 
 def _pretrained_cfg(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(name_or_cfg, Mapping):
+        missing = [key for key in CFG_KEYS if key not in name_or_cfg]
+        if missing:
+            raise ConfigError(
+                f"the mapping has no {listed(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, "
+                f"or a mapping with {listed(CFG_KEYS)}"
+            )
         return name_or_cfg
     if isinstance(name_or_cfg, str):
         # Without memory and initialisation, to look at its settings alone; a file's weights need memory to go to.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo.data.folder import Batch
-from zoo.data.reading import read_picture
-from zoo.data.transforms import Transform
+from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError
 
 TOP = 5
-AT_ONCE = 16  # pictures
+AT_ONCE = 16  # images
 
 
 class Prediction(NamedTuple):
@@ -60,27 +59,35 @@ def best_classes(logits: Tensor, top: int = TOP) -> list[tuple[tuple[int, ...], 
 
 
 def predict(
-    model: nn.Module, paths: Sequence[Path], transform: Transform, device: torch.device, top: int = TOP
-) -> list[Prediction]:
-    """Return what ``model``, put into evaluation mode on ``device``, says of each picture file.
+    model: nn.Module,
+    paths: Sequence[Path],
+    transform: Transform,
+    device: torch.device,
+    top: int = TOP,
+    advance: Callable[[int], object] | None = None,
+) -> tuple[list[Prediction], list[str]]:
+    """Return what ``model``, put into evaluation mode on ``device``, says of each image file.
 
-    ``transform``: PIL picture -> (3, h, w), one size for all. Raises DataError that names the file for a picture that
-    cannot be read or is too small for the crop.
+    The second list has a line for each image that cannot be read or that ``transform`` cannot use: what is wrong, and
+    its file. ``transform``: PIL picture -> (3, h, w), one size for all. ``advance`` is called with 1 after every 16
+    images.
     """
     model = model.to(device).eval()
-    predictions = []
+    predictions: list[Prediction] = []
+    faults: list[str] = []
     for start in range(0, len(paths), AT_ONCE):
-        part = paths[start : start + AT_ONCE]
-        images = torch.stack([_prepare(path, transform) for path in part])
-        with torch.inference_mode():
-            best = best_classes(model(images.to(device)), top)
-        predictions += [Prediction(str(path), None, *found) for path, found in zip(part, best, strict=True)]
-    return predictions
-
-
-def _prepare(path: Path, transform: Transform) -> Tensor:
-    picture = read_picture(path)
-    try:
-        return transform(picture)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+        images: list[Tensor] = []
+        names: list[str] = []
+        for path in paths[start : start + AT_ONCE]:
+            try:
+                images.append(prepare(path, transform))
+                names.append(str(path))
+            except DataError as error:
+                faults.append(str(error))
+        if images:
+            with torch.inference_mode():
+                best = best_classes(model(torch.stack(images).to(device)), top)
+            predictions += [Prediction(name, None, *found) for name, found in zip(names, best, strict=True)]
+        if advance is not None:
+            advance(1)
+    return predictions, faults
