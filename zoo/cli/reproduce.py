@@ -51,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_reversible(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runs", metavar="DIR", nargs="+", type=Path, default=[],
-        help="log folders of zoo train, whose accuracies fill the tables",
+        help="log folders of zoo train, or shortened logs as in scripts/results, whose accuracies fill the tables",
     )  # fmt: skip
     group.add_argument("--no-picture", action="store_true", help="write no pictures, which need matplotlib")
 
