@@ -135,9 +135,9 @@ def quickstart_seeds() -> str:
     center, ten_crops = (_listed([f"{run['results'][index]['top1']:.1f}" for run in runs]) for index in (0, 1))
     seconds = _range([run["seconds"] for run in runs], ".0f")
     return (
-        f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten crops\n"
-        f"after four epochs on 4,000 images; chance is 10 %. Training and scoring took {seconds} seconds each on\n"
-        f"{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]}; "
+        f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
+        f"crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took {seconds} seconds each "
+        f"on\n{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]}; "
         "[quickstart.json](scripts/results/quickstart.json))."
     )
 

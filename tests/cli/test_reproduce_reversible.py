@@ -13,12 +13,18 @@ import pytest
 from tests.report.test_reversible import make_run
 from zoo.cli import main
 from zoo.report.reversible import revnet, revnext
-from zoo.report.reversible.schema import Line, Panel, Section, compare
+from zoo.report.reversible.schema import Line, Panel, Published, Section, compare
 
 
 def _section() -> Section:
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
-    return Section("table9", "Table 9", "Measured.", [compare("bytes", 2.0, 2.1, "B", 0.1)], panels=[panel])
+    return Section(
+        "table9",
+        "Table 9",
+        "Measured.",
+        [compare("bytes", Published(2, "printed", "Table 9"), 2.1, "B", 0.1)],
+        panels=[panel],
+    )
 
 
 @pytest.fixture(params=["revnet", "revnext"])

@@ -26,10 +26,11 @@ def chain_of(kind):
     """Return layers that read four channels (the stem: three) and pool twice."""
     if kind == "flat":
         layers = [*unit(4), ChannelPool(), *unit(16), BatchPool(), *unit(16)]
-    elif kind == "hybrid":
-        layers = [LayerwiseBlock(unit(2), unit(2)), ChannelPool()]
-        layers += [LayerwiseBlock([*unit(8), *unit(8)], [*unit(8), *unit(8)]), BatchPool()]
-        layers += [LayerwiseBlock(unit(8), unit(8))]
+    elif kind.startswith("hybrid"):
+        keep = kind != "hybrid, input found again"
+        layers = [LayerwiseBlock(unit(2), unit(2), keep_input=keep), ChannelPool()]
+        layers += [LayerwiseBlock([*unit(8), *unit(8)], [*unit(8), *unit(8)], keep_input=keep), BatchPool()]
+        layers += [LayerwiseBlock(unit(8), unit(8), keep_input=keep)]
     else:
         layers = [Stem(4), *unit(4), BatchPool(), LayerwiseBlock(unit(2), unit(2)), GlobalMax(4)]
     module = nn.Sequential(*layers).double()
@@ -44,7 +45,7 @@ def pictures(kind, batch=5):
     return torch.randn(batch, 3 if kind == "whole" else 4, 8, 12, dtype=torch.float64, requires_grad=True)
 
 
-KINDS = ["flat", "hybrid", "whole"]
+KINDS = ["flat", "hybrid", "hybrid, input found again", "whole"]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -64,6 +65,21 @@ def test_reconstructing_gives_the_outputs_gradients_and_statistics_of_storing(ki
     assert max(map(relative_error, found, truths)) < 1e-10
     for buffer, theirs in zip(ours.buffers(), truth.buffers(), strict=True):
         assert torch.equal(buffer, theirs)
+
+
+def test_errors_inside_a_branch_leave_the_block_only_if_its_input_is_found_again():
+    errors = {}
+    for keep in (True, False):
+        torch.manual_seed(0)
+        branches = [[*unit(8), InvertibleConv(8), InvertibleLeakyReLU(1e-3)] for _ in "fg"]
+        block = LayerwiseBlock(*branches, keep_input=keep)
+        init_weights(block)
+        found = {}
+        links = [block, InvertibleLeakyReLU(1.0)]
+        run_chain(links, torch.randn(4, 16, 8, 8), meter=found.__setitem__)[0].square().sum().backward()
+        errors[keep] = found[0]
+    assert errors[True] < 4 * torch.finfo(torch.float32).eps
+    assert errors[False] > 10 * errors[True]
 
 
 @pytest.mark.parametrize("kind", ["flat", "hybrid"])

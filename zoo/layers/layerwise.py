@@ -19,18 +19,22 @@ class LayerwiseBlock(Coupling):
     """Reversible block of layer-wise branches f and g.
 
     ``f`` and ``g`` are the layers of the branches, each of which keeps the shape.  Undoing the block runs a branch
-    forward in the memory of its own input, subtracts what comes out, and undoes the branch, which brings the input
-    back: inside a branch only the running map and its gradient exist, as the paper's 352 bytes per pixel ask for.  The
-    input comes back as precisely as the branch alone can be undone; a copy of it would be exact, for half of the map
-    more.
+    forward, subtracts what comes out, and undoes the branch layer by layer, so that inside a branch only the running
+    map and its gradient exist.
+
+    ``keep_input`` says what happens to the input of a branch, which is half of the map.  True: the branch runs in a
+    copy, and the input stays exact, so that errors inside a branch never leave the block; this is the paper's block
+    and that of the authors' code.  False: the branch runs in the memory of its own input, and undoing it brings the
+    input back, as precisely as the branch alone can be undone; a step then takes half of the map less.
 
     Source: Hascoet et al. 2023, section 4.4.
     """
 
-    def __init__(self, f: Sequence[Invertible], g: Sequence[Invertible]) -> None:
+    def __init__(self, f: Sequence[Invertible], g: Sequence[Invertible], *, keep_input: bool = True) -> None:
         super().__init__()
         self.f = nn.Sequential(*f)
         self.g = nn.Sequential(*g)
+        self.keep_input = keep_input
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return y in the memory of x, and nothing."""
@@ -43,8 +47,8 @@ class LayerwiseBlock(Coupling):
         """Return x and dx in the memory of y and dy, and the gradients of the parameters; counts no batch."""
         (y1, y2), (dy1, dy2) = halves(y), halves(dy)
         with paused_statistics(self):
-            gradients = _subtract_(self.g, y1, y2, dy1, dy2)
-            add_gradients(gradients, _subtract_(self.f, y2, y1, dy2, dy1))
+            gradients = _subtract_(self.g, y1, y2, dy1, dy2, self.keep_input)
+            add_gradients(gradients, _subtract_(self.f, y2, y1, dy2, dy1, self.keep_input))
         return y, dy, gradients
 
 
@@ -57,9 +61,15 @@ def _record_(layers: Iterable[Any], x: Tensor) -> tuple[Tensor, list[Any]]:
     return x, kept
 
 
-def _subtract_(branch: nn.Sequential, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor) -> Gradients:
-    """Take ``branch(source)`` from target, add to dsource what came through it; return the parameters' gradients."""
-    z, kept = _record_(branch, source)
+def _subtract_(
+    branch: nn.Sequential, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, keep_source: bool
+) -> Gradients:
+    """Take ``branch(source)`` from target, add to dsource what came through it; return the parameters' gradients.
+
+    With ``keep_source`` the source stays as it is; otherwise it is overwritten, and found again at the end.
+    """
+    start = source.clone(memory_format=torch.contiguous_format) if keep_source else source
+    z, kept = _record_(branch, start)
     target.sub_(z)
     dz = dtarget.clone(memory_format=torch.contiguous_format)
     gradients: Gradients = {}

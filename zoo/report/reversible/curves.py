@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zoo.config import Experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, printable
 from zoo.report.writers import METRICS_FILE
 
 NUM_RECONSTRUCTIONS = 12  # of those that a run has logged, evenly over its steps
@@ -26,18 +27,25 @@ Epoch = dict[str, Any]
 class Curves:
     """One training run.
 
+    - ``label``: the path that it was read from, and in a file of several which of them it is.
     - ``config``: its settings; ``environment``: the versions and the machine, None where nobody noted them.
-    - ``status``: "finished", "stopped: " and why, or how many epochs there are.
-    - ``epochs``: "epoch", from 1, "val_top1" and maybe "val_loss", "val_images", "train_top1", "train_loss";
+    - ``status``: "finished", "stopped: " and why, how many epochs there are, or "unknown".
+    - ``epochs``: "epoch", from 1, "val_top1" and maybe "val_loss", "train_top1", "train_loss";
       accuracies in percent, losses in nats per image.
     - ``reconstruction``: "step", "worst_relative_error" and the "errors" of the blocks.
+    - ``note``: what a reader has to know about the run, maybe nothing; the numbers of images, None where nobody noted
+      them.
     """
 
+    label: str
     config: Experiment
     status: str
     environment: dict[str, Any] | None
     epochs: tuple[Epoch, ...]
     reconstruction: tuple[dict[str, Any], ...] = ()
+    note: str = ""
+    num_training_images: int | None = None
+    num_validation_images: int | None = None
 
     def to_json(self, label: str) -> dict[str, Any]:
         """Return what a file of curves has about the run."""
@@ -48,17 +56,23 @@ class Curves:
             "settings": self.config.model_dump(mode="json", exclude_defaults=True),
             "config_digest": self.config.digest(),
             "environment": self.environment,
+            "num_training_images": self.num_training_images,
+            "num_validation_images": self.num_validation_images,
             "epochs": list(self.epochs),
         }
-        return {**content, "reconstruction": list(self.reconstruction)} if self.reconstruction else content
+        extras = {"note": self.note, "reconstruction": list(self.reconstruction)}
+        return {**content, **{key: value for key, value in extras.items() if value}}
 
 
-def read_curves(path: Path) -> list[Curves]:
-    """Return the run whose log folder ``path`` is, or those of a file of curves.
+def read_all_curves(paths: Sequence[Path]) -> list[Curves]:
+    """Return the runs whose log folders the ``paths`` are, and those of files of curves; each path is read once.
 
     ConfigError or CheckpointError for what is neither.
     """
-    return [_of_folder(path)] if path.is_dir() or path.suffix != ".json" else _of_file(path)
+    given: dict[Path, Path] = {}
+    for path in paths:
+        given.setdefault(path.resolve(), path)
+    return [curves for path in given.values() for curves in (_of_file(path) if path.is_file() else [_of_folder(path)])]
 
 
 def _of_folder(folder: Path) -> Curves:
@@ -66,7 +80,7 @@ def _of_folder(folder: Path) -> Curves:
     config = parse_experiment(read(folder / CHECKPOINT)["config"], str(folder / CHECKPOINT))
     epochs: dict[int, Epoch] = {}
     steps: dict[int, dict[str, Any]] = {}
-    environment = None
+    environment = num_scored = None
     for record in records:  # what was run again after an interruption replaces what was there
         event = record["event"]
         if event in ("start", "resume"):
@@ -77,12 +91,15 @@ def _of_folder(folder: Path) -> Curves:
         elif event == "validation":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"val_loss": record.get("loss"), "val_top1": float(record["top1"])}
-            epoch |= {"val_images": record["count"]} if "count" in record else {}
+            num_scored = record.get("count", num_scored)
         elif event == "reconstruction":
             steps[record["step"]] = _reconstruction(record)
     validated = tuple(epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index])
     kept = _evenly([steps[step] for step in sorted(steps)])
-    return Curves(config, _status(folder, len(validated), config), environment, validated, tuple(kept))
+    status = _status(folder, len(validated), config)
+    return Curves(
+        printable(folder), config, status, environment, validated, tuple(kept), num_validation_images=num_scored
+    )
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -96,8 +113,8 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 record[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--runs: no metrics of a training run can be read ({error}); {path}: give folders that `zoo train "
-            "--log-dir` wrote, or files of curves that `zoo reproduce` made of them"
+            f"--runs: no metrics of a training run can be read ({error}); {printable(path)}: give folders that "
+            "`zoo train --log-dir` wrote, or files of curves that `zoo reproduce` made of them"
         ) from error
     return records
 
@@ -126,17 +143,27 @@ def _status(folder: Path, num_done: int, config: Experiment) -> str:
 def _of_file(path: Path) -> list[Curves]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = []
-        for run in content["runs"]:
-            for epoch in run["epochs"]:
-                float(epoch["val_top1"]), int(epoch["epoch"])
-            config = parse_experiment(run["settings"], str(path))
-            environment = run.get("environment", content.get("environment"))
-            reconstruction = tuple(run.get("reconstruction", ()))
-            found.append(Curves(config, str(run["status"]), environment, tuple(run["epochs"]), reconstruction))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [_of_json(path, run, content) for run in content["runs"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--runs: no curves of training runs can be read ({type(error).__name__}: {error}); {path}: give log "
-            "folders, or files of curves that `zoo reproduce` made of them"
+            f"--runs: no shortened logs of training runs can be read ({type(error).__name__}: {error}); "
+            f"{printable(path)}: give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them"
         ) from error
-    return found
+
+
+def _of_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Curves:
+    """Return a run of a file; what all its runs share may stand once, in the ``content`` around them."""
+    label = f"{printable(path)}: {printable(run['label'])}, seed {int(run['seed'])}"
+    for epoch in run["epochs"]:
+        float(epoch["val_top1"]), int(epoch["epoch"])
+    counts = (run.get(key, content.get(key)) for key in ("num_training_images", "num_validation_images"))
+    return Curves(
+        label,
+        parse_experiment(run["settings"], label),
+        str(run.get("status", "unknown")),
+        run.get("environment", content.get("environment")),
+        tuple(run["epochs"]),
+        tuple(run.get("reconstruction", ())),
+        str(run.get("note", "")),
+        *(None if count is None else int(count) for count in counts),
+    )

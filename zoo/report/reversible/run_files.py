@@ -23,7 +23,11 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[Run]) -> No
         "benchmark": f"{name} runs",
         "command": command,
         "environment": describe_environment(torch.device("cpu")),
-        "runs": [run.curves.to_json(run.label) for run in runs if run.curves is not None],
+        "runs": [
+            run.curves.to_json(f"{run.experiment}{', stored' * run.is_stored}")
+            for run in runs
+            if run.curves is not None
+        ],
     }
     write_json(folder / f"{name}_runs.json", content)
 

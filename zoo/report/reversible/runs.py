@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zoo.config import Experiment, experiments_dir, load_experiment
-from zoo.report.reversible.curves import Curves, read_curves
+from zoo.errors import printable
+from zoo.report.reversible.curves import Curves, read_all_curves
 
 # What runs of one experiment may differ in: nothing of it changes what a run computes on the average.
 FREE = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
@@ -16,13 +17,18 @@ FREE = {"expected": True, "seed": True, "network": {"memory"}, "training": {"rec
 
 @dataclass(frozen=True)
 class Run:
-    """A run of ``experiment`` (the stem of its file): top-1 in percent after each epoch, of ``num_epochs`` in all."""
+    """A run of ``experiment`` (the stem of its file): top-1 in percent after each epoch, of ``num_epochs`` in all.
+
+    The numbers of images are None where the run's record does not have them.
+    """
 
     experiment: str
     is_stored: bool  # memory "plain": activations are kept
     seed: int
     top1: tuple[float, ...]
     num_epochs: int
+    num_training_images: int | None = None
+    num_validation_images: int | None = None
     curves: Curves | None = field(default=None, compare=False)
 
     @property
@@ -37,28 +43,31 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[Run], list[str]]:
-    """Return the runs of experiments in ``names`` that were validated at least once, a remark on each other one.
+    """Return the runs of experiments in ``names`` that were validated at least once, and remarks on the others.
 
-    A path is a log folder of `zoo train`, or a file of curves (`zoo.report.reversible.curves`). The settings of a run
-    are those that it was trained with; seed, memory and meter may be others than in the experiment's file.
-    ConfigError or CheckpointError for a path that is neither.
+    ``paths`` are log folders of `zoo train`, and files of curves that stand for such folders; what a file notes on a
+    run is a remark too. The settings of a run are those that it was trained with; seed, memory and meter may be others
+    than in the experiment. Remarks name paths as they were given. ConfigError or CheckpointError for anything else.
     """
     experiments = _experiments(names) if paths else {}
-    given = {path.resolve(): path for path in paths}.values()  # each once
-    found = [(path, curves) for path in given for curves in read_curves(path)]
     runs, remarks = [], []
-    for path, curves in found:
-        config = curves.config
-        name = experiments.get(_settings(config))
+    for curves in read_all_curves(paths):
+        name = experiments.get(_settings(curves.config))
         if name is None:
-            remarks.append(f"left out: {path} was trained with settings of no experiment in this report")
+            remarks.append(f"left out: {curves.label} was trained with settings of no experiment in this report")
         elif not curves.epochs:
-            remarks.append(f"left out: {path} has no validation yet")
+            remarks.append(f"left out: {curves.label} has no validation yet")
         else:
-            top1 = tuple(float(epoch["val_top1"]) for epoch in curves.epochs)
-            is_stored, epochs = config.network.memory == "plain", config.optimizer.schedule.epochs
-            runs.append(Run(name, is_stored, config.seed, top1, epochs, curves))
+            runs.append(_run(name, curves))
+            remarks += [f"{curves.label}: {printable(curves.note)}"] if curves.note else []
     return runs, remarks
+
+
+def _run(name: str, curves: Curves) -> Run:
+    config, top1 = curves.config, tuple(float(epoch["val_top1"]) for epoch in curves.epochs)
+    is_stored, epochs = config.network.memory == "plain", config.optimizer.schedule.epochs
+    counts = curves.num_training_images, curves.num_validation_images
+    return Run(name, is_stored, config.seed, top1, epochs, *counts, curves)
 
 
 def command_of(experiment: str) -> str:
