@@ -53,7 +53,7 @@ class Curves:
             "label": label,
             "seed": self.config.seed,
             "status": self.status,
-            "settings": self.config.model_dump(mode="json", exclude_defaults=True),
+            "settings": self.config.model_dump(mode="json", exclude={"expected"}),  # all: defaults may change
             "config_digest": self.config.digest(),
             "environment": self.environment,
             "num_training_images": self.num_training_images,
