@@ -188,6 +188,9 @@ def test_only_what_a_paper_reports_is_expected() -> None:
     with_scores = [name for name in REVNEXT if experiment_of(f"{name}_cifar10").expected]
     assert with_scores == ["revnext"]
     assert scores_of(experiment_of("revnext_cifar10")) == {"center32": {"top1": 93.3}}
+    expected = experiment_of("revnext_cifar10").expected
+    assert expected is not None
+    assert "a guess" in expected.source, "the paper does not print which network its score belongs to"
     assert scores_of(experiment_of("irevnet_cifar10")) == {"center32": {"top1": 94.5}}
     assert not [path.stem for path in experiments_dir().glob("*_short.json") if load_experiment(path).expected]
 

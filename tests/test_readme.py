@@ -1,4 +1,4 @@
-"""The README says what the package does: its tables are the golden files, its code runs, its links lead somewhere."""
+"""The README says what the package does: its figures are the files', its code runs, its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -9,68 +9,41 @@ from pathlib import Path
 
 import pytest
 
+from tests import readme
 from zoo.cli import build_parser
-from zoo.models.revnet import REVERSIBLE_TWINS
-from zoo.registry import options_of, published
+from zoo.config import experiments_dir, load_experiment
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-GOLDEN = json.loads((ROOT / "tests" / "golden" / "networks.json").read_text())
 
 
-def networks_table() -> str:
-    rows = ["| network | parameters | with `input_3x3` | other options |", "| --- | ---: | ---: | --- |"]
-    for name in (case for case in GOLDEN if "+" not in case):
-        stem = GOLDEN.get(f"{name}+input_3x3")
-        other = ", ".join(f"`{option}`" for option in options_of(name) if option != "input_3x3")
-        columns = [f"`{name}`", f"{GOLDEN[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else "", other]
-        rows.append(f"| {' | '.join(columns)} |")
-    return "\n".join(rows)
+@pytest.mark.parametrize("name", readme.SECTIONS)
+def test_figures_are_those_of_the_files_they_come_from(name: str) -> None:
+    """After a new measurement or golden file: python -m tests.readme"""
+    assert readme.section(README, name) == readme.SECTIONS[name]()
 
 
-def published_table() -> str:
-    rows = ["| name | batch | 224 | 224, ten crops | 320 | weights |", "| --- | ---: | --- | --- | --- | --- |"]
-    for name, entry in published().items():
-        scores = [entry["scores"][key] for key in ("center224", "tencrop224", "center320")]
-        columns = " | ".join(f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores)
-        link = f"[file](https://drive.google.com/file/d/{entry['drive_id']}/view)"
-        rows.append(f"| `{name}` | {entry['batch']} | {columns} | {link} |")
-    return "\n".join(rows)
+def test_rewriting_changes_nothing_but_figures() -> None:
+    assert readme.rewrite(README) == README
+    emptied = re.sub(r"(<!-- (\w+) -->\n?).*?\n?(<!-- /\2 -->)", r"\1\3", README, flags=re.DOTALL)
+    assert len(emptied) < len(README) - 2000
+    assert readme.rewrite(emptied) == README
 
 
-def held_table() -> str:
-    held = json.loads((ROOT / "tests" / "golden" / "held_bytes.json").read_text())
-    strategies = list(dict.fromkeys(key for row in held.values() for key in row))
-    heads = ["std-BN, MB", *(f"`{memory}`" for memory in strategies[1:])]
-    rows = [f"| network | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
-    for name, row in held.items():
-        columns = [f"{row[key]:.{1 if key == 'standard_mb' else 3}f}" if key in row else "" for key in strategies]
-        rows.append(f"| `{name}` | {' | '.join(columns)} |")
-    return "\n".join(rows)
+def test_all_markers_have_a_generator_and_none_begins_a_line_of_a_sentence() -> None:
+    markers = re.findall(r"<!-- (/?)(\w+) -->", README)
+    assert sorted(name for slash, name in markers if not slash) == sorted(readme.SECTIONS)
+    assert sorted(name for slash, name in markers if slash) == sorted(readme.SECTIONS)
+    assert re.findall(r"^<!-- .*-->.+$", README, re.MULTILINE) == []
 
 
-def reversible_table() -> str:
-    held = json.loads((ROOT / "tests" / "golden" / "reversible_bytes.json").read_text())
-    strategies = list(held["resnet101_preact"])
-    rows = [f"| network | {' | '.join(['std-BN, MB', *strategies[1:]])} |", f"| --- |{' ---: |' * len(strategies)}"]
-    for name, row in held.items():
-        columns = [f"{row[key]:.{1 if key == 'standard_mb' else 3}f}" for key in strategies]
-        rows.append(f"| `{name}`, `{REVERSIBLE_TWINS[name]}` | {' | '.join(columns)} |")
-    return "\n".join(rows)
-
-
-TABLES = [
-    ("networks", networks_table),
-    ("published", published_table),
-    ("held", held_table),
-    ("reversible", reversible_table),
-]
-
-
-@pytest.mark.parametrize(("section", "table"), TABLES)
-def test_the_tables_are_those_of_the_golden_files(section, table):
-    text = README.partition(f"<!-- {section} -->\n")[2].partition(f"\n<!-- /{section} -->")[0]
-    assert text == table()
+def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
+    expected = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json").expected
+    assert expected is not None
+    scores = {crop: score.model_dump() for crop, score in expected.scores.items()}
+    assert scores == readme.quickstart_means()
+    assert expected.source == "mean of seeds 1 to 3"
+    assert [run["seed"] for run in readme.result("quickstart")["runs"]] == [1, 2, 3]
 
 
 def test_python_examples_run():

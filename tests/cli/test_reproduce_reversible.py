@@ -10,14 +10,21 @@ from typing import Any
 
 import pytest
 
+from tests.report.test_reversible import make_run
 from zoo.cli import main
 from zoo.report.reversible import revnet, revnext
-from zoo.report.reversible.schema import Line, Panel, Section, compare
+from zoo.report.reversible.schema import Line, Panel, Published, Section, compare
 
 
 def _section() -> Section:
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
-    return Section("table9", "Table 9", "Measured.", [compare("bytes", 2.0, 2.1, "B", 0.1)], panels=[panel])
+    return Section(
+        "table9",
+        "Table 9",
+        "Measured.",
+        [compare("bytes", Published(2, "printed", "Table 9"), 2.1, "B", 0.1)],
+        panels=[panel],
+    )
 
 
 @pytest.fixture(params=["revnet", "revnext"])
@@ -42,6 +49,20 @@ def test_report_and_pictures_are_written(
     assert content["sections"][0]["figures"][0]["verdict"] == "within 10 %"
     assert (tmp_path / f"{benchmark_name}.md").read_text() in capsys.readouterr().out
     assert (tmp_path / f"{benchmark_name}_table9.png").exists()
+
+
+@pytest.mark.parametrize("benchmark_name", ["revnet"], indirect=True)
+def test_the_curves_of_runs_are_kept_and_drawn(benchmark_name: str, tmp_path: Path) -> None:
+    """The file that a log folder becomes is enough for the next report, which leaves it as it is."""
+    pytest.importorskip("matplotlib")
+    folder, out = make_run(tmp_path / "run", [10.0, 20.0]), tmp_path / "out"
+    assert main(["reproduce", benchmark_name, "--runs", str(folder), "--out", str(out)]) == 0
+    kept = (out / "revnet_runs.json").read_bytes()
+    assert json.loads(kept)["runs"][0]["epochs"][1]["val_top1"] == 20.0
+    (out / "revnet_runs.png").unlink()
+    assert main(["reproduce", benchmark_name, "--runs", str(out / "revnet_runs.json"), "--out", str(out)]) == 0
+    assert (out / "revnet_runs.json").read_bytes() == kept
+    assert (out / "revnet_runs.png").exists()
 
 
 def test_no_matplotlib_is_noticed_before_anything_is_measured(

@@ -50,8 +50,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_reversible(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--runs", metavar="DIR", nargs="+", type=Path, default=[],
-        help="log folders of zoo train, whose accuracies fill the tables",
+        "--runs", metavar="PATH", nargs="+", type=Path, default=[],
+        help="log folders of zoo train, whose accuracies fill the tables and whose curves are kept in "
+        "BENCHMARK_runs.json and drawn; or such files, which stand for the folders",
     )  # fmt: skip
     group.add_argument("--no-picture", action="store_true", help="write no pictures, which need matplotlib")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from zoo.report.reversible.runs import Run
     from zoo.report.reversible.schema import Section
 
 logger = logging.getLogger(__name__)
@@ -32,13 +33,18 @@ def run(args: argparse.Namespace) -> int:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
     from zoo.report.benchmark.picture import check_matplotlib
     from zoo.report.environment import warn_of_changes
+    from zoo.report.reversible.run_files import draw_runs, write_runs
     from zoo.report.reversible.writing import write_report
 
     if not args.no_picture:
         check_matplotlib()
     warn_of_changes()
-    builders, remarks = _builders(args)
+    builders, runs, remarks = _builders(args)
     _make_folder(args.out)
+    if any(path.is_dir() for path in args.runs):  # files of curves alone hold all that there is
+        write_runs(args.out, args.benchmark, _command(args), runs)
+    if runs and not args.no_picture:
+        draw_runs(args.out, args.benchmark, runs)
     sections: list[Section] = []
     for build in builders:
         start_s = time.monotonic()
@@ -62,19 +68,19 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"--out: this folder cannot be made ({error.strerror}); {folder}: give another") from error
 
 
-def _builders(args: argparse.Namespace) -> tuple[list[Callable[[], Section]], list[str]]:
-    """Return the functions that measure the sections, in the order of the report, and remarks on the runs."""
+def _builders(args: argparse.Namespace) -> tuple[list[Callable[[], Section]], list[Run], list[str]]:
+    """Return the functions that measure the sections, in the order of the report, the runs, and remarks on others."""
     from zoo.report.reversible.runs import read_runs
 
     if args.benchmark == "revnet":
         from zoo.report.reversible import revnet
 
         runs, remarks = read_runs(args.runs, revnet.EXPERIMENTS)
-        return revnet.revnet_sections(runs, args.data), remarks
+        return revnet.revnet_sections(runs, args.data), runs, remarks
     from zoo.report.reversible import revnext
 
     runs, remarks = read_runs(args.runs, revnext.EXPERIMENTS)
-    return revnext.revnext_sections(runs), remarks
+    return revnext.revnext_sections(runs), runs, remarks
 
 
 def _command(args: argparse.Namespace) -> str:

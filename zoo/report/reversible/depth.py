@@ -17,15 +17,26 @@ from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.report.measure import measure_memory
 from zoo.report.measure_storages import count_memory
 from zoo.report.reversible.networks import build, forward_of
-from zoo.report.reversible.schema import Figure, Line, Panel, Section, compare, unpublished
+from zoo.report.reversible.schema import Figure, Line, Panel, Published, Section, compare, unpublished
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)
 HALF, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side of the maps, and maps
 EXPONENT_TOLERANCE = 0.1
-# Strategy -> the exponent of the paper's order of memory, which it states as L, sqrt(L), 1; and the cost of a step in
-# forward passes (section 3.2): one forward and two for the backward pass, and what is run again.
-PUBLISHED = {"naive": (1.0, 3), "checkpoint sqrt(L)": (0.5, 4), "reversible": (0.0, 4)}
+# Strategy -> the exponent of the order of memory that Table 1 prints as O(L), O(sqrt(L)) and O(1).
+EXPONENTS = {
+    "naive": Published(1.0, "derived", "Table 1: O(L)"),
+    "checkpoint sqrt(L)": Published(0.5, "derived", "Table 1: O(sqrt(L))"),
+    "reversible": Published(0.0, "derived", "Table 1: O(1)"),
+}
+# The cost of a step in forward passes: one forward and two for the backward pass, and what is run again.
+PASSES = {
+    "naive": Published(3, "printed", "section 5.1"),
+    "checkpoint sqrt(L)": Published(4, "derived", "section 3.2: the same overhead as a RevNet's"),
+    "reversible": Published(4, "printed", "section 5.1"),
+}
+RECURSIVE = Published("O(log L), O(L log L)", "printed", "Table 1")
+NO_GROWTH = Published(0.0, "derived", "section 3.2: storage independent of the depth")
 
 
 class Cost(NamedTuple):
@@ -49,9 +60,7 @@ def measure_depth(depths: Sequence[int] = DEPTHS, units: Sequence[int] = UNITS) 
         section.figures += _growth(name, depths, found)
     for name, found in costs.items():
         section.figures.append(_passes(name, found[-1].calls))
-    section.figures.append(
-        Figure("recursive checkpoint: memory and cost", "O(log L), O(L log L)", None, "", "not in this package")
-    )
+    section.figures.append(Figure("recursive checkpoint: memory and cost", RECURSIVE, None, "", "not in this package"))
     section.figures += _networks(units)
     section.notes += [
         "the authors' own code runs the forward a second time: 5N in place of 4N (section 5.1)",
@@ -119,18 +128,18 @@ def _growth(name: str, depths: Sequence[int], costs: Sequence[Cost]) -> list[Fig
     """Return the exponent of the growth between the two largest depths."""
     (a, low), (b, high) = list(zip(depths, costs, strict=True))[-2:]
     exponent = math.log(high.peak / low.peak) / math.log(b / a)
-    published = PUBLISHED.get(name, (None, None))[0]
+    published = EXPONENTS.get(name)
     what = f"{name}: exponent of the peak's growth from {a} to {b} blocks"
     if published is None:
         return [unpublished(what, exponent)]
-    difference = exponent - published
+    difference = exponent - float(published.value)
     close = abs(difference) <= EXPONENT_TOLERANCE
     verdict = f"within {EXPONENT_TOLERANCE}" if close else f"off by {difference:+.2f}"
     return [Figure(what, published, exponent, "", verdict)]
 
 
 def _passes(name: str, calls: float) -> Figure:
-    published = PUBLISHED.get(name, (None, None))[1]
+    published = PASSES.get(name)
     what = f"{name}: forward passes of a step"
     if published is None:
         return unpublished(what, calls + 2, "N")
@@ -149,7 +158,7 @@ def _networks(units: Sequence[int]) -> list[Figure]:
         figures.append(unpublished(f"{label}: held", text, "MB"))
         is_constant = memory == "auto"
         figures.append(
-            Figure(f"{label}: per unit", 0 if is_constant else None, slope / 1e6, "MB",
+            Figure(f"{label}: per unit", NO_GROWTH if is_constant else None, slope / 1e6, "MB",
                    ("equal" if slope == 0 else "off") if is_constant else "nothing published")
         )  # fmt: skip
     return figures

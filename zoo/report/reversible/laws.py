@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.report.reversible.schema import Figure, Line, Panel, Section
+from zoo.report.reversible.schema import Figure, Line, Panel, Published, Section
 
 PICTURES, SIDE = 16, 64  # of the maps that are inverted, standard normal and in float64
 TOLERANCE = 0.02
@@ -22,6 +22,11 @@ SLOPES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 
 NOISE = 1e-5  # of Figure 6
 LEAST_GAINS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 WEAK_GAIN = 0.01
+# Plots in the notebooks of the authors' public code, whose cells are counted from 0.
+NORM_END = Published("about 6e-4", "read off a figure", "authors' notebook 3.a, cell 12")
+SLOPE_END = Published(4e-6, "read off a figure", "authors' notebook 3.a, cell 7")
+BELOW_LAW = Published("below 1", "read off a figure", "authors' notebook 3.a, cell 7")
+LEAST_GAIN_EFFECT = Published("rises", "derived", "section 4.2.1: eps_i stabilizes the numerical errors")
 
 
 def norm_law(gains: Tensor) -> float:
@@ -86,14 +91,14 @@ def measure_norm_law() -> Section:
         Panel(f"{CHANNELS} channels, {WEAK} with gain 1/f", "f", "alpha", _lines(DIVISORS, measured, law), True, True)
     )
     section.figures.append(
-        Figure(f"{CHANNELS} channels, {WEAK} with gain 1/100: alpha", "about 6e-4", measured["0.001"][-1], "",
+        Figure(f"{CHANNELS} channels, {WEAK} with gain 1/100: alpha", NORM_END, measured["0.001"][-1], "",
                "equal as read" if round(measured["0.001"][-1], 4) == 6e-4 else "off")
     )  # fmt: skip
     bounded = [measure_norm([1, WEAK_GAIN], 1e-4, eps_i) for eps_i in LEAST_GAINS]
     text = " / ".join(f"{alpha:.3g}" for alpha in bounded)
     label = f"gains 1 and {WEAK_GAIN}, eps_i {' / '.join(f'{eps_i:g}' for eps_i in LEAST_GAINS)}: alpha"
     section.figures.append(
-        Figure(label, "rises", text, "", "rises" if all(a < b for a, b in pairwise(bounded)) else "off")
+        Figure(label, LEAST_GAIN_EFFECT, text, "", "rises" if all(a < b for a, b in pairwise(bounded)) else "off")
     )
     return section
 
@@ -110,10 +115,10 @@ def measure_slope_law() -> Section:
     fixed = [measure_slope(slope, NOISE) for slope in SLOPES]
     small = [measure_slope(slope, 1e-4 * min(1.0, slope)) for slope in SLOPES]
     section.figures += _deviations("noise 1e-4 min(1, n)", "slope", SLOPES, small, law)
-    section.figures.append(Figure("smallest alpha, slope 1e-3", 4e-6, small[0], "", _within(small[0] / 4e-6 - 1)))
+    section.figures.append(Figure("smallest alpha, slope 1e-3", SLOPE_END, small[0], "", _within(small[0] / 4e-6 - 1)))
     over_law = fixed[-1] / law[-1]
     seen = "below" if over_law < 1 - TOLERANCE else f"not below: {_within(over_law - 1)}"
-    section.figures.append(Figure(f"noise {NOISE:g}, slope 1e3: alpha over the law", "below 1", over_law, "", seen))
+    section.figures.append(Figure(f"noise {NOISE:g}, slope 1e3: alpha over the law", BELOW_LAW, over_law, "", seen))
     lines = _lines(SLOPES, {f"{NOISE:g}": fixed, "1e-4 min(1, n)": small}, law)
     section.panels.append(Panel("one leaky ReLU", "slope n", "alpha", lines, True, True))
     return section
@@ -130,7 +135,8 @@ def _deviations(
     differences = [a / b - 1 for a, b in zip(measured, law, strict=True)]
     worst = max(range(len(points)), key=lambda index: abs(differences[index]))
     label = f"{what}: alpha where it is furthest from the law, {name} = {points[worst]:g}"
-    return [Figure(label, f"law: {law[worst]:.4g}", measured[worst], "", _within(differences[worst]))]
+    theory = Published(f"law: {law[worst]:.4g}", "derived", "the layer's formula, section 4.2")
+    return [Figure(label, theory, measured[worst], "", _within(differences[worst]))]
 
 
 def _within(difference: float) -> str:

@@ -20,12 +20,12 @@ WIDTH, HEIGHT = 5.6, 4.2  # inches of a panel
 TITLE_WIDTH = 55  # characters to a panel
 
 
-def draw(section: Section) -> bytes:
-    """Return the PNG picture of a section's panels, of which there is at least one."""
+def draw(section: Section, columns: int = COLUMNS) -> bytes:
+    """Return the PNG picture of a section's panels, of which there is at least one, in at most so many columns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(section.panels))
+    columns = min(columns, len(section.panels))
     rows = -(-len(section.panels) // columns)
     figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained")
     FigureCanvasAgg(figure)

@@ -1,17 +1,15 @@
-"""Training runs, found in their log folders and matched to the experiment files whose settings they had."""
+"""Training runs, matched to the experiment files whose settings they had."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
-from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.errors import ConfigError
-from zoo.report.writers import METRICS_FILE
+from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.errors import printable
+from zoo.report.reversible.curves import Curves, read_all_curves
 
 # What runs of one experiment may differ in: nothing of it changes what a run computes on the average.
 FREE = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
@@ -19,13 +17,19 @@ FREE = {"expected": True, "seed": True, "network": {"memory"}, "training": {"rec
 
 @dataclass(frozen=True)
 class Run:
-    """A run of ``experiment`` (the stem of its file): top-1 in percent after each epoch, of ``num_epochs`` in all."""
+    """A run of ``experiment`` (the stem of its file): top-1 in percent after each epoch, of ``num_epochs`` in all.
+
+    The numbers of images are None where the run's record does not have them.
+    """
 
     experiment: str
     is_stored: bool  # memory "plain": activations are kept
     seed: int
     top1: tuple[float, ...]
     num_epochs: int
+    num_training_images: int | None = None
+    num_validation_images: int | None = None
+    curves: Curves | None = field(default=None, compare=False)
 
     @property
     def is_finished(self) -> bool:
@@ -38,27 +42,32 @@ class Run:
         return f"{self.experiment}{', stored' * self.is_stored}, seed {self.seed}"
 
 
-def read_runs(folders: Sequence[Path], names: Iterable[str]) -> tuple[list[Run], list[str]]:
-    """Return the runs of experiments in ``names`` that were validated at least once, a remark on each other folder.
+def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[Run], list[str]]:
+    """Return the runs of experiments in ``names`` that were validated at least once, and remarks on the others.
 
-    The settings of a run are those in its checkpoint; seed, memory and meter may be others than in the file.
-    ConfigError or CheckpointError for a folder that is no log folder of `zoo train`.
+    ``paths`` are log folders of `zoo train`, and files of curves that stand for such folders; what a file notes on a
+    run is a remark too. The settings of a run are those that it was trained with; seed, memory and meter may be others
+    than in the experiment. Remarks name paths as they were given. ConfigError or CheckpointError for anything else.
     """
-    experiments = _experiments(names) if folders else {}
-    given = dict.fromkeys(folder.resolve() for folder in folders)  # each once
+    experiments = _experiments(names) if paths else {}
     runs, remarks = [], []
-    for folder in given:
-        top1 = _read_top1(folder / METRICS_FILE)
-        config = parse_experiment(read(folder / CHECKPOINT)["config"], str(folder / CHECKPOINT))
-        name = experiments.get(_settings(config))
+    for curves in read_all_curves(paths):
+        name = experiments.get(_settings(curves.config))
         if name is None:
-            remarks.append(f"left out: {folder} was trained with settings of no experiment in this report")
-        elif not top1:
-            remarks.append(f"left out: {folder} has no validation yet")
+            remarks.append(f"left out: {curves.label} was trained with settings of no experiment in this report")
+        elif not curves.epochs:
+            remarks.append(f"left out: {curves.label} has no validation yet")
         else:
-            is_stored, epochs = config.network.memory == "plain", config.optimizer.schedule.epochs
-            runs.append(Run(name, is_stored, config.seed, tuple(top1), epochs))
+            runs.append(_run(name, curves))
+            remarks += [f"{curves.label}: {printable(curves.note)}"] if curves.note else []
     return runs, remarks
+
+
+def _run(name: str, curves: Curves) -> Run:
+    config, top1 = curves.config, tuple(float(epoch["val_top1"]) for epoch in curves.epochs)
+    is_stored, epochs = config.network.memory == "plain", config.optimizer.schedule.epochs
+    counts = curves.num_training_images, curves.num_validation_images
+    return Run(name, is_stored, config.seed, top1, epochs, *counts, curves)
 
 
 def command_of(experiment: str) -> str:
@@ -73,19 +82,3 @@ def _experiments(names: Iterable[str]) -> dict[str, str]:
 
 def _settings(config: Experiment) -> str:
     return json.dumps(config.model_dump(mode="json", exclude=FREE), sort_keys=True)  # type: ignore[arg-type]
-
-
-def _read_top1(path: Path) -> list[float]:
-    """Return the top-1 of a run's epochs; one that was run again counts once."""
-    top1: dict[int, float] = {}
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record: dict[str, Any] = json.loads(line)
-            if record["event"] == "validation":
-                top1[int(record["epoch"])] = float(record["top1"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--runs: no metrics of a training run can be read ({error}); {path}: give folders that `zoo train "
-            "--log-dir` wrote"
-        ) from error
-    return [top1[epoch] for epoch in sorted(top1)]

@@ -11,10 +11,10 @@ import torch
 from zoo.report.environment import describe_environment
 from zoo.report.files import write_bytes, write_json, write_text
 from zoo.report.reversible.picture import draw
-from zoo.report.reversible.schema import Section, Value
+from zoo.report.reversible.schema import Published, Section, Value
 from zoo.report.tables import markdown_table
 
-HEADERS = ("what", "published", "measured", "unit", "verdict")
+HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
 SHOWN = ("cpu", "device", "threads", "torch", "zoo", "commit")  # of the environment, in the text
 
 
@@ -44,13 +44,18 @@ def write_report(
 
 def _markdown(name: str, section: Section, pictures: bool) -> str:
     lines = ["", f"## {section.title}", "", f"{section.setting} ({section.seconds:.0f} s)"]
-    rows = [[figure.what, *map(_text, (figure.published, figure.measured)), figure.unit, figure.verdict]
+    rows = [[figure.what, *_published(figure.published), _text(figure.measured), figure.unit, figure.verdict]
             for figure in section.figures]  # fmt: skip
     lines += ["", markdown_table(HEADERS, rows)] if rows else []
     lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
     if pictures and section.panels:
         lines += ["", f"![{section.title}]({_picture(name, section)})"]
     return "\n".join(lines)
+
+
+def _published(published: Published | None) -> tuple[str, str]:
+    """Return what was published, and its kind and place; empty texts for nothing."""
+    return ("", "") if published is None else (_text(published.value), f"{published.kind}, {published.place}")
 
 
 def _picture(name: str, section: Section) -> str:

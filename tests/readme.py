@@ -1,0 +1,353 @@
+"""The figures of README.md, each made of a golden file or of a file in scripts/results and rounded once.
+
+A figure stands between ``<!-- name -->`` and ``<!-- /name -->``; a table or paragraph has a line for each of the two,
+and what stands within a sentence begins no line, where Markdown would take the marker for a block of HTML.
+``python -m tests.readme`` writes all of them anew; tests/test_readme.py fails while README.md differs from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from zoo.config import experiments_dir, load_experiment
+from zoo.engine.validate import Result
+from zoo.models.revnet import REVERSIBLE_TWINS
+from zoo.registry import options_of, published
+from zoo.report.results import results_table
+
+ROOT = Path(__file__).parents[1]
+PATH = ROOT / "README.md"
+BASELINE = "std-BN"
+PARETO = ("resnet50", "resnext101", "densenet264")
+REVNETS = {"revnet104": "pareto_revnet104", "revnet164_cifar": "pareto_revnet164"}
+
+
+@cache
+def golden(name: str) -> Any:
+    """Return the content of a golden file."""
+    return json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())
+
+
+@cache
+def result(name: str) -> Any:
+    """Return the content of a result file."""
+    return json.loads((ROOT / "scripts" / "results" / f"{name}.json").read_text())
+
+
+def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
+    """Return the records of a benchmark about a metric, with those values; ``shape`` is a list."""
+    wanted["metric"] = metric
+    found = [record for record in result(name)["records"] if all(record[key] == wanted[key] for key in wanted)]
+    assert found, (name, wanted)
+    return found
+
+
+def median(name: str, metric: str, **wanted: Any) -> float:
+    """Return the median of the one record with those values."""
+    (record,) = records(name, metric, **wanted)
+    return float(record["median"])
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table whose first column is to the left and the others to the right."""
+    rule = f"| --- |{' ---: |' * (len(headers) - 1)}"
+    return "\n".join([f"| {' | '.join(headers)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+# --- golden files ---
+
+
+def networks() -> str:
+    cases = golden("networks")
+    rows = ["| network | parameters | with `input_3x3` | other options |", "| --- | ---: | ---: | --- |"]
+    for name in (case for case in cases if "+" not in case):
+        stem = cases.get(f"{name}+input_3x3")
+        other = ", ".join(f"`{option}`" for option in options_of(name) if option != "input_3x3")
+        columns = [f"`{name}`", f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else "", other]
+        rows.append(f"| {' | '.join(columns)} |")
+    return "\n".join(rows)
+
+
+def published_scores() -> str:
+    rows = ["| name | batch | 224 | 224, ten crops | 320 | weights |", "| --- | ---: | --- | --- | --- | --- |"]
+    for name, entry in published().items():
+        scores = [entry["scores"][key] for key in ("center224", "tencrop224", "center320")]
+        columns = " | ".join(f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores)
+        link = f"[file](https://drive.google.com/file/d/{entry['drive_id']}/view)"
+        rows.append(f"| `{name}` | {entry['batch']} | {columns} | {link} |")
+    return "\n".join(rows)
+
+
+def held() -> str:
+    strategies = list(dict.fromkeys(key for row in golden("held_bytes").values() for key in row))
+    rows = [
+        [f"`{name}`", *(_share(row[key], key) if key in row else "" for key in strategies)]
+        for name, row in golden("held_bytes").items()
+    ]
+    return table(["network", "std-BN, MB", *(f"`{memory}`" for memory in strategies[1:])], rows)
+
+
+def reversible() -> str:
+    strategies = list(golden("reversible_bytes")["resnet101_preact"])
+    rows = [
+        [f"`{name}`, `{REVERSIBLE_TWINS[name]}`", *(_share(row[key], key) for key in strategies)]
+        for name, row in golden("reversible_bytes").items()
+    ]
+    return table(["network", "std-BN, MB", *strategies[1:]], rows)
+
+
+def _share(value: float, key: str) -> str:
+    return f"{value:.{1 if key == 'standard_mb' else 3}f}"
+
+
+# --- zoo quickstart ---
+
+
+def quickstart() -> str:
+    """The table that the command prints."""
+    experiment = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json")
+    first = next(run for run in result("quickstart")["runs"] if run["seed"] == experiment.seed)
+    results = [Result(**scores) for scores in first["results"]]
+    return f"```\n{results_table('quickstart_fashion_mnist', results, experiment.expected)}\n```"
+
+
+def quickstart_means() -> dict[str, dict[str, float]]:
+    """Return the means over the seeds by crop, as the experiment's file has them under "expected"."""
+    runs = [run["results"] for run in result("quickstart")["runs"]]
+    return {
+        scores[0]["protocol"].partition("-")[0]: {
+            key: round(mean(s[key] for s in scores), 2) for key in ("top1", "top5")
+        }
+        for scores in zip(*runs, strict=True)
+    }
+
+
+def quickstart_seeds() -> str:
+    runs, environment = result("quickstart")["runs"], result("quickstart")["environment"]
+    seeds = " ".join(str(run["seed"]) for run in runs)
+    center, ten_crops = (_listed([f"{run['results'][index]['top1']:.1f}" for run in runs]) for index in (0, 1))
+    seconds = _range([run["seconds"] for run in runs], ".0f")
+    return (
+        f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
+        f"crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took {seconds} seconds each "
+        f"on\n{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]}; "
+        "[quickstart.json](scripts/results/quickstart.json))."
+    )
+
+
+# --- zoo benchmark layer ---
+
+
+def reference_times() -> str:
+    """How many times as long plain PyTorch operations take as the C++ kernels, float32, over all shapes and layouts."""
+    return _range(_reference_over_native("float32"), ".1f")
+
+
+def reference_times_half() -> str:
+    """The same in bfloat16."""
+    return _range(_reference_over_native("bfloat16"), ".1f")
+
+
+def _reference_over_native(dtype: str) -> list[float]:
+    about = {"subject": "norm + activation", "dtype": dtype}
+    slow, fast = ([record["median"] for record in records("layer_cpu", "time", provider=f"iABN {name}", **about)]
+                  for name in ("reference", "native"))  # fmt: skip
+    return [mine / other for mine, other in zip(slow, fast, strict=True)]
+
+
+LAYER_SHAPES = [[32, 64, 112, 112], [32, 256, 56, 56], [32, 512, 28, 28], [32, 1024, 14, 14]]
+
+
+def layers() -> str:
+    def row(title: str, provider: str, dtype: str, layout: str) -> list[str]:
+        about = {"subject": "norm + activation", "provider": provider, "dtype": dtype, "layout": layout}
+        return [title, *(f"{median('layer_cpu', 'time ratio', shape=shape, **about):.2f}" for shape in LAYER_SHAPES)]
+
+    cases = [(dtype, layout) for dtype in ("float32", "bfloat16") for layout in ("contiguous", "channels_last")]
+    rows = [row(", ".join(case), "iABN native", *case) for case in cases]
+    compiled = "the same by torch.compile of the two modules, float32, contiguous"
+    rows.append(row(compiled, "compiled std-BN", "float32", "contiguous"))
+    return table(["", *(f"{shape[1]} x {shape[2]}²" for shape in LAYER_SHAPES)], rows)
+
+
+def minimal_traffic() -> str:
+    """Time over that of the minimal traffic, over the cells of the table of layers."""
+    about = {"subject": "norm + activation", "provider": "iABN native"}
+    found = [
+        record for shape in LAYER_SHAPES for record in records("layer_cpu", "/ minimal traffic", shape=shape, **about)
+    ]
+    return _range([record["median"] for record in found], ".2f")
+
+
+# --- zoo benchmark model and pareto ---
+
+
+def machine() -> str:
+    """The machines, threads and versions of all benchmarks that the README quotes."""
+    names = ["layer_cpu", "model_cpu", "model_cpu_3x3", *(f"pareto_{name}" for name in PARETO), *REVNETS.values()]
+    found = {
+        f"{result(name)['machine']['cpu']} with PyTorch {result(name)['versions']['torch'].partition('+')[0]}": None
+        for name in names
+    }
+    return _listed(list(found))
+
+
+def models() -> str:
+    files = {
+        "resnet50": "model_cpu",
+        "resnet101": "model_cpu",
+        "resnext101": "model_cpu_3x3",
+        "densenet264": "model_cpu_3x3",
+    }
+
+    def row(title: str, metric: str) -> list[str]:
+        values = []
+        for name, file in files.items():
+            subject = name if file == "model_cpu" else f"{name} 3x3 stem"
+            values.append(f"{median(file, metric, subject=subject, provider='iABN'):.2f}")
+        return [title, *values]
+
+    rows = [row("time", "step ratio"), row("peak bytes, parameter gradients included", "peak ratio")]
+    return table(["", *(f"`{name}`" for name in files)], rows)
+
+
+def half_held() -> str:
+    """What resnet50 holds under autocast, over standard batch norm."""
+    return f"{median('model_cpu_bf16', 'held ratio', subject='resnet50', provider='iABN'):.2f}"
+
+
+def fastest() -> str:
+    """The fastest point of each compiled norm: time with its spread, and peak."""
+
+    def cells(name: str, norm: str) -> list[str]:
+        found = [r for r in records(f"pareto_{name}", "step ratio") if r["provider"].startswith(f"compiled {norm} ")]
+        best = min(found, key=lambda record: record["median"])
+        peak = median(f"pareto_{name}", "peak ratio", provider=best["provider"])
+        return [f"{best['median']:.2f} ({best['spread']:.2f})", f"{peak:.2f}"]
+
+    rows = [
+        [f"compiled {norm}, its fastest budget", *(cell for name in PARETO for cell in cells(name, norm))]
+        for norm in ("std-BN", "iABN")
+    ]
+    return table(["", *(head for name in PARETO for head in (f"`{name}` time", "peak"))], rows)
+
+
+def revnets() -> str:
+    rows = {"ResNet, checkpointed": "std-BN checkpointed", "ResNet, iABN": "iABN", "RevNet": "RevNet",
+            "ResNet, iABN, checkpointed": "iABN checkpointed", "RevNet, iABN": "RevNet, iABN"}  # fmt: skip
+    order = [*list(rows)[:2], "ResNet, iABN, checkpointed", "RevNet", "RevNet, iABN"]
+    cells = [
+        [title, *(f"{median(file, metric, provider=rows[title]):.2f}"
+                  for file in REVNETS.values() for metric in ("step ratio", "peak ratio"))]
+        for title in order
+    ]  # fmt: skip
+    return table(["", *(head for name in REVNETS for head in (f"`{name}` time", "peak"))], cells)
+
+
+def reconstruction_times() -> str:
+    """The time of a step that reconstructs over that of the same RevNet with stored activations."""
+    steps = [
+        [median(file, "step", provider=provider) for provider in ("RevNet", "RevNet stored")]
+        for file in REVNETS.values()
+    ]
+    return _listed([f"{reconstructed / stored:.2f}" for reconstructed, stored in steps])
+
+
+# --- training runs ---
+
+CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
+    "ResNet-32": ("cifar10_revnet", None, "ResNet-32"),
+    "RevNet-38": ("cifar10_revnet", "RevNet-38 reconstructed", "RevNet-38 stored"),
+    "RevNeXt, hybrid": ("cifar10_revnext", "RevNeXt reconstructed", "RevNeXt stored"),
+    **{f"RevNeXt, flat, {layers} layers": ("cifar10_flat", f"{layers} layers reconstructed", f"{layers} layers stored")
+       for layers in (3, 9, 12)},
+}  # fmt: skip
+
+
+def cifar10() -> str:
+    headers = ["", "training images", "validation images", "standard error, points", "reconstructed", "stored"]
+    rows = []
+    for title, (file, *labels) in CIFAR_RUNS.items():
+        content = result(file)
+        by_label = [[run for run in content["runs"] if run["label"] == label] for label in labels]
+        finished = [run["epochs"][-1]["val_top1"] for runs in by_label for run in runs if run["status"] == "finished"]
+        share, count = mean(finished) / 100, content["num_validation_images"]
+        error = 100 * math.sqrt(share * (1 - share) / count)
+        rows.append(
+            [title, f"{content['num_training_images']:,}", f"{count:,}", f"{error:.1f}", *map(_final, by_label)]
+        )
+    return table(headers, rows)
+
+
+def _final(runs: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{run['epochs'][-1]['val_top1']:.2f}" if run["status"] == "finished" else "diverged" for run in runs
+    )
+
+
+def double_precision() -> str:
+    """The largest difference of the losses of reconstructed and stored steps in double precision."""
+    differences = result("cifar10_revnet")["sensitivity"]["float64, reconstructed minus stored"]
+    return f"{max(map(abs, differences)):.0e} in {len(differences)} steps".replace("e-0", "e-")
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = f"{min(values):{form}}", f"{max(values):{form}}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "quickstart": quickstart,
+    "quickstart_seeds": quickstart_seeds,
+    "reference_times": reference_times,
+    "reference_times_half": reference_times_half,
+    "networks": networks,
+    "published": published_scores,
+    "held": held,
+    "reversible": reversible,
+    "cifar10": cifar10,
+    "double_precision": double_precision,
+    "machine": machine,
+    "layers": layers,
+    "minimal_traffic": minimal_traffic,
+    "models": models,
+    "fastest": fastest,
+    "half_held": half_held,
+    "revnets": revnets,
+    "reconstruction_times": reconstruction_times,
+}
+
+
+def section(text: str, name: str) -> str:
+    """Return what stands between the markers of ``name``, of which there is one pair."""
+    (match,) = _pattern(name).finditer(text)
+    return match[2]
+
+
+def rewrite(text: str) -> str:
+    """Return ``text`` with all sections as the files have them."""
+    for name, build in SECTIONS.items():
+        content = build()
+        (match,) = _pattern(name).finditer(text)
+        is_block = match[1].endswith("\n")
+        text = text[: match.start(2)] + content + "\n" * is_block + text[match.start(3) :].removeprefix("\n" * is_block)
+    return text
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- {name} -->\n?)(.*?)(\n?<!-- /{name} -->)", re.DOTALL)
+
+
+if __name__ == "__main__":
+    PATH.write_text(rewrite(PATH.read_text()))
