@@ -229,22 +229,36 @@ template <typename T> std::vector<Sums> reduced(const Parts& parts, const Backwa
   return sums;
 }
 
+// Half the distance from 1 to the next larger T: no rounding to T is larger than this share of the number.
+template <typename T> constexpr double rounding = Storage<T>::epsilon / 2;
+
 // y = scale x_hat + shift per channel, and the coefficients of dx.
 template <typename A> struct Channels {
-  std::vector<A> scale, shift, of_dy, of_y, constant;
+  std::vector<A> scale, divisor, shift, of_dy, of_y, constant;  // x_hat is (y - shift) / divisor
 
-  Channels(const Layout& layout, const MaybeTensor& weight, const MaybeTensor& bias, double eps)
-      : scale(read_scale<A>(weight, layout, eps)), shift(read_vector<A>(bias, layout, 0)), of_dy(layout.channels),
-        of_y(layout.channels), constant(layout.channels) {}
+  // rounding is that of the type of z.
+  Channels(const Layout& layout, const MaybeTensor& weight, const MaybeTensor& bias, double eps, int64_t activation,
+           double rounding)
+      : scale(read_scale<A>(weight, layout, eps)), divisor(scale), shift(read_vector<A>(bias, layout, 0)),
+        of_dy(layout.channels), of_y(layout.channels), constant(layout.channels) {
+    // Where the scale is below the error with which y was stored near the shift, x_hat is taken for 0.  The inverse of
+    // an ELU is steep below 0.
+    for (int64_t channel = 0; channel < layout.channels; ++channel) {
+      const A g = scale[channel], b = shift[channel];
+      A error = std::abs(b);
+      if (Activation(activation) == Activation::elu && b < 0) error = -b > 2 * g ? std::expm1(-b - 2 * g) : 0;
+      if (g < A(rounding) * error) divisor[channel] = std::numeric_limits<A>::infinity();
+    }
+  }
 
   A sum_dy_xhat(int64_t channel, const Sums& sums) const {
-    return A((sums.second - shift[channel] * sums.first) / scale[channel]);
+    return A((sums.second - shift[channel] * sums.first) / divisor[channel]);
   }
 
   // dx = g / std (dy - mean_dy - (y - b) / g mean_dy_xhat), sorted by dy and y.
   void set(int64_t channel, A inverse_std, A mean_dy, A mean_dy_xhat) {
     of_dy[channel] = scale[channel] * inverse_std;
-    of_y[channel] = -mean_dy_xhat * inverse_std;
+    of_y[channel] = -mean_dy_xhat * inverse_std * A(divisor[channel] == scale[channel]);  // 0 or 1: NaN stays NaN
     constant[channel] = -(of_y[channel] * shift[channel] + of_dy[channel] * mean_dy);
   }
 };
@@ -268,7 +282,7 @@ std::tuple<Tensor, Tensor> backward_reduce(Tensor z, Tensor dz, MaybeTensor weig
     using T = decltype(tag);
     using A = Compute<T>;
     const auto sums = reduced(parts, backward_job<T>(parts.layout, z, gradient, addend, activation, parameter));
-    const Channels<A> channels(parts.layout, weight, bias, eps);
+    const Channels<A> channels(parts.layout, weight, bias, eps, activation, rounding<T>);
     std::vector<A> sum_dy(parts.layout.channels), sum_dy_xhat(parts.layout.channels);
     for (int64_t channel = 0; channel < parts.layout.channels; ++channel) {
       sum_dy[channel] = A(sums[channel].first);
@@ -288,7 +302,7 @@ void write_gradient(const Tensor& z, const Tensor& dz, const Tensor& dx, const T
   with_storage(z, [&](auto tag) {
     using T = decltype(tag);
     using A = Compute<T>;
-    Channels<A> channels(layout, weight, bias, eps);
+    Channels<A> channels(layout, weight, bias, eps, activation, rounding<T>);
     const auto variances = read_vector<A>(var, layout, 0), dy = read_vector<A>(mean_dy, layout, 0);
     const auto dy_xhat = read_vector<A>(mean_dy_xhat, layout, 0);
     for (int64_t channel = 0; channel < layout.channels; ++channel)
@@ -358,7 +372,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, boo
   with_storage(z, [&](auto tag) {
     using T = decltype(tag);
     using A = Compute<T>;
-    Channels<A> channels(layout, weight, bias, eps);
+    Channels<A> channels(layout, weight, bias, eps, activation, rounding<T>);
     const auto variances = read_vector<A>(var, layout, 0), signs = read_vector<A>(weight, layout, 1);
     std::vector<A> dweight(layout.channels), dbias(layout.channels);
     const A count = layout.channels == 0 ? 0 : A(layout.numel / layout.channels);

@@ -122,6 +122,7 @@ def test_three_ranks_agree_after_a_single_all_reduce_even_if_one_saw_nothing() -
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_update_never_waits_for_the_device() -> None:
     meter = Meter("cuda")
     logits, targets = (tensor.cuda() for tensor in _logits_with_target_at_rank([0, 3], 10))

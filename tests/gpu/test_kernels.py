@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.formula import relative_error
+from tests.ops import small_scales
 from tests.ops.triton_cases import (
     ACTIVATIONS,
     CASES,
@@ -25,6 +26,7 @@ from tests.ops.triton_cases import (
     measure_large_mean,
     measure_saturated,
     measure_small_elu,
+    measure_small_scales,
     run,
 )
 from zoo.ops.abn import inplace_abn, reference, triton
@@ -80,6 +82,13 @@ def test_an_elu_near_zero_does_not_cancel():
     errors = measure_small_elu("cuda")
     assert errors["value"] < 2e-6
     assert errors["inverse"] < 4e-6
+
+
+@pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", small_scales.DTYPES)
+def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(dtype, layout, activation):
+    small_scales.assert_bounded(measure_small_scales(dtype, layout, activation, "cuda"), dtype)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 3, 0, 4), (0, 3), (2, 0, 3)])

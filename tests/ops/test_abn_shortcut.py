@@ -67,7 +67,7 @@ def test_half_precision_is_good_where_the_scale_follows_the_rule(dtype, worst, s
 def test_half_precision_with_a_scale_of_zero_loses_the_gradient_of_the_scale():
     case = make_with_shortcut((6, 4, 9, 7), torch.bfloat16, torch.zeros(4, dtype=torch.float64))
     ours, truth = run(*case)[3], run_formula(*case)[3]
-    assert relative_error(ours, truth) > 1
+    assert relative_error(ours, truth) > 0.5
 
 
 def test_evaluation_uses_the_running_statistics_and_gives_the_gradients_of_constants():

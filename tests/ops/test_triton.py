@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ops import small_scales
 from tests.ops.triton_cases import (
     CASES,
     FLOATS,
@@ -72,6 +73,14 @@ def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(interpreted
 def test_an_elu_near_zero_does_not_cancel(interpreted):
     assert interpreted["small elu"]["value"] < 1e-6
     assert interpreted["small elu"]["inverse"] < 1e-6
+
+
+@needs_triton
+@pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", small_scales.DTYPES)
+def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(interpreted, dtype, layout, activation):
+    small_scales.assert_bounded(interpreted["small scales"][f"{dtype} {layout} {activation}"], dtype)
 
 
 @needs_triton

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.formula import activated_batch_norm, relative_error
+from tests.ops import small_scales
 from zoo.ops.abn import reference, triton
 from zoo.ops.abn.reference import Form
 
@@ -219,6 +220,14 @@ def measure_small_elu(device: str = "cpu") -> dict[str, float]:
     return {"value": errors[0].max().item(), "inverse": errors[1][y > -4].max().item()}
 
 
+def measure_small_scales(dtype: str, layout: str, activation: str, device: str = "cpu") -> small_scales.Errors:
+    """Return the errors of gradients where scales are small against biases."""
+    x, dz, form = small_scales.make(dtype, activation)
+    vectors = (v.to(device) for v in form[:2] if v is not None)
+    x, dz = (lay_out(v.to(device), layout) for v in (x, dz))
+    return small_scales.measure_kernels(triton, x, dz, Form(*vectors, *form[2:]))
+
+
 def measure_empty(shape: tuple[int, ...], device: str = "cpu") -> bool:
     """Return whether every function takes a tensor without elements: sums are zeros, the rest is empty."""
     x, vector = torch.zeros(shape, device=device), torch.ones(shape[1], device=device)
@@ -271,6 +280,12 @@ def main() -> None:
         "large mean": {layout: measure_large_mean(layout) for layout in LAYOUTS},
         "saturated": {f"{dtype} {layout}": measure_saturated(dtype, layout) for dtype in FLOATS for layout in LAYOUTS},
         "small elu": measure_small_elu(),
+        "small scales": {
+            f"{dtype} {layout} {activation}": measure_small_scales(dtype, layout, activation)
+            for dtype in small_scales.DTYPES
+            for layout in LAYOUTS
+            for activation in small_scales.ACTIVATIONS
+        },
         "empty": [measure_empty(shape) for shape in ((0, 3, 4, 4), (2, 3, 0, 4), (0, 3), (2, 0, 3))],
         "operators": check_operators(),
         "compiled": measure_compiled(),

@@ -152,6 +152,7 @@ def test_the_operating_system_sees_the_same_bytes(norm: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_caching_allocator_of_a_gpu_counts_the_same() -> None:
     forward = net("in-place norm", "cuda")
     memory = count(measure_memory, forward)

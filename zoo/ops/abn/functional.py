@@ -54,7 +54,8 @@ def inplace_abn(
     Only the output and per-channel vectors are kept for backward, and ``shortcut``, which the producer of x usually
     keeps anyway: the residual sum before the activation is recovered.  x_hat is then recovered with an error of about
     u rms(sum) / (|weight| + eps), u being the rounding unit of the dtype of x: in half precision |weight| should be at
-    least 0.01 rms(sum).  Under torch.compile, and in a selective checkpoint, x is never overwritten.
+    least 0.01 rms(sum).  Where it could be nothing but rounding, at |weight| + eps < u |bias|, backward takes x_hat = 0
+    (csrc/README.md).  Under torch.compile, and in a selective checkpoint, x is never overwritten.
     Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
     statistics of.  Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
     """

@@ -144,6 +144,23 @@ def _invert(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None) -> tuple
         y = y - shortcut
     if form.bias is not None:
         y = y - _per_channel(form.bias, z)
-    if form.weight is not None:
-        y = y / _per_channel(_scale(form.weight, form.eps), z)
-    return y, dy
+    divisor = _divisor(form, z.dtype)
+    return y if divisor is None else y / _per_channel(divisor, z), dy
+
+
+def _divisor(form: Form, dtype: torch.dtype) -> Tensor | None:
+    """Return what y - b is divided by to give x_hat: g, and infinity where x_hat could be nothing but rounding.
+
+    That is so where g is below the error with which y was stored near b in a z of ``dtype``; x_hat is then 0, which is
+    wrong by 1 at most (csrc/README.md).  None stands for 1.
+    """
+    weight, bias = form.weight, form.bias
+    scale = None if weight is None else _scale(weight, form.eps)
+    if bias is None:
+        return scale
+    bias = bias.to(accumulate_dtype(bias.dtype) if scale is None else scale.dtype)
+    scale = torch.ones_like(bias) if scale is None else scale
+    error = bias.abs()
+    if form.activation == "elu":  # whose inverse is steeper than 1 below 0
+        error = torch.where(bias < 0, torch.expm1(-bias - 2 * scale), error)
+    return scale.masked_fill(scale < torch.finfo(dtype).eps / 2 * error, torch.inf)

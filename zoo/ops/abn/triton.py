@@ -214,9 +214,9 @@ def _run_backward_apply(
 
 
 def _constants(form: Form, z: Tensor | None = None) -> dict[str, Any]:
-    """Return what a kernel is compiled for; with the output z also what a saturated elu is inverted as."""
+    """Return what a kernel is compiled for; with the output z also the unit roundoff of its dtype."""
     constants = {"EPS": form.eps, "ACTIVATION": form.activation, "PARAM": form.activation_param}
-    return constants if z is None else constants | {"LOWEST": torch.finfo(z.dtype).eps / 2 - 1}
+    return constants if z is None else constants | {"ROUNDING": torch.finfo(z.dtype).eps / 2}
 
 
 def _partial(x: Tensor, tiling: Tiling, count: int) -> list[Tensor]:

@@ -63,6 +63,15 @@ def bias_of(bias, channel, valid, ACC: tl.constexpr):
 
 
 @triton.jit
+def is_lost(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.constexpr):
+    """Return whether g is below the error with which y was stored near the bias: x_hat is then taken for 0."""
+    error = tl.abs(shift)
+    if ACTIVATION == "elu":  # whose inverse is steeper than 1 below 0
+        error = tl.where(shift < 0, tl.exp(-shift - 2 * scale) - 1, error)
+    return scale < error * ROUNDING
+
+
+@triton.jit
 def expm1(y):
     """Return exp(y) - 1 for y <= 0 without cancellation: the rounding of exp(y) drops out of Kahan's quotient."""
     power = tl.exp(y)
@@ -90,12 +99,12 @@ def activate(y, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
 
 
 @triton.jit
-def invert(z, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, LOWEST: tl.constexpr):
-    """Return f^-1(z); LOWEST is the number after -1, of whose pre-image a saturated elu makes do."""
+def invert(z, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr):
+    """Return f^-1(z); a saturated elu makes do with the pre-image of the number after -1, ROUNDING away from it."""
     if ACTIVATION == "leaky_relu":
         z = tl.where(z < 0, z * (1 / PARAM), z)
     if ACTIVATION == "elu":
-        ratio = tl.maximum(tl.where(z < 0, z / PARAM, 0), tl.full((), LOWEST, z.dtype))
+        ratio = tl.maximum(tl.where(z < 0, z / PARAM, 0), tl.full((), ROUNDING - 1, z.dtype))
         z = tl.where(z < 0, log1p(ratio), z)
     return z
 
@@ -203,7 +212,7 @@ def apply(x, out, shortcut, mean, var, weight, bias, outer, groups, units, span,
 
 @triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
 def backward_reduce(z, dz, shortcut, weight, bias, sums_dy, sums_dy_xhat, outer, groups, units, span,
-                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, LOWEST: tl.constexpr,
+                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                     ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
                     ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     """Write sum(dy) and sum(dy x_hat) of each split."""
@@ -224,14 +233,15 @@ def backward_reduce(z, dz, shortcut, weight, bias, sums_dy, sums_dy_xhat, outer,
         sum_dy += dy
         # g dy x_hat = dy y - dy (bias + shortcut), subtracted per value: the sums of the two may nearly cancel.
         if ACTIVATION == "elu":
-            sum_dy_scaled += dy * (invert(value, ACTIVATION, PARAM, LOWEST) - rest)
+            sum_dy_scaled += dy * (invert(value, ACTIVATION, PARAM, ROUNDING) - rest)
         else:
             sum_dy_scaled += gradient * value - dy * rest  # dy y = dz z needs no inversion
         rows += ROWS
         offsets += stride
     scale = scale_of(weight, channel, valid, EPS, ACC)
+    divisor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), float("inf"), scale)
     tl.store(sums_dy + place, fold(sum_dy, CHANNELS_LAST), mask=valid)
-    tl.store(sums_dy_xhat + place, fold(sum_dy_scaled, CHANNELS_LAST) / scale, mask=valid)
+    tl.store(sums_dy_xhat + place, fold(sum_dy_scaled, CHANNELS_LAST) / divisor, mask=valid)
 
 
 @triton.jit(do_not_specialize=["splits", "channels"])
@@ -255,7 +265,7 @@ def combine_sums(sums_dy, sums_dy_xhat, sum_dy, sum_dy_xhat, splits, channels,
 @triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
 def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx, dshortcut,
                    outer, groups, units, span,
-                   EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, LOWEST: tl.constexpr,
+                   EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                    ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
                    ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     """Write dx and, with a shortcut, its gradient; from the end, as in `apply`."""
@@ -263,11 +273,13 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
         tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
     )
     inverse_std = tl.rsqrt(tl.load(var + channel, mask=valid, other=0).to(ACC) + EPS)
-    slope = scale_of(weight, channel, valid, EPS, ACC) * inverse_std
+    scale = scale_of(weight, channel, valid, EPS, ACC)
+    slope = scale * inverse_std
     shift = bias_of(bias, channel, valid, ACC)
     if mean_dy is not None:
         constant = -slope * tl.load(mean_dy + channel, mask=valid, other=0).to(ACC)
         factor = -inverse_std * tl.load(mean_dy_xhat + channel, mask=valid, other=0).to(ACC)  # of g x_hat
+        factor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), factor * 0, factor)  # NaN stays NaN
     for _ in range(steps):
         mask = (rows < end) & inside
         value = tl.load(z + offsets, mask=mask, other=0).to(ACC)
@@ -277,7 +289,7 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
             rest = shift
             if shortcut is not None:
                 rest += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
-            gradient += (invert(value, ACTIVATION, PARAM, LOWEST) - rest) * factor + constant
+            gradient += (invert(value, ACTIVATION, PARAM, ROUNDING) - rest) * factor + constant
         tl.store(dx + offsets, gradient.to(dx.dtype.element_ty), mask=mask)
         if dshortcut is not None:
             tl.store(dshortcut + offsets, dy.to(dshortcut.dtype.element_ty), mask=mask)
