@@ -116,6 +116,11 @@ def test_files_of_others_have_no_record(content: dict[str, Any]) -> None:
         ({"preprocessing": {"scale": -1, "crop": 10**9, "mean": [0.5] * 3, "std": [0.5] * 3}}, "network.preprocessing"),
         ({"folded": 1}, "network.folded = 1"),
         ({"extra\n": 1}, r"network: .*extra\\n"),
+        ({"x" * 10**6: 1}, r"network: .*xxx"),
+        ({"classes": 10**5000}, r"network.classes = \(too long to show: int\)"),
+        ({"activation_param": 10**5000}, "network.activation_param"),
+        ({"options": {"dilation": {"a": 10**5000}}}, "network.options.dilation"),
+        ({"class_names": ["a" * 2000, "a" * 2000]}, "network.class_names"),
     ],
 )
 def test_a_record_that_is_wrong_is_refused_with_file_and_key(changes: dict[str, Any], message: str) -> None:
