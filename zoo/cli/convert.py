@@ -175,9 +175,11 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     record = stored.record
     if record is None:
         if args.arch is None:
+            others = [f"--{key.replace('_', '-')}" for key in ("norm", "activation", "activation_param", "input_3x3")
+                      if args.kind in OPTION_KINDS[key]]  # fmt: skip
             raise ConfigError(
-                f"{path}: does not say which network it belongs to; give --arch NAME (resnet50), and whatever differs "
-                "from the network's defaults (--activation, --activation-param, --norm, --input-3x3)"
+                f"{path}: does not say which network it belongs to; give --arch NAME (resnet50)"
+                + (f", and {', '.join(others)} where they differ from the defaults" if others else "")
             )
         weight = stored.state_dict.get("fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT)
         settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, **given, **needed}

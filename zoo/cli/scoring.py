@@ -91,8 +91,8 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
     record = stored.record_to_build()
     if record is None:
         raise WeightsError(
-            f"the file does not say which network it belongs to; {printable(stored.path)}: name the network or its experiment, "
-            "and give the file as its --weights"
+            f"the file does not say which network it belongs to; {printable(stored.path)}: name the network or its "
+            "experiment, and give the file as its --weights"
         )
     settings = stored.content.get("config")
     return (

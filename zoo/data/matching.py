@@ -53,9 +53,9 @@ def _check_number(num_folders: int, num_outputs: int, root: Path) -> None:
     if num_folders == num_outputs:
         return
     raise DataError(
-        f"there are {num_folders} class folders but the network has {num_outputs} outputs, and the names of its "
-        f"classes are not known, so that nobody can say which outputs these are; {printable(root)}: give the class folders that "
-        "it was trained on, all of them (some may be empty), or weights that know the names (those of zoo train do)"
+        f"there are {num_folders} class folders but the network has {num_outputs} outputs, and nobody knows which: the "
+        f"names of its classes are not in its weights file; {printable(root)}: give all class folders that it was "
+        "trained on (some may be empty), or weights that know the names, as those of zoo train do"
     )
 
 
@@ -66,9 +66,9 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], root: Path) -> lis
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(folders)} class folders are no classes of the network: {listed(unknown)}; {printable(root)}: "
-            f"rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or give the weights "
-            "of a network that was trained on them"
+            f"{len(unknown)} of {len(folders)} class folders are no classes of the network: {listed(unknown)}; "
+            f"{printable(root)}: rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or "
+            "give the weights of a network that was trained on them"
         )
     by_output = defaultdict(list)
     for folder in folders:

@@ -21,6 +21,7 @@ FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same wei
 # Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
 MAX_CLASSES, MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 100_000, 255, 65_536, 64, 65_536
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
+REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class NetworkRecord:
             unknown = [key for key in content if key not in known]
             parts = [f"lacks {', '.join(missing)}"] if missing else []
             parts += [f"has the unknown keys {shown(unknown)}"] if unknown else []
-            raise WeightsError(f"{source}: network: {' and '.join(parts)}; {_remedy(source)}")
+            raise WeightsError(f"{source}: network: {' and '.join(parts)}; {REMEDY}")
         for key, value, problem in _problems(content):
-            raise WeightsError(f"{source}: network.{key} = {shown(value)}: {problem}; {_remedy(source)}")
+            raise WeightsError(f"{source}: network.{key} = {shown(value)}: {problem}; {REMEDY}")
         names, images = content["class_names"], content["preprocessing"]
         if images is not None:
             images = Preprocessing(images["scale"], images["crop"], tuple(images["mean"]), tuple(images["std"]))
@@ -270,10 +271,6 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
         text = f"(too long to show: {type(value).__name__})"
     return printable(text[:MAX_SHOWN])
-
-
-def _remedy(source: str) -> str:
-    return f"take the weights alone with zoo.weights.read_state_dict({source!r}), or ask who made the file"
 
 
 Problem = tuple[str, Any, str]  # key, value, what is wrong with it

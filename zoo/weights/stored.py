@@ -37,8 +37,8 @@ class StoredWeights:
         found = 0 if weight is None else len(weight)
         if self.record is not None and found != self.record.classes:
             raise WeightsError(
-                f"{printable(self.path)}: network.classes = {self.record.classes}: the classifier beside it has {found} outputs; "
-                f"take the weights alone with zoo.weights.read_state_dict({str(self.path)!r}), or ask who made the file"
+                f"{printable(self.path)}: network.classes = {self.record.classes}: the classifier beside it has "
+                f"{found} outputs; take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made it"
             )
         return self.record
 
