@@ -246,8 +246,15 @@ def test_a_folder_that_does_not_exist_is_a_mistake_and_not_made(option, relu_fil
     assert not list(tmp_path.iterdir())
 
 
-def test_an_onnx_file_carries_the_record(finished, tmp_path):
+def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_does(finished, tmp_path):
     onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
     assert run("export", finished.checkpoint, tmp_path / "x.onnx", "--no-compare") == 0
-    found = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "x.onnx")).metadata_props}
+    written = onnx.load(str(tmp_path / "x.onnx"))
+    found = {entry.key: entry.value for entry in written.metadata_props}
     assert json.loads(found["network"])["norm"] == "inplace"
+    session, images = ReferenceEvaluator(written), torch.randn(2, 3, 10, 10)
+    (output,) = session.run(None, {session.input_names[0]: images.numpy()})
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(output), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)

@@ -69,6 +69,13 @@ def test_a_checkpoint_of_before_has_a_config_and_so_a_record() -> None:
     assert (record.preprocessing.scale, record.preprocessing.crop) == (36, 32)
 
 
+def test_settings_of_absurd_sizes_are_refused_as_records_are() -> None:
+    network = {"arch": "revnext", "options": {"channels": 10**9}}
+    config = parse_experiment({"network": network}, "test").model_dump(mode="json")
+    with pytest.raises(WeightsError, match=r"old.pth.tar: network\.options\.channels = 1000000000"):
+        record_in({"state_dict": {}, "config": config}, "old.pth.tar")
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -83,7 +83,7 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
             f"the checkpoint is of {saved['world_size']} process(es), this run has {state.process.world_size}; "
             f"{found.path}: start as many, or give --allow-world-size-change (it will not be the same run to the bit)"
         )
-    if "network" in saved:  # not in checkpoints of before there were records
+    if saved.get("network") is not None:  # there are none in older checkpoints, and of networks of one's own
         state.class_names = NetworkRecord.from_json(saved["network"], str(found.path)).class_names
     load_shared_state(state, saved)
     if state.process.rank < len(saved["ranks"]):

@@ -185,7 +185,9 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
         if "format_version" in content:  # a checkpoint of this package's trainer
             raise
         return None  # other trainers have settings of their own
-    return NetworkRecord.of_config(experiment.network, experiment.input)
+    if experiment.network.arch not in ARCHITECTURES:
+        return None  # a network of the user's own, which `zoo.engine.start` can be given
+    return NetworkRecord.from_json(NetworkRecord.of_config(experiment.network, experiment.input).to_json(), source)
 
 
 def check_agreement(record: NetworkRecord, wanted: Mapping[str, Any], source: str) -> None:
