@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zoo import config
-from zoo.errors import ConfigError, WeightsError, nearest
+from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
@@ -105,7 +105,7 @@ def get(
         stored = read_weights(weights)
     record = None if stored is None else stored.record_to_build()
     if stored is not None and record is not None:
-        settings = _completed(settings, record, given, str(stored.path), features_only, signed_scale)
+        settings = _completed(settings, record, given, printable(stored.path), features_only, signed_scale)
         images = images or record.preprocessing
     settings = _with_defaults({**settings, **given})
     images = images or preprocessing_of(CIFAR_INPUT if settings["arch"] in FOR_CIFAR else config.Input())
@@ -113,7 +113,7 @@ def get(
     model.built_as = _record_of(settings, images)
     model.pretrained_cfg = _pretrained_cfg(images, name)
     if stored is not None:
-        load_state_dict(model, stored.state_dict, source=str(stored.path))
+        load_state_dict(model, stored.state_dict, source=printable(stored.path))
     elif pretrained:
         load_weights(model, fetch_weights(name))
     return model

@@ -14,8 +14,11 @@ import torchvision
 
 import zoo
 from tests.convert.networks import scramble
+from tests.data.pictures import make_folder
 from tests.engine.tiny import make_pictures
 from zoo.cli import main
+from zoo.convert import fold_network
+from zoo.weights import read_state_dict, read_weights
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,27 +46,28 @@ def test_there_and_back_through_files_gives_the_same_weights(files, tmp_path, ca
     report = json.loads((tmp_path / "a.json").read_text())
     assert (report["exactness"], report["max_difference"], len(report["layers"])) == ("exact", 0.0, 41)
     assert "to-torchvision resnet18: exact" in capsys.readouterr().out
-    zoo.get("resnet18", classes=2, weights=tmp_path / "a.pth", activation="relu")
 
 
 @pytest.mark.parametrize("kind", ["standard-to-inplace", "inplace-to-standard", "fold"])
 def test_each_kind_writes_a_file_that_torch_loads(kind, files, tmp_path):
     assert convert(kind, files / "zoo.pth", tmp_path / "new.pth", "--no-compare") == 0
-    assert "classifier.fc.bias" in torch.load(tmp_path / "new.pth")
+    assert "classifier.fc.bias" in read_state_dict(tmp_path / "new.pth")
+    assert "classifier.fc.bias" in torch.load(tmp_path / "new.pth", weights_only=True)["state_dict"]
 
 
-def test_accuracy_is_measured_before_and_after_and_statistics_estimated_again(files, tmp_path):
+def test_accuracy_is_measured_before_and_after_and_statistics_estimated_again(files, tmp_path, capsys):
     options = ["--data", str(files / "data"), "--reestimate", "3", "--batch-size", "8", "-s", "12", "-c", "10"]
     report_file = tmp_path / "report.json"
     target = tmp_path / "leaky.pth"
     assert (
         convert("relu-to-leaky-relu", files / "zoo.pth", target, *options, "-j", "0", "--json", str(report_file)) == 0
     )
+    assert "before: top-1 " in capsys.readouterr().out
     report = json.loads(report_file.read_text())
     assert [report[name]["count"] for name in ("before", "converted", "reestimated")] == [7, 7, 7]
     assert 0 <= report["before"]["top1"] <= report["before"]["top5"] == 100
     assert "3 batches" in report["reason"]
-    given, new = torch.load(files / "zoo.pth"), torch.load(target)
+    given, new = torch.load(files / "zoo.pth"), read_state_dict(target)
     assert new["mod1.bn1.num_batches_tracked"] == 3
     assert not torch.allclose(new["mod1.bn1.running_mean"], given["mod1.bn1.running_mean"])
     assert torch.equal(new["mod1.bn1.weight"], given["mod1.bn1.weight"])
@@ -110,3 +114,147 @@ def test_a_file_that_cannot_be_converted_is_named(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "zoo.pth", tmp_path / "x.pth") == 2
     assert f"zoo convert: {files / 'zoo.pth'}: the state dict is not that of resnet18" in capsys.readouterr().err
     assert not (tmp_path / "x.pth").exists()
+
+
+def run(kind, source, target, *options):
+    """Convert without naming the network."""
+    return main(["convert", kind, str(source), str(target), *options])
+
+
+@pytest.fixture(scope="module")
+def relu_file(files, tmp_path_factory):
+    """torchvision's weights under the names of this package, written by the command."""
+    target = tmp_path_factory.mktemp("relu") / "relu.pth"
+    assert convert("from-torchvision", files / "tv.pth", target) == 0
+    return target
+
+
+def torchvision_network(files):
+    model = torchvision.models.resnet18(num_classes=2)
+    model.load_state_dict(torch.load(files / "tv.pth"))
+    return model.eval()
+
+
+def test_what_was_torchvisions_is_built_with_relu_without_being_told(files, relu_file):
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = torchvision_network(files)(images)
+        for model in (zoo.get("resnet18", weights=relu_file), zoo.get(relu_file)):
+            assert torch.allclose(model.eval()(images), expected, atol=1e-4)
+    with pytest.raises(zoo.WeightsError, match="activation='relu' in the file"):
+        zoo.get("resnet18", weights=relu_file, activation="leaky_relu")
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
+def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_file, tmp_path):
+    assert run("export", relu_file, tmp_path / "x.pt2", "-c", "64") == 0
+    images = torch.randn(2, 3, 64, 64)
+    extra = {"network.json": ""}
+    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
+    with torch.no_grad():
+        assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
+    network = json.loads(extra["network.json"])
+    assert (network["arch"], network["activation"], network["classes"]) == ("resnet18", "relu", 2)
+
+
+@pytest.mark.parametrize("options", [["--activation", "leaky_relu"], ["--norm", "inplace"], ["--arch", "resnet34"]])
+def test_an_option_that_contradicts_the_file_is_refused_and_nothing_is_written(options, relu_file, tmp_path, capsys):
+    assert run("export", relu_file, tmp_path / "x.pt2", *options) == 2
+    message = capsys.readouterr().err
+    assert "in the file, but" in message
+    assert options[1] in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_does_not_say_its_network_asks_for_it(files, tmp_path, capsys):
+    assert run("export", files / "zoo.pth", tmp_path / "x.pt2") == 2
+    message = capsys.readouterr().err
+    assert "does not say which network it belongs to" in message
+    assert "--arch" in message
+
+
+def test_a_chain_of_conversions_needs_its_network_named_once(files, relu_file, tmp_path):
+    assert run("relu-to-leaky-relu", relu_file, tmp_path / "leaky.pth", "--activation-param", "0.02") == 0
+    record = read_weights(tmp_path / "leaky.pth").record
+    assert (record.activation, record.activation_param, record.norm) == ("leaky_relu", 0.02, "standard")
+    assert run("standard-to-inplace", tmp_path / "leaky.pth", tmp_path / "inplace.pth") == 0
+    assert read_weights(tmp_path / "inplace.pth").record.norm == "inplace"
+    assert run("inplace-to-standard", tmp_path / "inplace.pth", tmp_path / "standard.pth") == 0
+    images = torch.randn(2, 3, 64, 64)
+    networks = [zoo.get(tmp_path / f"{name}.pth").eval() for name in ("leaky", "inplace", "standard")]
+    with torch.no_grad():
+        first, second, third = (network(images.clone()) for network in networks)
+    assert torch.allclose(first, second, atol=1e-4)
+    assert torch.allclose(first, third, atol=1e-4)
+    assert run("to-torchvision", relu_file, tmp_path / "tv.pth") == 0
+    given, back = torch.load(files / "tv.pth"), torch.load(tmp_path / "tv.pth")
+    assert all(torch.equal(given[key], back[key]) for key in given)
+
+
+@pytest.mark.parametrize("kind", ["inplace-to-standard", "from-torchvision"])
+def test_a_kind_that_is_not_for_the_files_network_says_so(kind, relu_file, tmp_path, capsys):
+    assert run(kind, relu_file, tmp_path / "x.pth") == 2
+    assert f"{kind} is for" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folded_file_says_that_it_is_folded(relu_file, tmp_path, capsys):
+    assert run("fold", relu_file, tmp_path / "folded.pth") == 0
+    record = read_weights(tmp_path / "folded.pth").record
+    assert record.folded
+    folded = fold_network(zoo.get(relu_file))
+    folded.load_state_dict(read_state_dict(tmp_path / "folded.pth"))
+    with pytest.raises(zoo.WeightsError, match="folded for inference"):
+        zoo.get("resnet18", weights=tmp_path / "folded.pth")
+    assert run("export", tmp_path / "folded.pth", tmp_path / "x.pt2") == 2
+    assert "folded for inference" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
+def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
+    """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
+    assert run("export", finished.checkpoint, tmp_path / "x.pt2") == 0
+    extra = {"network.json": ""}
+    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
+    images = torch.randn(2, 3, 10, 10)  # the crop of the run
+    with torch.no_grad():
+        assert torch.allclose(program.module()(images), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)
+    assert json.loads(extra["network.json"])["class_names"] == ["class0", "class1"]
+    with pytest.raises(zoo.WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
+        zoo.load_weights(zoo.get("resnet18", classes=2), finished.checkpoint)
+
+
+def test_accuracy_is_measured_by_the_names_of_the_classes(files, tmp_path, capsys):
+    """Two of three classes, of which the second is always the answer."""
+    model = zoo.get("resnet18", classes=3, activation="relu")
+    with torch.no_grad():
+        model.classifier.fc.bias.copy_(torch.tensor([0.0, 1e4, 0.0]))
+    record = {**model.built_as.to_json(), "class_names": ["a", "b", "c"]}
+    torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
+    make_folder(tmp_path / "data" / "val", {"b": 3, "c": 1})
+    options = ["--data", str(tmp_path / "data"), "-s", "10", "-c", "10", "-j", "0", "--no-compare"]
+    assert run("relu-to-leaky-relu", tmp_path / "w.pth", tmp_path / "leaky.pth", *options) == 0
+    assert "before: top-1 75.00 %, top-5 100.00 %, 4 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_folder_that_does_not_exist_is_a_mistake_and_not_made(option, relu_file, tmp_path, capsys):
+    target = tmp_path / "x.pth" if option else tmp_path / "tpyo" / "x.pth"
+    options = [*option, str(tmp_path / "tpyo" / "report.json")] if option else []
+    assert run("fold", relu_file, target, *options) == 2
+    assert f"there is no folder {tmp_path / 'tpyo'}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_does(finished, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    assert run("export", finished.checkpoint, tmp_path / "x.onnx", "--no-compare") == 0
+    written = onnx.load(str(tmp_path / "x.onnx"))
+    found = {entry.key: entry.value for entry in written.metadata_props}
+    assert json.loads(found["network"])["norm"] == "inplace"
+    session, images = ReferenceEvaluator(written), torch.randn(2, 3, 10, 10)
+    (output,) = session.run(None, {session.input_names[0]: images.numpy()})
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(output), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)

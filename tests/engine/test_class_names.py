@@ -9,7 +9,7 @@ import torch
 
 from tests.engine.tiny import MemoryLog, build_net, make_config, make_pictures, run
 from zoo.engine.checkpoint import CHECKPOINT, read, write
-from zoo.errors import CheckpointError, DataError
+from zoo.errors import CheckpointError, DataError, WeightsError
 from zoo.weights.record import NetworkRecord, record_in
 
 
@@ -82,3 +82,22 @@ def test_weights_of_other_classes_may_start_a_new_run(tmp_path: Path) -> None:
         make_config(optimizer={"schedule": {"epochs": 1}}), data, tmp_path / "new", MemoryLog(),
         weights=str(tmp_path / "log" / CHECKPOINT), build=build_net,
     )  # fmt: skip
+
+
+def test_a_network_of_ones_own_has_no_record_and_can_be_resumed(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_train=16)
+    config = make_config(network={"arch": "my_net"}, optimizer={"schedule": {"epochs": 1}})
+    run(config, data, tmp_path / "log", MemoryLog())
+    content = read(tmp_path / "log" / CHECKPOINT)
+    assert content["network"] is None
+    assert record_in(content, CHECKPOINT) is None
+    run(config, data, tmp_path / "log", MemoryLog(), resume="auto")
+
+
+def test_a_checkpoint_whose_record_is_damaged_is_not_resumed(tmp_path: Path) -> None:
+    data = make_pictures(tmp_path / "data", num_train=16)
+    _stop_after_first_epoch(data, tmp_path / "log")
+    content = read(tmp_path / "log" / CHECKPOINT)
+    write({**content, "network": {**content["network"], "class_names": ["a\x1b"]}}, tmp_path / "log", is_best=False)
+    with pytest.raises(WeightsError, match=r"network.class_names.*a\\x1b"):
+        _run(data, tmp_path / "log", epochs=2, resume="auto")

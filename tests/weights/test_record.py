@@ -69,6 +69,13 @@ def test_a_checkpoint_of_before_has_a_config_and_so_a_record() -> None:
     assert (record.preprocessing.scale, record.preprocessing.crop) == (36, 32)
 
 
+def test_settings_of_absurd_sizes_are_refused_as_records_are() -> None:
+    network = {"arch": "revnext", "options": {"channels": 10**9}}
+    config = parse_experiment({"network": network}, "test").model_dump(mode="json")
+    with pytest.raises(WeightsError, match=r"old.pth.tar: network\.options\.channels = 1000000000"):
+        record_in({"state_dict": {}, "config": config}, "old.pth.tar")
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -116,6 +123,11 @@ def test_files_of_others_have_no_record(content: dict[str, Any]) -> None:
         ({"preprocessing": {"scale": -1, "crop": 10**9, "mean": [0.5] * 3, "std": [0.5] * 3}}, "network.preprocessing"),
         ({"folded": 1}, "network.folded = 1"),
         ({"extra\n": 1}, r"network: .*extra\\n"),
+        ({"x" * 10**6: 1}, r"network: .*xxx"),
+        ({"classes": 10**5000}, r"network.classes = \(too long to show: int\)"),
+        ({"activation_param": 10**5000}, "network.activation_param"),
+        ({"options": {"dilation": {"a": 10**5000}}}, "network.options.dilation"),
+        ({"class_names": ["a" * 2000, "a" * 2000]}, "network.class_names"),
     ],
 )
 def test_a_record_that_is_wrong_is_refused_with_file_and_key(changes: dict[str, Any], message: str) -> None:

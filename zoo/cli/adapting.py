@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,48 +13,54 @@ from torch import Tensor, nn
 from zoo.config import Experiment, parse_experiment
 from zoo.convert import ConversionReport
 from zoo.convert.networks import compare, load_network, state_dict_like
-from zoo.data.folder import check_num_classes
 from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.matching import match_classes
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import validate
 from zoo.errors import ConfigError, DataError
 from zoo.layers.norm import ABN
+from zoo.weights import NetworkRecord
 
 StateDict = dict[str, Tensor]
 
 
 def adapt(
-    args: argparse.Namespace, source_dict: StateDict, target_dict: StateDict, report: ConversionReport
+    args: argparse.Namespace,
+    record: NetworkRecord,
+    source_dict: StateDict,
+    target_dict: StateDict,
+    report: ConversionReport,
 ) -> tuple[StateDict, ConversionReport, dict[str, Any]]:
     """Return the weights with statistics estimated again if asked for, their report, and both accuracies in percent.
 
+    ``record`` is that of the source, whose class names the class folders are matched by.
     Raises ConfigError for weights without a classifier and DataError for data that cannot be used.
     """
     if "classifier.fc.weight" not in source_dict:
         raise ConfigError(f"{args.source}: has no classifier, so there is no accuracy to measure; leave out --data")
-    options: dict[str, Any] = {"input_3x3": True} if args.input_3x3 else {}
     slope = 0.01 if args.activation_param is None else args.activation_param
-    source = load_network(source_dict, args.arch, activation="relu", **options)
-    target = load_network(target_dict, args.arch, activation_param=slope, **options)
-    experiment = _experiment(args, len(source_dict["classifier.fc.weight"]))
-    accuracy: dict[str, Any] = {"before": _accuracy(source, args, experiment)}
-    accuracy["converted"] = _accuracy(target, args, experiment)
+    source = load_network(source_dict, record.arch, activation="relu", **record.options)
+    target = load_network(target_dict, record.arch, activation_param=slope, **record.options)
+    experiment = _experiment(args, record)
+    accuracy: dict[str, Any] = {"before": _accuracy(source, args, experiment, record.class_names)}
+    accuracy["converted"] = _accuracy(target, args, experiment, record.class_names)
     if args.reestimate:
         num_batches = _reestimate(target, args, experiment)
         target_dict = state_dict_like(target, target_dict)
-        accuracy["reestimated"] = _accuracy(target, args, experiment)
+        accuracy["reestimated"] = _accuracy(target, args, experiment, record.class_names)
         measured: dict[str, Any] = {} if args.no_compare else compare(source.cpu().double(), target.cpu().double())
         reason = f"{report.reason}; running statistics estimated again on {num_batches} batches"
         report = dataclasses.replace(report, reason=reason, **measured)
     return target_dict, report, accuracy
 
 
-def _experiment(args: argparse.Namespace, classes: int) -> Experiment:
-    content = {
-        "network": {"arch": args.arch, "classes": classes},
+def _experiment(args: argparse.Namespace, record: NetworkRecord) -> Experiment:
+    content: dict[str, Any] = {
+        "input": {},
+        **record.experiment_settings(),
         "optimizer": {"batch_size": args.batch_size},
-        "input": {"crop_train": args.crop, "scale_val": args.scale, "crop_val": args.crop},
     }
+    content["input"] |= {"crop_train": args.crop, "scale_val": args.scale, "crop_val": args.crop}
     return parse_experiment(content, "the options of zoo convert")
 
 
@@ -61,14 +68,16 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _accuracy(model: nn.Module, args: argparse.Namespace, experiment: Experiment) -> dict[str, float]:
+def _accuracy(
+    model: nn.Module, args: argparse.Namespace, experiment: Experiment, class_names: Sequence[str] | None
+) -> dict[str, float]:
     """Return top1, top5 and count of a network on DIR/val."""
     settings = experiment.input
     loader = build_val_loader(
         args.data, scale=args.scale, crop=args.crop, mean=settings.mean, std=settings.std,
         batch_size=args.batch_size, workers=args.workers, on_bad_image=args.on_bad_image,
     )  # fmt: skip
-    check_num_classes(loader.dataset, experiment.network.classes)
+    match_classes(loader.dataset, experiment.network.classes, class_names)
     result = validate(
         model.float().to(_device()), loader, _device(), num_pictures=loader.batch_sampler.num_pictures,
         protocol=Protocol(args.scale, args.crop, ten_crops=False),

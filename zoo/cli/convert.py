@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import add_loader_options, positive, whole_number
-from zoo.errors import ConfigError, ConversionError
+from zoo.errors import ConfigError, ConversionError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from zoo.convert import ConversionReport
+    from zoo.weights import NetworkRecord, StoredWeights
 
 KINDS = {
     "from-torchvision": "torchvision's ResNet to this package's names",
@@ -24,6 +26,14 @@ KINDS = {
     "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx",
 }
 ACTIVATION_KINDS = ("inplace-to-standard", "standard-to-inplace", "fold", "export")
+# What the network of the source has to be.
+NEEDED = {
+    "from-torchvision": {"norm": "standard", "activation": "relu"},
+    "to-torchvision": {"norm": "standard", "activation": "relu"},
+    "relu-to-leaky-relu": {"norm": "standard", "activation": "relu"},
+    "inplace-to-standard": {"norm": "inplace"},
+    "standard-to-inplace": {"norm": "standard"},
+}
 # Which options mean something for which kinds; elsewhere they are refused, as they would do nothing.
 OPTION_KINDS = {
     "activation": ACTIVATION_KINDS,
@@ -42,18 +52,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=kinds)
     parser.add_argument("source", metavar="SOURCE", type=Path, help="weights file, checkpoint or published name")
     parser.add_argument("target", metavar="TARGET", type=Path, help="file to write")
-    parser.add_argument("--arch", metavar="NAME", required=True, help="architecture of the weights (resnet50)")
+    parser.add_argument(
+        "--arch", metavar="NAME", help="architecture of the weights, resnet50 (default: what SOURCE says, if it does)"
+    )
     parser.add_argument("--input-3x3", action="store_true", help="the network has the stem of three 3x3 convolutions")
     parser.add_argument(
         "--activation", choices=("leaky_relu", "relu", "elu", "identity"),
-        help="activation of the network (default: leaky_relu)",
+        help="activation of the network (default: what SOURCE says, or leaky_relu)",
     )  # fmt: skip
     parser.add_argument(
-        "--activation-param", type=float, metavar="X", help="slope of leaky_relu or alpha of elu (default: 0.01)"
-    )
+        "--activation-param", type=float, metavar="X",
+        help="slope of leaky_relu or alpha of elu (default: what SOURCE says, or 0.01)",
+    )  # fmt: skip
     parser.add_argument(
-        "--norm", choices=("standard", "inplace"), help="norms of the network to fold (default: standard)"
-    )
+        "--norm", choices=("standard", "inplace"),
+        help="norms of the network to fold (default: what SOURCE says, or standard)",
+    )  # fmt: skip
     parser.add_argument(
         "--allow-approximate", action="store_true",
         help="set scales that in-place norms cannot have to the nearest that they can (default: refuse)",
@@ -79,12 +93,12 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=positive, default=64, metavar="N", help="pictures at once (default: %(default)s)"
     )
     parser.add_argument(
-        "-s", "--scale", type=positive, default=256, metavar="PX",
-        help="shorter side before the crop (default: %(default)s)",
+        "-s", "--scale", type=positive, metavar="PX",
+        help="shorter side before the crop (default: what SOURCE says, or 256)",
     )  # fmt: skip
     parser.add_argument(
-        "-c", "--crop", type=positive, default=224, metavar="PX",
-        help="side of the crop, and of the pictures of an export (default: %(default)s)",
+        "-c", "--crop", type=positive, metavar="PX",
+        help="side of the crop, and of the pictures of an export (default: what SOURCE says, or 224)",
     )  # fmt: skip
     add_loader_options(parser, workers=4)
 
@@ -92,81 +106,157 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
+    from zoo.config import Input
     from zoo.report.files import write_json
-    from zoo.weights import locate_weights, read_state_dict
+    from zoo.weights import read_weights
+    from zoo.weights.record import preprocessing_of
 
-    state_dict = read_state_dict(locate_weights(args.source))
+    stored = read_weights(args.source)
+    source = _source_record(args, stored)
+    images = source.preprocessing or preprocessing_of(Input())
+    args.scale, args.crop = args.scale or images.scale, args.crop or images.crop
     try:
-        converted, report = _convert(args, state_dict)
+        converted, report = _convert(args, stored.state_dict, source)
     except ConversionError as error:
-        raise ConversionError(f"{args.source}: {error}") from error
+        raise ConversionError(f"{printable(args.source)}: {error}") from error
     accuracy: dict[str, Any] = {}
     if args.data is not None:
         from zoo.cli.adapting import adapt
 
-        converted, report, accuracy = adapt(args, state_dict, converted, report)
+        converted, report, accuracy = adapt(args, source, stored.state_dict, converted, report)
     if args.kind == "export":
-        accuracy["exported_max_difference"] = _export(args, state_dict)
+        accuracy["exported_max_difference"] = _export(args, stored.state_dict, source)
     else:
-        _save(converted, args.target)
+        _save(converted, _target_record(args, source), args.target)
     print(report)
     for name, value in accuracy.items():
-        print(f"  {name}: {value}")
-    print(f"  written: {args.target}")
+        print(f"  {_as_line(name, value)}")
+    print(f"  written: {printable(args.target)}")
     if args.json is not None:
         write_json(args.json, {**report.to_json(), **accuracy, "source": str(args.source), "target": str(args.target)})
     return 0
 
 
+def _as_line(name: str, value: Any) -> str:
+    """Return a measurement as text: an accuracy, or how far the outputs of an exported file are off."""
+    if isinstance(value, dict):
+        return f"{name}: top-1 {value['top1']:.2f} %, top-5 {value['top5']:.2f} %, {value['count']:,} images"
+    return f"the exported file, read again: largest difference {value:.2e} (float32)"
+
+
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that do nothing for the kind, and for a target that is the source."""
+    """Raise ConfigError for options that do nothing for the kind, and for files that cannot be written."""
     for option, kinds in OPTION_KINDS.items():
         if getattr(args, option) not in (None, False) and args.kind not in kinds:
             raise ConfigError(f"--{option.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs pictures; command line: give --data DIR with train/ and val/")
+    for file in (args.target, args.json):
+        if file is not None and not file.parent.is_dir():  # more often a typing error than a wish
+            raise ConfigError(f"there is no folder {printable(file.parent)}; make it, or write {file.name} elsewhere")
     if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError(f"{args.target}: is the source too; give another file to write")
 
 
-def _convert(args: argparse.Namespace, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], ConversionReport]:
-    from zoo import convert
+def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
+    """Return which network the source is: as it says itself, or else as the options and the kind say.
 
-    settings = {"compare_with_source": not args.no_compare, **_network_options(args)}
-    if args.allow_approximate:
-        settings["allow_approximate"] = True
-    if args.kind in ("fold", "export"):
-        settings["norm"] = args.norm or "standard"
-    kind = "fold" if args.kind == "export" else args.kind
-    function = getattr(convert, kind.replace("-", "_"))
-    result: tuple[dict[str, Tensor], ConversionReport] = function(state_dict, args.arch, **settings)
-    return result
+    Raises ConfigError where neither tells the architecture, ConversionError for a kind that is not for this network,
+    and WeightsError for options that contradict the file. ``memory`` is left out: converted networks have other norms.
+    """
+    from zoo.weights import NetworkRecord
+    from zoo.weights.fit import CLASSIFIER_WEIGHT
+    from zoo.weights.record import check_agreement
+
+    given = _network_options(args)
+    if args.kind == "relu-to-leaky-relu":
+        given.pop("activation_param", None)  # that of the target
+    path, needed = printable(args.source), NEEDED.get(args.kind, {})
+    record = stored.record
+    if record is None:
+        if args.arch is None:
+            others = [f"--{key.replace('_', '-')}" for key in ("norm", "activation", "activation_param", "input_3x3")
+                      if args.kind in OPTION_KINDS[key]]  # fmt: skip
+            raise ConfigError(
+                f"{path}: does not say which network it belongs to; give --arch NAME (resnet50)"
+                + (f", and {', '.join(others)} where they differ from the defaults" if others else "")
+            )
+        weight = stored.state_dict.get("fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT)
+        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, **given, **needed}
+        options = {"input_3x3": True} if settings.pop("input_3x3", False) else {}
+        return NetworkRecord(**settings, classes=0 if weight is None else len(weight), options=options)
+    if args.kind == "from-torchvision":
+        raise ConversionError(
+            f"{path}: {args.kind} is for torchvision's files, and this is a {record.arch} of zoo already"
+        )
+    check_agreement(record, given, path)
+    for key, value in needed.items():
+        own = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
+        if own != value:
+            raise ConversionError(f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {own!r}")
+    return record.without_memory()
 
 
 def _network_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the network that were given."""
-    options = {key: getattr(args, key) for key in ("activation", "activation_param")}
-    return {key: value for key, value in options.items() if value is not None} | (
-        {"input_3x3": True} if args.input_3x3 else {}
-    )
+    keys = ("arch", "norm", "activation", "activation_param")
+    options = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
+    return options | ({"input_3x3": True} if args.input_3x3 else {})
 
 
-def _export(args: argparse.Namespace, state_dict: dict[str, Tensor]) -> float:
+def _convert(
+    args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord
+) -> tuple[dict[str, Tensor], ConversionReport]:
+    from zoo import convert
+
+    settings: dict[str, Any] = {"compare_with_source": not args.no_compare}
+    if args.allow_approximate:
+        settings["allow_approximate"] = True
+    if args.kind in ACTIVATION_KINDS:
+        settings |= {"activation": source.activation, "activation_param": source.activation_param, **source.options}
+    if args.kind in ("fold", "export"):
+        settings["norm"] = source.norm
+    if args.kind == "relu-to-leaky-relu":
+        settings |= {"activation_param": _slope(args), **source.options}
+    kind = "fold" if args.kind == "export" else args.kind
+    function = getattr(convert, kind.replace("-", "_"))
+    result: tuple[dict[str, Tensor], ConversionReport] = function(state_dict, source.arch, **settings)
+    return result
+
+
+def _slope(args: argparse.Namespace) -> float:
+    return 0.01 if args.activation_param is None else float(args.activation_param)
+
+
+def _target_record(args: argparse.Namespace, source: NetworkRecord) -> NetworkRecord | None:
+    """Return the record of what was made of the source; None for a file that is to be torchvision's."""
+    changes: dict[str, dict[str, Any]] = {
+        "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": _slope(args)},
+        "inplace-to-standard": {"norm": "standard"},
+        "standard-to-inplace": {"norm": "inplace"},
+        "fold": {"folded": True},
+    }
+    return None if args.kind == "to-torchvision" else replace(source, **changes.get(args.kind, {}))
+
+
+def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
     from zoo.convert import export, fold_network
     from zoo.convert.networks import load_network
 
-    model = load_network(state_dict, args.arch, args.norm or "standard", **_network_options(args))
-    return export(fold_network(model), args.target, args.crop)
+    model = load_network(
+        state_dict, source.arch, source.norm, source.activation, source.activation_param, **source.options
+    )
+    return export(fold_network(model), args.target, args.crop, {"network": source.to_json()})
 
 
-def _save(state_dict: dict[str, Tensor], path: Path) -> None:
-    """Write a state dict; ConversionError if that is impossible."""
+def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Path) -> None:
+    """Write a state dict, beside its record if there is one; ConversionError if that is impossible."""
     import torch
 
     from zoo.report.files import replacing
 
     try:
         with replacing(path) as file:
-            torch.save(state_dict, file)
+            torch.save(state_dict if record is None else {"state_dict": state_dict, "network": record.to_json()}, file)
     except OSError as error:
         raise ConversionError(f"{path}: cannot be written ({error.strerror}); give another TARGET") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.errors import ConfigError, nearest
@@ -23,8 +24,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--pretrained", action="store_true", help="only networks with published weights")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.set_defaults(run=run_list)
-    parser = commands.add_parser("show", help="print everything known about one network")
-    parser.add_argument("name", metavar="NAME", help="an architecture or a published network")
+    parser = commands.add_parser("show", help="print everything known about one network or weights file")
+    parser.add_argument(
+        "name", metavar="NAME", help="an architecture, a published network, or a checkpoint or weights file"
+    )
     parser.set_defaults(run=run_show)
 
 
@@ -59,6 +62,10 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print what a network is made of, how it was trained and scored, and where its weights are; returns 0."""
+    if Path(args.name).is_file() and not args.name.endswith(".json"):
+        from zoo.cli.show_file import show_file
+
+        return show_file(Path(args.name))
     from zoo.registry import options_of, published
     from zoo.report.tables import markdown_table
 

@@ -76,7 +76,7 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
         experiment = _experiment_of(own)
         model = registry.build_from_config(experiment.network)
     elif stored is not None and stored.record is not None and name in ARCHITECTURES:
-        check_record(stored.record, {"arch": name}, str(stored.path))
+        check_record(stored.record, {"arch": name}, printable(stored.path))
         experiment = _experiment_of(stored)
         model = registry.build_from_config(experiment.network)
     else:  # an architecture of which no file says more, or a name that there is not
@@ -94,11 +94,13 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
     record = stored.record_to_build()
     if record is None:
         raise WeightsError(
-            f"the file does not say which network it belongs to; {stored.path}: name the network or its experiment, "
-            "and give the file as its --weights"
+            f"the file does not say which network it belongs to; {printable(stored.path)}: name the network or its "
+            "experiment, and give the file as its --weights"
         )
     settings = stored.content.get("config")
-    return parse_experiment(settings, str(stored.path)) if isinstance(settings, dict) else _experiment_from(record)
+    return (
+        parse_experiment(settings, printable(stored.path)) if isinstance(settings, dict) else _experiment_from(record)
+    )
 
 
 def _experiment_from(record: NetworkRecord) -> Experiment:
@@ -136,7 +138,7 @@ def _load(model: nn.Module, stored: StoredWeights) -> None:
     report = load_stored(model, stored)
     if report.classifier != "loaded":
         raise WeightsError(
-            f"the classifier of the file does not fit the network; {stored.path}: "
+            f"the classifier of the file does not fit the network; {printable(stored.path)}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ ONNX_PACKAGES = ("onnx", "onnxscript")
 TOLERANCE = 1e-3
 
 
-def export(model: nn.Module, path: str | Path, size: int = 224) -> float:
+def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mapping[str, Any] | None = None) -> float:
     """Write ``model`` for float32 pictures (any N, 3, size, size) to ``path``, a .pt2 or .onnx file.
 
     The file is read again and run on two random pictures; the largest absolute difference to ``model`` is returned.
     ``model`` is put into evaluation mode. A .onnx file needs the optional packages: pip install ".[onnx]".
-    Raises ConversionError for another ending or missing packages, VerificationError for outputs that differ.
+    ``metadata`` are plain values that go into the file as JSON: into KEY.json of a .pt2 (see ``extra_files`` of
+    `torch.export.load`), into ``metadata_props`` of a .onnx. Raises ConversionError for another ending or missing
+    packages, VerificationError for outputs that differ.
     """
     path = Path(path)
     _check_format(path)
@@ -30,7 +34,9 @@ def export(model: nn.Module, path: str | Path, size: int = 224) -> float:
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = _write_onnx(program, path, images) if path.suffix == ".onnx" else _write_program(program, path, images)
+    texts = {key: json.dumps(value) for key, value in (metadata or {}).items()}
+    write = _write_onnx if path.suffix == ".onnx" else _write_program
+    found = write(program, path, images, texts)
     with torch.no_grad():
         expected = model(images)
     difference = (found - expected).abs().max().item()
@@ -50,18 +56,21 @@ def _check_format(path: Path) -> None:
         )
 
 
-def _write_program(program: torch.export.ExportedProgram, path: Path, images: Tensor) -> Tensor:
-    torch.export.save(program, path)
+def _write_program(
+    program: torch.export.ExportedProgram, path: Path, images: Tensor, texts: Mapping[str, str]
+) -> Tensor:
+    torch.export.save(program, path, extra_files={f"{key}.json": text for key, text in texts.items()})
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11's own loader
         output: Tensor = torch.export.load(path).module()(images)
     return output
 
 
-def _write_onnx(program: torch.export.ExportedProgram, path: Path, images: Tensor) -> Tensor:
+def _write_onnx(program: torch.export.ExportedProgram, path: Path, images: Tensor, texts: Mapping[str, str]) -> Tensor:
     onnx: Any = importlib.import_module("onnx")
     reference: Any = importlib.import_module("onnx.reference")
     written: Any = torch.onnx.export(program, dynamo=True)
+    written.model.metadata_props.update(texts)
     written.save(str(path))
     session = reference.ReferenceEvaluator(onnx.load(str(path)))
     return torch.from_numpy(session.run(None, {session.input_names[0]: images.numpy()})[0])

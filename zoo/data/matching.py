@@ -32,14 +32,14 @@ def match_classes(images: ImageFolder, num_outputs: int, names: Sequence[str] | 
         _check_number(len(folders), num_outputs, images.root)
         logger.warning(
             "the names of the network's classes are not known: its %d outputs are taken for the class folders in the "
-            "order of their names, as if it was trained on the same folders; %s", num_outputs, images.root,
+            "order of their names, as if it was trained on the same folders; %s", num_outputs, printable(images.root),
         )  # fmt: skip
         return
     outputs = _outputs_of(folders, names, images.root)
     if len(folders) < num_outputs:
         logger.warning(
             "%d class folders are matched by name to %d of the network's %d outputs; %s",
-            len(folders), len(folders), num_outputs, images.root,
+            len(folders), len(folders), num_outputs, printable(images.root),
         )  # fmt: skip
     images.number_classes(outputs)
 
@@ -53,9 +53,9 @@ def _check_number(num_folders: int, num_outputs: int, root: Path) -> None:
     if num_folders == num_outputs:
         return
     raise DataError(
-        f"there are {num_folders} class folders but the network has {num_outputs} outputs, and the names of its "
-        f"classes are not known, so that nobody can say which outputs these are; {root}: give the class folders that "
-        "it was trained on, all of them (some may be empty), or weights that know the names (those of zoo train do)"
+        f"there are {num_folders} class folders but the network has {num_outputs} outputs, and nobody knows which: the "
+        f"names of its classes are not in its weights file; {printable(root)}: give all class folders that it was "
+        "trained on (some may be empty), or weights that know the names, as those of zoo train do"
     )
 
 
@@ -66,16 +66,16 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], root: Path) -> lis
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(folders)} class folders are no classes of the network: {listed(unknown)}; {root}: "
-            f"rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or give the weights "
-            "of a network that was trained on them"
+            f"{len(unknown)} of {len(folders)} class folders are no classes of the network: {listed(unknown)}; "
+            f"{printable(root)}: rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or "
+            "give the weights of a network that was trained on them"
         )
     by_output = defaultdict(list)
     for folder in folders:
         by_output[outputs[folder]].append(folder)
     for same in by_output.values():
         if len(same) > 1:
-            raise DataError(f"class folders that are the same class: {listed(same)}; {root}: merge them")
+            raise DataError(f"class folders that are the same class: {listed(same)}; {printable(root)}: merge them")
     return [outputs[folder] for folder in folders]
 
 
@@ -91,6 +91,6 @@ def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int]
     for folder in folders:
         if folder not in outputs and len(wnids.get(folder, ())) > 1:
             raise DataError(
-                f"{folder} could be {' or '.join(wnids[folder])}; {root}: name the folder after one of these"
+                f"{folder} could be {' or '.join(wnids[folder])}; {printable(root)}: name the folder after one of these"
             )
     return {name: outputs[found[0]] for name, found in wnids.items()}

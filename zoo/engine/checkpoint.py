@@ -14,6 +14,7 @@ import torch
 from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, listed, printable
+from zoo.models import ARCHITECTURES
 from zoo.weights import NetworkRecord
 
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
@@ -43,7 +44,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **shared_state(state),
         "ranks": ranks,
-        "network": NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json(),
+        "network": _network(state),
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
         "world_size": state.process.world_size,
@@ -52,6 +53,13 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "device": state.process.device.type,
         "format_version": FORMAT_VERSION,
     }
+
+
+def _network(state: TrainState) -> dict[str, Any] | None:
+    """Return what readers have to know to build the network; None for one that this package does not have."""
+    if state.config.network.arch not in ARCHITECTURES:
+        return None
+    return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
 
 
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,7 +20,8 @@ WITH_PARAMETER = ("leaky_relu", "elu")
 FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same weights serve whatever they are
 # Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
 MAX_CLASSES, MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 100_000, 255, 65_536, 64, 65_536
-SHOWN_CHARACTERS = 100
+MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
+REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class NetworkRecord:
             missing = [key for key in known if key not in content]
             unknown = [key for key in content if key not in known]
             parts = [f"lacks {', '.join(missing)}"] if missing else []
-            parts += [f"has the unknown keys {listed(unknown)}"] if unknown else []
-            raise WeightsError(f"{source}: network: {' and '.join(parts)}; {_remedy(source)}")
+            parts += [f"has the unknown keys {shown(unknown)}"] if unknown else []
+            raise WeightsError(f"{source}: network: {' and '.join(parts)}; {REMEDY}")
         for key, value, problem in _problems(content):
-            raise WeightsError(f"{source}: network.{key} = {_shown(value)}: {problem}; {_remedy(source)}")
+            raise WeightsError(f"{source}: network.{key} = {shown(value)}: {problem}; {REMEDY}")
         names, images = content["class_names"], content["preprocessing"]
         if images is not None:
             images = Preprocessing(images["scale"], images["crop"], tuple(images["mean"]), tuple(images["std"]))
@@ -185,7 +185,9 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
         if "format_version" in content:  # a checkpoint of this package's trainer
             raise
         return None  # other trainers have settings of their own
-    return NetworkRecord.of_config(experiment.network, experiment.input)
+    if experiment.network.arch not in ARCHITECTURES:
+        return None  # a network of the user's own, which `zoo.engine.start` can be given
+    return NetworkRecord.from_json(NetworkRecord.of_config(experiment.network, experiment.input).to_json(), source)
 
 
 def check_record(record: NetworkRecord, wanted: Mapping[str, Any], source: str) -> None:
@@ -211,7 +213,7 @@ def check_record(record: NetworkRecord, wanted: Mapping[str, Any], source: str) 
     if not differences:
         return
     parts = [
-        f"{key}={_shown(own)} in the file, but {key}={_shown(value)} is asked for" for key, own, value in differences
+        f"{key}={shown(own)} in the file, but {key}={shown(value)} is asked for" for key, own, value in differences
     ]
     raise WeightsError(
         f"{source}: belongs to another network: {'; '.join(parts)}; leave these out or set them as the file says"
@@ -261,17 +263,16 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _shown(value: Any) -> str:
-    """Return ``value`` as a message shows it: in one line that is not long, whatever is in it."""
+def shown(value: Any) -> str:
+    """Return a value from a file as a message shows it: in one line that is not long, whatever is in it."""
     if isinstance(value, list):
         more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
-        return f"[{', '.join(map(_shown, value[:MAX_LISTED]))}{more}]"
-    text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str) else value)
-    return printable(text[:SHOWN_CHARACTERS])
-
-
-def _remedy(source: str) -> str:
-    return f"take the weights alone with zoo.weights.read_state_dict({source!r}), or ask who made the file"
+        return f"[{', '.join(map(shown, value[:MAX_LISTED]))}{more}]"[:MAX_SHOWN_LIST]
+    try:
+        text = repr(value[:MAX_SHOWN] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
+        text = f"(too long to show: {type(value).__name__})"
+    return printable(text[:MAX_SHOWN])
 
 
 Problem = tuple[str, Any, str]  # key, value, what is wrong with it
@@ -281,7 +282,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with the values of a record that has all keys, the first thing first."""
     arch, norm, activation = (content[key] for key in ("arch", "norm", "activation"))
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        near = ", ".join(nearest(str(arch)[:SHOWN_CHARACTERS], ARCHITECTURES))
+        near = ", ".join(nearest(arch[:MAX_SHOWN] if isinstance(arch, str) else "", ARCHITECTURES))
         yield "arch", arch, f"this version has no such network, the nearest names are {near}"
         return
     if not isinstance(norm, str) or norm not in KINDS:
@@ -292,7 +293,11 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
         yield "activation", activation, f"does not go with the norm {norm!r}"
     parameter = content["activation_param"]
     if not _is_number(parameter) or (activation in WITH_PARAMETER and parameter <= 0):
-        yield "activation_param", parameter, "must be a finite number, and positive where the activation uses it"
+        yield (
+            "activation_param",
+            parameter,
+            f"must be a number up to {MAX_NUMBER:,}, and positive where the activation uses it",
+        )
     if type(content["classes"]) is not int or not 0 <= content["classes"] <= MAX_CLASSES:
         yield "classes", content["classes"], f"must be a whole number from 0 to {MAX_CLASSES:,}"
         return
@@ -304,7 +309,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    return type(value) in (int, float) and abs(value) <= MAX_NUMBER  # which NaN is not
 
 
 def _option_problems(arch: str, options: Any) -> Iterator[Problem]:
@@ -327,7 +332,7 @@ def _is_setting(value: Any, depth: int = 0) -> bool:
         return depth < 2 and len(value) <= MAX_ENTRIES and all(_is_setting(item, depth + 1) for item in value)
     if isinstance(value, str):
         return len(value) <= MAX_NAME_LENGTH and value.isprintable()
-    return isinstance(value, bool) or (_is_number(value) and abs(value) <= MAX_NUMBER)
+    return isinstance(value, bool) or _is_number(value)
 
 
 def _name_problems(names: Any, classes: int) -> Iterator[Problem]:
@@ -340,7 +345,7 @@ def _name_problems(names: Any, classes: int) -> Iterator[Problem]:
     elif bad := [name for name in names if not _is_name(name)]:
         yield "class_names", bad, f"names are texts of 1 to {MAX_NAME_LENGTH} characters that a terminal can show"
     elif twice := [name for name, count in Counter(names).items() if count > 1]:
-        yield "class_names", names, f"there are twice: {listed(twice)}"
+        yield "class_names", names, f"there are twice: {shown(twice)}"
 
 
 def _is_name(name: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.errors import WeightsError
+from zoo.errors import WeightsError, printable
 from zoo.weights.fetch import fetch_weights
 from zoo.weights.fit import CLASSIFIER_WEIGHT, LoadReport, load_state_dict
 from zoo.weights.index import all_published
@@ -37,8 +37,8 @@ class StoredWeights:
         found = 0 if weight is None else len(weight)
         if self.record is not None and found != self.record.classes:
             raise WeightsError(
-                f"{self.path}: network.classes = {self.record.classes}: the classifier beside it has {found} outputs; "
-                f"take the weights alone with zoo.weights.read_state_dict({str(self.path)!r}), or ask who made the file"
+                f"{printable(self.path)}: network.classes = {self.record.classes}: the classifier beside it has "
+                f"{found} outputs; take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made it"
             )
         return self.record
 
@@ -63,7 +63,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     path = locate_weights(path_or_name)
     content = read_checkpoint(path)
     state_dict = state_dict_in(content, path)
-    record = record_in(content, str(path)) if published is None else NetworkRecord.of_published(published)
+    record = record_in(content, printable(path)) if published is None else NetworkRecord.of_published(published)
     return StoredWeights(path, state_dict, record, content)
 
 
@@ -82,5 +82,5 @@ def load_stored(model: nn.Module, stored: StoredWeights) -> LoadReport:
     """Do what `load_weights` does with a file that was read already."""
     own = getattr(model, "built_as", None)
     if own is not None and stored.record is not None:
-        check_record(stored.record, {**option_defaults(own.arch), **own.settings()}, str(stored.path))
-    return load_state_dict(model, stored.state_dict, source=str(stored.path))
+        check_record(stored.record, {**option_defaults(own.arch), **own.settings()}, printable(stored.path))
+    return load_state_dict(model, stored.state_dict, source=printable(stored.path))
