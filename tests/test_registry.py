@@ -132,8 +132,7 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
 
 
 def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
-    monkeypatch.setattr("zoo.registry.fetch_weights", lambda name: name)
-    monkeypatch.setattr("zoo.registry.load_weights", lambda model, path: None)
+    monkeypatch.setattr("zoo.registry.load_published", lambda model, name: None)
     with torch.device("meta"):
         model = zoo.get("densenet264", pretrained=True, memory="checkpoint")
         assert model.memory == "checkpoint"

@@ -15,7 +15,7 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
 from zoo.models.network import check_classes
-from zoo.weights import fetch_weights, load_weights, read_checkpoint
+from zoo.weights import load_published, load_weights, read_checkpoint
 from zoo.weights.index import drive_page, published
 
 SWITCHES = ("input_3x3", "keep_outputs")
@@ -102,7 +102,7 @@ def get(
     if weights is not None:
         load_weights(model, weights)
     elif pretrained:
-        load_weights(model, fetch_weights(name))
+        load_published(model, name)
     return model
 
 

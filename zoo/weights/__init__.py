@@ -7,14 +7,16 @@ from pathlib import Path
 
 from torch import nn
 
-from zoo.weights.fetch import fetch_weights
+from zoo.errors import printable
+from zoo.weights.fetch import fetch_weights, provide_weights, published_name
 from zoo.weights.fit import LoadReport, load_state_dict
-from zoo.weights.index import all_published
-from zoo.weights.read import md5_of, read_checkpoint, read_state_dict
+from zoo.weights.read import read_checkpoint, read_state_dict
+from zoo.weights.verify import md5_of
 
 __all__ = [
     "LoadReport",
     "fetch_weights",
+    "load_published",
     "load_state_dict",
     "load_weights",
     "locate_weights",
@@ -26,9 +28,7 @@ __all__ = [
 
 def locate_weights(path_or_name: str | os.PathLike[str]) -> Path:
     """Return ``path_or_name`` as a path; of published weights that of their verified file, downloaded if need be."""
-    path = Path(path_or_name)
-    is_name = os.fspath(path_or_name) in all_published() and not path.exists()
-    return fetch_weights(os.fspath(path_or_name)) if is_name else path
+    return fetch_weights(name) if (name := published_name(path_or_name)) else Path(path_or_name)
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
@@ -38,5 +38,15 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     left out (logged). Raises WeightsError if the file is missing, damaged, unsafe or does not fit; the model is then
     unchanged.
     """
-    path = locate_weights(path)
-    return load_state_dict(model, read_state_dict(path), source=str(path))
+    if name := published_name(path):
+        return load_published(model, name)
+    return load_state_dict(model, read_state_dict(path), source=printable(path))
+
+
+def load_published(model: nn.Module, name: str) -> LoadReport:
+    """Load the published weights ``name`` into ``model``, as `load_weights` does; downloads them if need be.
+
+    The file is read and its md5 compared each time, before anything of it is loaded.
+    """
+    path = provide_weights(name)
+    return load_state_dict(model, read_state_dict(path, published=name), source=printable(path))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from zoo.weights.cache import open_own
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -21,9 +23,9 @@ def locked(path: Path, waiting_for: str) -> Iterator[bool]:
 
     Yields False where neither the system nor the file system has locks. The lock file is left behind: removing it
     would let a third process lock a new file while a second still waits for the old one. Raises OSError if it cannot
-    be made.
+    be made, or is a symbolic link.
     """
-    with path.open("ab") as file:
+    with open_own(path, "ab") as file:
         yield fcntl is not None and _acquire(file.fileno(), waiting_for)
 
 
