@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.recompute import CheckpointedSequential
 from zoo.models import ARCHITECTURES
 from zoo.registry import build_from_config, options_of, published
+from zoo.weights import StoredWeights
 
 
 def norms_of(model):
@@ -132,8 +134,9 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
 
 
 def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
-    monkeypatch.setattr("zoo.registry.fetch_weights", lambda name: name)
-    monkeypatch.setattr("zoo.registry.load_weights", lambda model, path: None)
+    nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
+    monkeypatch.setattr("zoo.registry.read_weights", lambda name: nothing)
+    monkeypatch.setattr("zoo.registry.load_state_dict", lambda model, state_dict, source: None)
     with torch.device("meta"):
         model = zoo.get("densenet264", pretrained=True, memory="checkpoint")
         assert model.memory == "checkpoint"
@@ -308,7 +311,8 @@ def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
 def test_published_weights_by_name_say_what_they_are_too(tmp_path, monkeypatch):
     source = zoo.get("resnet34_ipabn-sync_lr_512")
     torch.save(source.state_dict(), tmp_path / "w.pth")
-    monkeypatch.setattr("zoo.weights.stored.fetch_weights", lambda name: tmp_path / "w.pth")
+    monkeypatch.setattr("zoo.weights.stored.provide_weights", lambda name: tmp_path / "w.pth")
+    monkeypatch.setattr("zoo.weights.read.check_md5", lambda file, path, name: None)
     assert norms_of(zoo.get("resnet34", weights="resnet34_ipabn-sync_lr_512")) == {InPlaceABNSync}
     with pytest.raises(zoo.WeightsError, match="norm='sync' in the file, but norm='standard'"):
         zoo.get("resnet34", norm="standard", weights="resnet34_ipabn-sync_lr_512")

@@ -253,7 +253,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     [
         (torch.ones(3), "holds a Tensor"),
         ({}, "holds an empty dict"),
-        ({"model": weights(), "epoch": 3}, "'model' (dict), 'epoch' (int)"),
+        ({"net": weights(), "epoch": 3}, "'net' (dict), 'epoch' (int)"),
         ({"a": torch.ones(1), 3: torch.ones(1)}, "3 (Tensor)"),
         ({"body": weights(), "head": weights(), "cls": weights()}, "segmentation model"),
         ({"state_dict": {"body": weights(), "head": weights(), "cls": weights()}}, "segmentation model"),

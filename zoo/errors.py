@@ -13,6 +13,7 @@ EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was 
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: whoever read the output has left
 
 MAX_LISTED = 10
+MAX_SHOWN_CHARS = 200
 
 
 class ZooError(Exception):
@@ -77,8 +78,14 @@ def printable(text: object) -> str:
     return "".join(escaped)
 
 
+def brief(text: object) -> str:
+    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, made `printable`: a key or an answer may be long."""
+    shown = str(text)
+    return printable(shown) if len(shown) <= MAX_SHOWN_CHARS else f"{printable(shown[:MAX_SHOWN_CHARS])}..."
+
+
 def listed(names: Iterable[object], count: int = MAX_LISTED) -> str:
-    """Return the first ``count`` names, made `printable` and separated by commas, and the number of the others."""
+    """Return the first ``count`` names, made `brief` and separated by commas, and the number of the others."""
     every = list(names)
     rest = f" and {len(every) - count:,} more" if len(every) > count else ""
-    return ", ".join(map(printable, every[:count])) + rest
+    return ", ".join(map(brief, every[:count])) + rest

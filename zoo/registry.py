@@ -15,7 +15,7 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
 from zoo.models.network import check_classes
-from zoo.weights import NetworkRecord, StoredWeights, fetch_weights, load_state_dict, load_weights, read_weights
+from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.index import drive_page, published
 from zoo.weights.record import Preprocessing, check_record, option_defaults, preprocessing_of
 
@@ -112,10 +112,10 @@ def get(
     model = _build(settings, features_only)
     model.built_as = _record_of(settings, images)
     model.pretrained_cfg = _pretrained_cfg(images, name)
+    if stored is None and pretrained:
+        stored = read_weights(name)
     if stored is not None:
         load_state_dict(model, stored.state_dict, source=printable(stored.path))
-    elif pretrained:
-        load_weights(model, fetch_weights(name))
     return model
 
 

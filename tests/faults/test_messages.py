@@ -2,7 +2,7 @@
 
 import pytest
 
-from zoo.errors import listed, printable
+from zoo.errors import brief, listed, printable
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
 def test_a_long_list_is_cut_after_ten_and_counted() -> None:
     assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert listed(f"k{index}\n" for index in range(1012)).endswith("k8\\n, k9\\n and 1,002 more")
+
+
+def test_a_long_name_is_cut_too() -> None:
+    assert brief("x" * 200) == "x" * 200
+    assert brief("x" * 10**7) == "x" * 200 + "..."
+    assert len(listed(["x" * 10**6] * 20)) < 2100

@@ -71,7 +71,7 @@ def test_faults_that_pass_end_in_the_verified_file(
     assert path.read_bytes() == CONTENT
     assert made == pauses
     assert len(server.requests) == num_requests
-    assert sorted(file.name for file in cache.iterdir()) == [path.name, f"{path.name}.json", f"{path.name}.lock"]
+    assert sorted(file.name for file in cache.iterdir()) == [path.name, f"{path.name}.lock"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,9 +18,8 @@ import zoo
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights import cache as cache_module
-from zoo.weights import drive, fetch_weights, locate_weights, lock
-from zoo.weights.cache import sidecar_of, weights_path
+from zoo.weights import drive, fetch_weights, locate_weights, lock, verify
+from zoo.weights.cache import weights_path
 from zoo.weights.drive import Page
 from zoo.weights.index import REPLACED_MD5, all_published, drive_page, published
 
@@ -155,35 +155,82 @@ def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> No
     assert server.requests == []
 
 
-def test_a_file_is_read_again_only_after_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
-    md5_of = cache_module.md5_of
-    monkeypatch.setattr(cache_module, "md5_of", lambda path: read.append(path) or md5_of(path))
+def test_a_download_is_hashed_once_and_a_file_in_the_cache_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    md5_of_open = verify._md5_of_open
+    monkeypatch.setattr(verify, "_md5_of_open", lambda file, path: hashed.append(path.name) or md5_of_open(file, path))
     path = fetch_weights(NAME)
-    assert len(read) == 1
-    fetch_weights(NAME)
-    assert len(read) == 1
-    path.write_bytes(bytes(len(CONTENT)))  # as long, and later
+    assert hashed == [f"{path.name}.part"]
+    for _ in range(2):
+        fetch_weights(NAME)
+    assert hashed[1:] == [path.name] * 2
+
+
+def test_a_change_that_leaves_size_and_time_is_noticed() -> None:
+    path = fetch_weights(NAME)
+    before = path.stat()
+    path.write_bytes(bytes(len(CONTENT)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(WeightsError, match="the md5 is"):
         fetch_weights(NAME)
-    path.write_bytes(CONTENT)
-    fetch_weights(NAME)
-    assert len(read) == 3
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"size": 1, "mtime_ns": 2, "md5": "x"}', "\x00"])
-def test_a_damaged_sidecar_is_not_believed_and_mended(content: str) -> None:
-    path = in_cache()
-    sidecar_of(path).write_text(content)
-    assert fetch_weights(NAME) == path
-    assert MD5 in sidecar_of(path).read_text()
-
-
-def test_a_sidecar_with_a_wrong_digest_never_makes_wrong_weights_right() -> None:
-    path = fetch_weights(NAME)
-    sidecar_of(path).write_text(sidecar_of(path).read_text().replace(MD5, "0" * 32))
-    with pytest.raises(WeightsError, match="the md5 is 0000"):
+@pytest.mark.parametrize("suffix", [".part", ".lock"])
+def test_nothing_is_written_through_a_link_in_the_cache(suffix: str, server: Server, tmp_path: Path) -> None:
+    """In a cache that others can write to, a link could lead to any file of this user."""
+    victim = tmp_path / "victim.txt"
+    victim.write_text("precious")
+    path = weights_path(NAME)
+    path.parent.mkdir(parents=True)
+    path.with_name(path.name + suffix).symlink_to(victim)
+    with pytest.raises(
+        WeightsError, match=rf"{suffix}: it is a symbolic link, which is not written through: remove it"
+    ):
         fetch_weights(NAME)
+    assert victim.read_text() == "precious"
+    assert not path.exists()
+
+
+def test_a_link_to_nowhere_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    path = weights_path(NAME)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "elsewhere")
+    assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert not path.is_symlink()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_pipe_in_the_place_of_the_part_does_not_block() -> None:
+    path = weights_path(NAME)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path.with_name(f"{path.name}.part"))
+    with pytest.raises(WeightsError, match="cannot be written"):
+        fetch_weights(NAME)
+
+
+def test_linked_weights_and_a_linked_cache_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On shared machines people link to files that are there once; their md5 decides."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "file").write_bytes(CONTENT)
+    path = weights_path(NAME)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "shared" / "file")
+    assert fetch_weights(NAME) == path
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "link"))
+    assert fetch_weights(NAME).read_bytes() == CONTENT
+
+
+def test_a_new_cache_is_its_owners_and_an_old_one_keeps_its_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch_weights(NAME)
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    (tmp_path / "shared").mkdir(mode=0o755)
+    (tmp_path / "shared").chmod(0o755)
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "shared"))
+    fetch_weights(NAME)
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o755
 
 
 def test_a_file_of_before_july_2018_is_recognised(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     """
     from zoo.weights import NetworkRecord
     from zoo.weights.fit import CLASSIFIER_WEIGHT
-    from zoo.weights.record import check_agreement
+    from zoo.weights.record import check_record
 
     given = _network_options(args)
     if args.kind == "relu-to-leaky-relu":
@@ -189,7 +189,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
         raise ConversionError(
             f"{path}: {args.kind} is for torchvision's files, and this is a {record.arch} of zoo already"
         )
-    check_agreement(record, given, path)
+    check_record(record, given, path)
     for key, value in needed.items():
         own = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
         if own != value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zoo.errors import VerificationError
+from zoo.errors import VerificationError, listed, printable
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,10 +62,10 @@ def run_verify(args: argparse.Namespace) -> int:
     if not findings:
         print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
         return 0
-    print(markdown_table(["file", "state", "note"], [[str(f.path), f.status, f.note] for f in findings]))
+    print(markdown_table(["file", "state", "note"], [[printable(f.path), f.status, f.note] for f in findings]))
     faults = {"damaged", "missing", "partial"} if args.names else {"damaged"}
     bad = [finding for finding in findings if finding.status in faults]
     if bad:
-        listed = ", ".join(f"{finding.path.name} is {finding.status}" for finding in bad)
-        raise VerificationError(f"{len(bad)} of {len(findings)} files are not as published: {listed}; see their notes")
+        faulty = listed(f"{finding.path.name} is {finding.status}" for finding in bad)
+        raise VerificationError(f"{len(bad)} of {len(findings)} files are not as published: {faulty}; see their notes")
     return 0

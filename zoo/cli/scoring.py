@@ -25,8 +25,8 @@ from zoo.models import ARCHITECTURES
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
+from zoo.weights.fetch import published_name
 from zoo.weights.record import check_record
-from zoo.weights.stored import is_published_name
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _class_names(title: str, weights: Path | None, stored: StoredWeights) -> Seq
     """Return the names of the classes that weights know: their record's, or ImageNet's where they are published."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
-    of_imagenet = title in registry.published() or (weights is not None and is_published_name(weights))
+    of_imagenet = title in registry.published() or (weights is not None and published_name(weights) is not None)
     return imagenet_wnids() if of_imagenet else None
 
 

@@ -1,15 +1,11 @@
-"""Where zoo keeps what it unpacks and downloads, and the record of the digests of the files there."""
+"""Where zoo keeps what it unpacks and downloads, and how it writes there."""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-import secrets
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from zoo.weights.read import md5_of
+from typing import IO
 
 SUFFIX = ".pth.tar"
 
@@ -29,55 +25,28 @@ def weights_path(name: str) -> Path:
     return weights_dir() / f"{name}{SUFFIX}"
 
 
-def sidecar_of(path: Path) -> Path:
-    """Return the file beside ``path`` that records its size, time of change and md5."""
-    return path.with_name(f"{path.name}.json")
+def make_weights_dir() -> None:
+    """Make the folder of published weights where it is missing.
 
-
-def cached_md5(path: Path) -> str:
-    """Return the md5 of the file at ``path``, from its sidecar where size and time of change are still the same.
-
-    Otherwise the file is read, and the sidecar written for the next time. Raises WeightsError if it cannot be read.
+    A cache that this makes is its owner's alone (mode 0700). One that was there before keeps the rights that somebody
+    gave it, so that a group can share it.
     """
-    with suppress(OSError):
-        recorded = _recorded(path)
-        if recorded is not None and recorded.items() >= _identity(path).items():
-            return str(recorded["md5"])
-    return fresh_md5(path)
+    cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    weights_dir().mkdir(exist_ok=True)
 
 
-def fresh_md5(path: Path) -> str:
-    """Return the md5 of the file at ``path``, which is read whatever its sidecar says; writes the sidecar.
+def open_own(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of the cache for writing, unless it is a symbolic link or a pipe; raises OSError for those.
 
-    Raises WeightsError if the file cannot be read.
+    In a cache that others can write to, a link could lead to any file of this user, and a pipe would block.
     """
-    # Taken before reading: a file that changes meanwhile does not fit its record, and is read again next time.
-    identity = _identity(path) if path.is_file() else {}
-    md5 = md5_of(path)
-    with suppress(OSError):  # of a cache that may only be read: it is slower there, but not wrong
-        _write(sidecar_of(path), {**identity, "md5": md5})
-    return md5
+    return open(path, mode, opener=_open_no_link)
 
 
-def _identity(path: Path) -> dict[str, Any]:
-    stat = path.stat()
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def _recorded(path: Path) -> dict[str, Any] | None:
-    """Return the contents of the sidecar; None where there is none or it is damaged."""
+def _open_no_link(path: str, flags: int) -> int:
     try:
-        content = json.loads(sidecar_of(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and isinstance(content.get("md5"), str) else None
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON so that a reader sees the old contents or the new, never a part; no matter how many write at once."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through: remove it", path) from None
+        raise

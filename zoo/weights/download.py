@@ -14,6 +14,7 @@ import requests
 from tqdm import tqdm
 
 from zoo.errors import WeightsError
+from zoo.weights.cache import open_own
 from zoo.weights.drive import Page
 
 logger = logging.getLogger("zoo")
@@ -116,7 +117,7 @@ class Download:
         self.was_resumed = start > 0
         declared = response.headers.get("Content-Length", "")
         total = start + int(declared) if declared.isdecimal() else None
-        with self.part.open("ab" if start else "wb") as file, self._bar(start, total) as bar:
+        with open_own(self.part, "ab" if start else "wb") as file, self._bar(start, total) as bar:
             for chunk in chain([first], chunks):
                 file.write(chunk)
                 bar.update(len(chunk))

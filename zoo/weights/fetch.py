@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from zoo.errors import ConfigError, WeightsError
-from zoo.weights.cache import SUFFIX, fresh_md5, weights_path
+from zoo.errors import ConfigError, WeightsError, brief, printable
+from zoo.weights.cache import SUFFIX, make_weights_dir, open_own, weights_path
 from zoo.weights.download import Download, DownloadError, Sleep, shown
 from zoo.weights.drive import drive_url
-from zoo.weights.index import drive_page, entry_of
+from zoo.weights.index import all_published, drive_page, entry_of
 from zoo.weights.lock import locked
-from zoo.weights.read import md5_of
-from zoo.weights.verify import check_weights, mismatch
+from zoo.weights.verify import check_md5, md5_of, mismatch, open_weights
 
 logger = logging.getLogger("zoo")
 
@@ -30,21 +29,46 @@ def fetch_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
     Raises ConfigError for an unknown name and WeightsError for weights that cannot be had or are not the right ones;
     the file in the cache is then missing or as it was, never a part.
     """
+    if (path := weights_path(entry_of(name)["name"])).exists():
+        with open_weights(path) as file:
+            check_md5(file, path, name)
+        return path
+    return provide_weights(name, sleep=sleep)  # a download was verified
+
+
+def provide_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
+    """Return the file of the published weights ``name``, as `fetch_weights` does, without reading one in the cache.
+
+    For whoever reads the file next, and verifies it then.
+    """
     path = weights_path(entry_of(name)["name"])
-    if not path.exists():
-        if is_offline():
-            raise WeightsError(
-                f"{name}: the weights are not in the cache and ZOO_OFFLINE is set; unset it, or {by_hand(name, path)}"
-            )
-        try:
-            _fetch(name, path, sleep)
-        except OSError as error:
-            raise WeightsError(
-                f"{name}: the weights cannot be written ({error.strerror or error}); {path.parent}: make it writable, "
-                f"with room, or set ZOO_CACHE to another folder; zoo fetch {name} continues with what there is already"
-            ) from error
-    check_weights(path, name)
+    if path.exists():
+        return path
+    if is_offline():
+        raise WeightsError(
+            f"{name}: the weights are not in the cache and ZOO_OFFLINE is set; unset it, or {by_hand(name, path)}"
+        )
+    try:
+        _fetch(name, path, sleep)
+    except OSError as error:
+        where = f"{printable(error.filename)}: " if error.filename else ""
+        raise WeightsError(
+            f"{name}: the weights cannot be written ({where}{error.strerror or error}); {path.parent}: make it "
+            f"writable, with room, or set ZOO_CACHE to another folder; zoo fetch {name} continues with what there is "
+            "already"
+        ) from error
     return path
+
+
+def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
+    """Return the name of published weights that is meant; None where it is the path of a file.
+
+    Raises WeightsError for what can be neither.
+    """
+    if not isinstance(path_or_name, (str, os.PathLike)):
+        raise WeightsError(f"weights must be a path or the name of published weights, got {brief(repr(path_or_name))}")
+    text = os.fspath(path_or_name)
+    return text if text in all_published() and not Path(text).exists() else None
 
 
 def is_offline() -> bool:
@@ -70,9 +94,9 @@ def url_of(name: str) -> str:
 def _fetch(name: str, path: Path, sleep: Sleep) -> None:
     """Download the file and give it its final name, unless another process did so in the meantime."""
     url = url_of(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_weights_dir()
     with locked(path.with_name(f"{path.name}.lock"), name) as is_alone:
-        if path.exists():
+        if path.exists():  # another process was faster
             return
         logger.info("%s: fetching %s (licence: %s)", name, shown(url), entry_of(name)["licence"])
         # Without a lock each process has a file of its own, which nobody else could resume.
@@ -110,7 +134,6 @@ def _download(name: str, url: str, part: Path, path: Path, sleep: Sleep) -> None
 
 def _install(part: Path, path: Path) -> None:
     """Rename the verified file, its bytes safe on the disk before."""
-    with part.open("r+b") as file:
+    with open_own(part, "r+b") as file:
         os.fsync(file.fileno())
     part.replace(path)
-    fresh_md5(path)

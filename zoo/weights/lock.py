@@ -8,7 +8,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
+
+from zoo.weights.cache import open_own
 
 try:
     import fcntl
@@ -29,9 +31,9 @@ def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
     While another process has it: waits, and says so in the log, if there is something to be ``waiting_for``; raises
     LockedElsewhereError if not. Yields False where neither the system nor the file system has locks. The lock file
     is left behind: removing it would let a third process lock a new file while a second still waits for the old one.
-    Raises OSError if it cannot be made.
+    Raises OSError if it cannot be made, or is a symbolic link.
     """
-    with path.open("a+b") as file:
+    with open_own(path, "a+b") as file:
         # A forked process shares the lock, and would keep it from everybody after this process was killed.
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=file.close)
@@ -43,7 +45,7 @@ def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
         yield is_alone
 
 
-def _acquire(file: BinaryIO, waiting_for: str | None) -> bool:
+def _acquire(file: IO[bytes], waiting_for: str | None) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

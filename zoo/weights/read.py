@@ -2,106 +2,224 @@
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import logging
 import os
 import pickle
 import re
+import struct
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.errors import WeightsError
+from zoo.errors import WeightsError, brief, listed, printable
 from zoo.weights.keys import published_keys
+from zoo.weights.verify import check_md5, open_weights
 
 logger = logging.getLogger("zoo")
 
-READ_BYTES = 2**20
 COMPRESSED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"  # gzip, bzip2, xz
+# Where trainers put the state dict: this one and most others, many examples, torchvision's and timm's.
+STATE_DICT_KEYS = "state_dict", "model_state_dict", "model"
 # What torch says of a function or class that it does not let a file use.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
+# The end of a zip archive: the record that torch.save writes first, where that is, and the record of older zips.
+END_64, LOCATOR_64, END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
+SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer one
+SLACK_BYTES = 2**18  # for directories that are read twice
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[Any, Any]:
+class Oversized(ValueError):
+    """A file would take more memory than it has bytes."""
+
+
+def read_checkpoint(path: str | os.PathLike[str], *, published: str | None = None) -> dict[Any, Any]:
     """Return the dict in the file at ``path`` with all that it holds, tensors on the CPU.
 
     Understood are `torch.save` files in the zip format and in the one before it, with tensors, plain Python values
-    and numpy numbers. Raises WeightsError for anything else; a file that would run code is refused and nothing of it
-    is run.
+    and numpy numbers, and safetensors files where the package safetensors is installed. The memory that is taken is
+    about the size of the file, whatever the file says. ``published``: the name of the published weights that the file
+    must be, by its md5; what is loaded is the file that was checked. Raises WeightsError for anything else; a file
+    that would run code is refused and nothing of it is run.
     """
     path = Path(path)
-    _refuse_other_formats(path)
-    content = _load_safely(path)
+    with open_weights(path) as file:
+        if published is not None:
+            check_md5(file, path, published)
+        head = file.read(512)
+        file.seek(0)
+        if _is_safetensors(head):
+            content = _load_safetensors(file, path)
+        else:
+            _refuse_other_formats(path, head)
+            content = _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
         found = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise WeightsError(f"{path}: holds {found} and no state dict; save model.state_dict()")
+        raise WeightsError(f"{printable(path)}: holds {found} and no state dict; save model.state_dict()")
     return content
 
 
-def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def read_state_dict(path: str | os.PathLike[str], *, published: str | None = None) -> dict[str, Tensor]:
     """Return the network's tensors in the file at ``path``, on the CPU, with the keys that the networks have now.
 
-    The file holds a state dict, or a trainer's dict with a state dict under "state_dict" and perhaps a moving average
-    of the weights under "ema", which then is what is returned: training validated it. A "module." before all keys and
-    the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as `read_checkpoint` does.
+    The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS` and perhaps a
+    moving average of the weights under "ema", which then is what is returned: training validated it. A "module."
+    before all keys and the ".bn" level of old norms are dropped. ``published`` is the name of the published weights
+    that the file must be. Raises WeightsError for anything else, as `read_checkpoint` does.
     """
-    return state_dict_in(read_checkpoint(path), path)
+    return state_dict_in(read_checkpoint(path, published=published), path)
 
 
 def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return what `read_state_dict` does of the content of the file at ``path``, which was read already."""
-    if isinstance(content.get("state_dict"), dict):
+    key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
+    if key is not None:
         averaged = content.get("ema")
+        if averaged is not None and not isinstance(averaged, dict):
+            raise WeightsError(
+                f'{printable(path)}: holds a {type(averaged).__name__} under "ema", where the moving average of the '
+                "weights is expected; leave it out, or save a state dict there"
+            )
         if averaged is not None:
             logger.info("%s: the moving average of the weights is read, which is what training validated", path)
-        content = content["state_dict"] if averaged is None else averaged
+        content = content[key] if averaged is None else averaged
     _check_is_state_dict(content, path)
-    return published_keys({key: tensor.detach() for key, tensor in content.items()}, str(path))
+    _refuse_repeated_values(content, path)
+    return published_keys({key: tensor.detach() for key, tensor in content.items()}, printable(path))
 
 
-def md5_of(path: str | os.PathLike[str]) -> str:
-    """Return the md5 of the file at ``path`` as 32 hexadecimal digits; it is read in pieces.
+def load_bounded(file: IO[bytes]) -> Any:
+    """Return the content of an open `torch.save` file: tensors, plain Python values and numpy numbers, nothing else.
 
-    Raises WeightsError if it cannot be read.
+    Raises Oversized where that takes more memory than about the size of the file, and nearly anything for a damaged
+    file. Nothing in the file is run.
     """
-    digest = hashlib.md5(usedforsecurity=False)
-    try:
-        with open(path, "rb") as file:
-            while piece := file.read(READ_BYTES):
-                digest.update(piece)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    return digest.hexdigest()
+    check_sizes(file)
+    metered: Any = _Metered(file)  # has what torch uses of a file
+    # Those that the user allowed already must stay allowed when the context ends.
+    allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
+    with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other pickle protocols and TorchScript; they load or raise
+        return torch.load(metered, map_location="cpu", weights_only=True)
 
 
-def _unreadable(path: str | os.PathLike[str], error: OSError) -> WeightsError:
-    return WeightsError(f"{path}: cannot be read ({error.strerror}); give the path of a weights file")
+def check_sizes(file: IO[bytes]) -> None:
+    """Raise Oversized if the zip archive in an open file is larger than the file once it is unpacked.
+
+    torch.save never compresses. The directory is looked at, which is short; other formats have none. The file is at
+    its start afterwards. Raises zipfile.BadZipFile for a directory that is not where it says: torch would read another
+    one than this.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    is_zip = file.read(4) == b"PK\x03\x04"
+    file.seek(0)
+    if not is_zip:
+        return
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        _check_directory(file, size, archive.start_dir)
+    file.seek(0)
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise Oversized(
+                f"its entry {brief(entry.filename)} is compressed, and unpacks to {entry.file_size:,} bytes"
+            )
+    if (unpacked := sum(entry.file_size for entry in entries)) > size:
+        raise Oversized(f"its entries claim {unpacked:,} bytes, and the file has {size:,}")
 
 
-def _refuse_other_formats(path: Path) -> None:
+def _check_directory(file: IO[bytes], size: int, start: int) -> None:
+    """Raise zipfile.BadZipFile unless the zip directory at ``start`` is the only one that a reader could find."""
+    end = size - END.size
+    file.seek(end)
+    signature, *_, length, offset, comment = END.unpack(file.read(END.size))
+    if signature != b"PK\x05\x06" or comment:
+        raise zipfile.BadZipFile("the file does not end where its zip archive ends")
+    locator = end - LOCATOR_64.size
+    file.seek(max(0, locator))
+    signature, _, position, _ = LOCATOR_64.unpack(file.read(LOCATOR_64.size))
+    if signature == b"PK\x06\x07":
+        end = locator - END_64.size
+        file.seek(max(0, end))
+        signature, *_, length, offset = END_64.unpack(file.read(END_64.size))
+        if signature != b"PK\x06\x06" or position != end:
+            raise zipfile.BadZipFile("the zip directory is not where the file says")
+    if offset != start or offset + length != end:
+        raise zipfile.BadZipFile("the zip directory is not where the file says")
+
+
+class _Metered:
+    """An open file that gives no more bytes than it has.
+
+    A pickle can name one part of a file by many names, each of which torch reads into memory of its own.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._left = os.fstat(file.fileno()).st_size + SLACK_BYTES
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        return self._counted(self._file.read(size))
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._counted(self._file.readline(size))
+
+    def readinto(self, buffer: memoryview) -> int:
+        num_bytes: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self._count(num_bytes)
+        return num_bytes
+
+    def _counted(self, piece: bytes) -> bytes:
+        self._count(len(piece))
+        return piece
+
+    def _count(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise Oversized("it names the same bytes several times")
+
+
+def _refuse_other_formats(path: Path, head: bytes) -> None:
     """Raise WeightsError for what is often taken for weights: a saved web page, an archive, an empty file."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise _unreadable(path, error) from None
     if not head:
-        raise WeightsError(f"{path}: is empty; download it again")
-    if head.lstrip().startswith(b"<"):
+        raise WeightsError(f"{printable(path)}: is empty; download it again")
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
         raise WeightsError(
-            f"{path}: is a web page, not weights; the download stopped at a page that asks for confirmation or "
-            "reports an error: open it in a browser and download the file from there"
+            f"{printable(path)}: is a web page, not weights; the download stopped at a page that asks for confirmation "
+            "or reports an error: open it in a browser and download the file from there"
         )
     if head[257:262] == b"ustar" or head.startswith(COMPRESSED):
         raise WeightsError(
-            f"{path}: is an archive; unpack it and give the weights file inside "
+            f"{printable(path)}: is an archive; unpack it and give the weights file inside "
             "(the published .pth.tar files are none, despite their name)"
         )
+
+
+def _is_safetensors(head: bytes) -> bool:
+    """Return whether a file begins as safetensors files do: the length of a JSON text, and the text."""
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
+
+
+def _load_safetensors(file: IO[bytes], path: Path) -> Any:
+    try:
+        safetensors = importlib.import_module("safetensors.torch")
+    except ImportError:
+        raise WeightsError(
+            f"{printable(path)}: is a safetensors file, which needs a package that is not installed: pip install "
+            "safetensors, or convert the file where it is: torch.save(safetensors.torch.load_file(FILE), NEW)"
+        ) from None
+    try:
+        return safetensors.load(file.read())
+    except Exception as error:  # of the package's own kinds
+        raise _load_error(path, error) from None
 
 
 def _numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
@@ -113,40 +231,40 @@ def _numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]
     return [(scalar, names[0]), (scalar, names[1]), np.dtype, *dtypes]
 
 
-def _load_safely(path: Path) -> Any:
-    """Return the content of a `torch.save` file: tensors, plain Python values and numpy numbers, nothing else."""
-    # Those that the user allowed already must stay allowed when the context ends.
-    allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
+def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other pickle protocols and TorchScript; they load or raise
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return load_bounded(file)
     except Exception as error:  # a damaged pickle can raise anything
         raise _load_error(path, error) from None
 
 
 def _load_error(path: Path, error: Exception) -> WeightsError:
-    message = str(error)
+    message, where = str(error), printable(path)
+    if isinstance(error, Oversized):
+        return WeightsError(
+            f"{where}: would take more memory than the file has bytes: {message}; torch.save writes no such file: "
+            "download it again, or have whoever made it save model.state_dict() with torch.save"
+        )
     if refused := REFUSED.search(message):
         return WeightsError(
-            f"{path}: refused, and nothing of it was run: opening it would call {refused[1]}, and a weights file may "
-            "hold only tensors, plain Python values and numpy numbers; whoever made it can save model.state_dict() "
-            "with torch.save instead"
+            f"{where}: refused, and nothing of it was run: opening it would call {brief(refused[1])}, and a weights "
+            "file may hold only tensors, plain Python values and numpy numbers; whoever made it can save "
+            "model.state_dict() with torch.save instead"
         )
     if isinstance(error, pickle.UnpicklingError):
         message = message.partition("\n\n")[2] or message  # before it stands advice to load unsafely
     reason = next(iter(message.splitlines()), "").split(". ")[0]
     return WeightsError(
-        f"{path}: is no weights file that torch can read, or is damaged or cut short "
-        f"({type(error).__name__}: {reason}); download it again"
+        f"{where}: is no weights file that torch can read, or is damaged or cut short "
+        f"({type(error).__name__}: {brief(reason)}); download it again"
     )
 
 
 def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) -> None:
     if {"body", "head", "cls"} <= content.keys():
         raise WeightsError(
-            f"{path}: holds a segmentation model (body, head and cls), which is not supported; give the weights of a "
-            "classification network"
+            f"{printable(path)}: holds a segmentation model (body, head and cls), which is not supported; give the "
+            "weights of a classification network"
         )
     foreign = [
         f"{key!r} ({type(value).__name__})"
@@ -155,6 +273,21 @@ def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) 
     ]
     if foreign:
         raise WeightsError(
-            f"{path}: holds no state dict: these entries are not tensors: {', '.join(foreign)}; "
+            f"{printable(path)}: holds no state dict: these entries are not tensors: {listed(foreign)}; "
             'save model.state_dict(), or a dict with it under "state_dict"'
         )
+
+
+def _refuse_repeated_values(state_dict: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Raise WeightsError for a tensor that repeats its values by strides of 0: a copy of it would be of any size."""
+    repeated = [key for key, tensor in state_dict.items() if _is_repeated(tensor)]
+    if repeated:
+        raise WeightsError(
+            f"{printable(path)}: holds tensors with more values than the file has: {listed(repeated)}; "
+            "save contiguous ones: {key: value.contiguous() for key, value in model.state_dict().items()}"
+        )
+
+
+def _is_repeated(tensor: Tensor) -> bool:
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested
+    return is_plain and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()

@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.errors import WeightsError, printable
-from zoo.weights.fetch import fetch_weights
+from zoo.weights.fetch import fetch_weights, provide_weights, published_name
 from zoo.weights.fit import CLASSIFIER_WEIGHT, LoadReport, load_state_dict
-from zoo.weights.index import all_published
 from zoo.weights.read import read_checkpoint, state_dict_in
 from zoo.weights.record import NetworkRecord, check_record, option_defaults, record_in
 
@@ -45,23 +44,19 @@ class StoredWeights:
 
 def locate_weights(path_or_name: str | os.PathLike[str]) -> Path:
     """Return ``path_or_name`` as a path; of published weights that of their verified file, downloaded if need be."""
-    name = os.fspath(path_or_name)
-    return fetch_weights(name) if is_published_name(name) else Path(name)
-
-
-def is_published_name(path_or_name: str | os.PathLike[str]) -> bool:
-    """Return whether published weights are meant, and not a file."""
-    return os.fspath(path_or_name) in all_published() and not Path(path_or_name).exists()
+    name = published_name(path_or_name)
+    return Path(path_or_name) if name is None else fetch_weights(name)
 
 
 def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
-    """Return the content of the weights file at a path, or of the published weights of a name.
+    """Return the content of the weights file at a path, or of the published weights of a name, downloaded if need be.
 
-    Raises WeightsError if the file is missing, damaged or unsafe, or says of its network what cannot be true.
+    Published weights are read once, and their md5 is compared before anything of them is loaded. Raises WeightsError
+    if the file is missing, damaged or unsafe, or says of its network what cannot be true.
     """
-    published = os.fspath(path_or_name) if is_published_name(path_or_name) else None
-    path = locate_weights(path_or_name)
-    content = read_checkpoint(path)
+    published = published_name(path_or_name)
+    path = Path(path_or_name) if published is None else provide_weights(published)
+    content = read_checkpoint(path, published=published)
     state_dict = state_dict_in(content, path)
     record = record_in(content, printable(path)) if published is None else NetworkRecord.of_published(published)
     return StoredWeights(path, state_dict, record, content)

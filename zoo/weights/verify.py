@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from zoo.errors import WeightsError
-from zoo.weights.cache import SUFFIX, cached_md5, fresh_md5, weights_dir, weights_path
+from zoo.errors import WeightsError, printable
+from zoo.weights.cache import SUFFIX, weights_dir, weights_path
 from zoo.weights.index import REPLACED_MD5, all_published, entry_of
-from zoo.weights.read import md5_of
 
+READ_BYTES = 2**20
 Status = Literal["ok", "damaged", "partial", "unknown", "missing"]
 
 
@@ -24,6 +28,40 @@ class Finding:
     note: str = ""
 
 
+def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Return the file at ``path``, opened for reading; a link is followed.
+
+    Raises WeightsError if it cannot be read or is no regular file: a pipe might never say anything.
+    """
+    try:
+        if not stat.S_ISREG(mode := os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "Is a directory" if stat.S_ISDIR(mode) else "it is no regular file")
+        return open(path, "rb")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise WeightsError(f"{printable(path)}: cannot be read ({reason}); give the path of a weights file") from None
+
+
+def md5_of(path: str | os.PathLike[str]) -> str:
+    """Return the md5 of the file at ``path`` as 32 hexadecimal digits; it is read in pieces.
+
+    Raises WeightsError if it cannot be read.
+    """
+    with open_weights(path) as file:
+        return _md5_of_open(file, path)
+
+
+def _md5_of_open(file: IO[bytes], path: str | os.PathLike[str]) -> str:
+    """Return the md5 of an open file, which is then at its end."""
+    digest = hashlib.md5(usedforsecurity=False)
+    try:
+        while piece := file.read(READ_BYTES):
+            digest.update(piece)
+    except OSError as error:
+        raise WeightsError(f"{printable(path)}: cannot be read ({error.strerror}); check the disk") from None
+    return digest.hexdigest()
+
+
 def mismatch(name: str, found: str) -> str:
     """Return in words that weights ``name`` have the md5 ``found`` and not their own."""
     wrong = f"the md5 is {found}, not {entry_of(name)['md5']}"
@@ -32,14 +70,16 @@ def mismatch(name: str, found: str) -> str:
     return wrong
 
 
-def check_weights(path: Path, name: str) -> None:
-    """Raise WeightsError unless the file at ``path`` has the md5 of the published weights ``name``.
+def check_md5(file: IO[bytes], path: Path, name: str) -> None:
+    """Raise WeightsError unless an open file has the md5 of the published weights ``name``; it is then at its start.
 
-    The file is read only if it changed since it was read last; it stays as it is in any case.
+    All of it is read. Nothing is remembered of it: only a file that was read now is known to be right now. ``path``
+    names it in messages.
     """
-    found = cached_md5(path)
+    found = _md5_of_open(file, path)
     if found != entry_of(name)["md5"]:
-        raise WeightsError(f"{path}: {mismatch(name, found)}; {_advice(path, name, found)}")
+        raise WeightsError(f"{printable(path)}: {mismatch(name, found)}; {_advice(path, name, found)}")
+    file.seek(0)
 
 
 def _advice(path: Path, name: str, found: str) -> str:
@@ -52,7 +92,7 @@ def _advice(path: Path, name: str, found: str) -> str:
 def audit_cache(names: Sequence[str] = ()) -> list[Finding]:
     """Return what is to be said of each file in the cache, or of the published weights ``names`` alone.
 
-    Every file is read from the disk, whatever its sidecar says. Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown name.
     """
     if names:
         return [_audit_named(entry_of(name)["name"]) for name in names]
@@ -61,8 +101,8 @@ def audit_cache(names: Sequence[str] = ()) -> list[Finding]:
 
 
 def _counts(path: Path) -> bool:
-    """Return whether a file is more than a sidecar, a lock or what either is made from."""
-    return not path.name.endswith((f"{SUFFIX}.json", f"{SUFFIX}.lock", f"{SUFFIX}.json.tmp")) and path.name[0] != "."
+    """Return whether a file is more than a lock or a hidden file."""
+    return not path.name.startswith(".") and not path.name.endswith(f"{SUFFIX}.lock")
 
 
 def _audit_named(name: str) -> Finding:
@@ -76,11 +116,11 @@ def _audit(path: Path) -> Finding:
     is_published = rest == "" and name in all_published()
     if rest.endswith(".part"):
         advice = f"zoo fetch {name} continues" if rest == ".part" else "left by a fetch that was stopped; remove it"
-        return Finding(path, "partial", f"{path.stat().st_size:,} bytes; {advice}")
+        return Finding(path, "partial", f"{path.lstat().st_size:,} bytes; {advice}")
     if not path.exists():
         return Finding(path, "missing", f"zoo fetch {name} downloads it")
     try:
-        found = fresh_md5(path) if is_published else md5_of(path)  # no sidecars for files that are not ours
+        found = md5_of(path)
     except WeightsError as error:
         return Finding(path, "damaged" if is_published else "unknown", str(error))
     if is_published:
