@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 
 def conv2d(
     in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> nn.Conv2d:
     """Return an uninitialised convolution without bias that keeps the map's size at stride 1."""
-    conv = skip_init(
-        nn.Conv2d,
+    conv = nn.Conv2d(
         in_channels,
         out_channels,
         kernel_size,
@@ -21,6 +19,7 @@ def conv2d(
         groups=groups,
         dilation=dilation,
         bias=False,
-        device=torch.get_default_device(),
+        device="meta",
     )
-    return conv
+    device = torch.get_default_device()
+    return conv if device.type == "meta" else conv.to_empty(device=device)
