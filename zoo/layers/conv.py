@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
 import torch
 from torch import nn
+
+Layer = TypeVar("Layer", bound=nn.Module)
+_counting: ContextVar[bool] = ContextVar("counting", default=False)
+
+
+def uninitialised(kind: Callable[..., Layer], *arguments: Any, **options: Any) -> Layer:
+    """Return the layer, on the default device, with weights that nobody has set.
+
+    As `torch.nn.utils.skip_init`, but on the meta device, where networks are counted, nothing is made twice.
+    """
+    layer = kind(*arguments, **options, device="meta")
+    device = torch.get_default_device()
+    return layer if _counting.get() or device.type == "meta" else layer.to_empty(device=device)
+
+
+@contextmanager
+def counting() -> Iterator[None]:
+    """Make all such layers on the meta device within the block: for networks that are counted and not run.
+
+    Norms are made as ever: they are small, and torch.device("meta") for all of a network takes twice as long.
+    """
+    token = _counting.set(True)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
 
 
 def conv2d(
     in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> nn.Conv2d:
     """Return an uninitialised convolution without bias that keeps the map's size at stride 1."""
-    conv = nn.Conv2d(
+    return uninitialised(
+        nn.Conv2d,
         in_channels,
         out_channels,
         kernel_size,
@@ -19,7 +51,4 @@ def conv2d(
         groups=groups,
         dilation=dilation,
         bias=False,
-        device="meta",
     )
-    device = torch.get_default_device()
-    return conv if device.type == "meta" else conv.to_empty(device=device)
