@@ -3,7 +3,9 @@
 The public names are imported when they are first used, so that `zoo --help` does not wait for torch.
 """
 
-from importlib import import_module
+import re
+from importlib import import_module, metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +13,11 @@ if TYPE_CHECKING:
     from zoo.data.transforms import transforms
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models
+    from zoo.report.measure import measure_memory
+    from zoo.report.measure_storages import count_memory
     from zoo.weights import load_weights
+
+    __version__: str
 
 __all__ = [
     "CheckpointError",
@@ -21,24 +27,46 @@ __all__ = [
     "WeightsError",
     "ZooError",
     "convert",
+    "count_memory",
     "get",
     "layers",
     "list_models",
     "load_weights",
+    "measure_memory",
     "transforms",
 ]
 
 _HOMES = {
+    "count_memory": "zoo.report.measure_storages",
     "get": "zoo.registry",
     "list_models": "zoo.registry",
     "load_weights": "zoo.weights",
+    "measure_memory": "zoo.report.measure",
     "transforms": "zoo.data.transforms",
 }
 
 
+def __dir__() -> list[str]:
+    """Return the public names, those that are not imported yet included."""
+    return sorted({*globals(), *__all__, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in __all__:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
     if name in ("convert", "layers"):
         return import_module(f"zoo.{name}")
     return getattr(import_module(_HOMES.get(name, "zoo.errors")), name)
+
+
+def _version() -> str:
+    """Return the version that is installed, or in a checkout that is not, the one of its pyproject.toml."""
+    try:
+        return metadata.version("zoo")
+    except metadata.PackageNotFoundError:
+        settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        found = re.search(r'^version = "(.+)"$', settings, re.MULTILINE)
+        assert found is not None, "pyproject.toml names no version"
+        return found.group(1)

@@ -6,21 +6,21 @@ import fnmatch
 import inspect
 import os
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from zoo import config
 from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
+from zoo.models.arguments import check_norm_function, check_values, dilation_for, unknown_option
 from zoo.models.network import check_classes
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.index import drive_page, published
 from zoo.weights.record import Preprocessing, check_record, option_defaults, preprocessing_of
 
 OF_EVERY_NETWORK = ("arch", "norm", "activation", "activation_param", "classes")
-SWITCHES = ("input_3x3", "keep_outputs")
 CIFAR_INPUT = config.Input(
     crop_train=32,
     scale_val=-1,
@@ -30,13 +30,18 @@ CIFAR_INPUT = config.Input(
 )
 
 
-def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
     """Return the names that match the shell-style ``pattern``, sorted: architectures and published variants.
 
-    With ``pretrained`` only the published variants.
+    Several patterns give the names that match any of them. With ``pretrained`` only the published variants. Raises
+    ConfigError for anything but text.
     """
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):
+        raise ConfigError(f"a pattern must be text, or a list of texts, got {pattern!r}")
     names = list(published()) if pretrained else [*ARCHITECTURES, *published()]
-    return sorted(fnmatch.filter(names, pattern), key=_natural_order)
+    matching = {name for each in patterns for name in fnmatch.filter(names, each)}
+    return sorted(matching, key=_natural_order)
 
 
 def options_of(arch: str) -> list[str]:
@@ -46,7 +51,7 @@ def options_of(arch: str) -> list[str]:
 
 def get(
     name: str | os.PathLike[str],
-    *,
+    *too_many: NoReturn,
     pretrained: bool = False,
     weights: str | os.PathLike[str] | None = None,
     norm: str | NormFactory | None = None,
@@ -54,6 +59,10 @@ def get(
     activation_param: float | None = None,
     classes: int | None = None,
     features_only: bool = False,
+    out_indices: Sequence[int | str] | None = None,
+    output_stride: int | None = None,
+    in_chans: int | None = None,
+    drop_rate: float | None = None,
     signed_scale: bool = False,
     **arch: Any,
 ) -> Network:
@@ -69,18 +78,35 @@ def get(
             always; an architecture stands for its only variant.
         weights: path of a weights file, or a published name, to load strictly.
         norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
-        activation: "leaky_relu" (the default), "elu" or "identity"; "relu" too with the standard norm.
+        activation: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
+            means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
         activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
         classes: default 1000 (for CIFAR 10) or the file's; 0 leaves the classifier out: the last map is returned.
         features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
+        out_indices: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
+            pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
+        output_stride: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation``, of the
+            families that have it; weights stay what they are.
+        in_chans: number of channels of the image (default 3). For others the filters of weights for red, green and blue
+            are summed (1) or repeated and scaled (see `zoo.weights.input`), which the log says.
+        drop_rate: share of the values that the classifier's linear layer reads that is dropped in training.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
-        **arch: options of the family: ``input_3x3``, ``dilation``, ``keep_outputs``, and ``memory``, what is kept for
-            backward ("auto", "plain", "checkpoint", ...; it changes no weights).
+        **arch: options of the family, which `zoo.config.OPTIONS` and ``zoo show NAME`` explain: ``memory``, what is
+            kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others.
 
-    Raises ConfigError for an unknown name or option, naming those that exist, and WeightsError for weights that cannot
-    be had, do not fit or belong to another network.
+    Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
+    have; WeightsError for weights x.
     """
+    if too_many:
+        raise ConfigError(
+            f"zoo.get takes the name of a network, and everything else by name, got {too_many} too; write for "
+            "instance zoo.get(NAME, pretrained=True)"
+        )
+    check_values({"pretrained": pretrained, "weights": weights, "norm": norm, "activation": activation,
+                  "activation_param": activation_param, "classes": classes, "features_only": features_only,
+                  "out_indices": out_indices, "output_stride": output_stride, "in_chans": in_chans,
+                  "drop_rate": drop_rate, "signed_scale": signed_scale})  # fmt: skip
     given = {
         "norm": norm,
         "activation": activation,
@@ -90,6 +116,7 @@ def get(
     }
     given = {key: value for key, value in given.items() if value is not None}
     name = _check_arguments(name, given, weights, pretrained, features_only, signed_scale)
+    _check_shape_arguments(name, given, features_only, out_indices, output_stride, drop_rate)
     if signed_scale:
         given["norm"] = "standard"
     stored, images = None, None
@@ -101,6 +128,8 @@ def get(
         settings = _of_name(name)
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
+    if output_stride is not None:
+        given["dilation"] = dilation_for(output_stride, settings["arch"], options_of(settings["arch"]))
     if weights is not None:
         stored = read_weights(weights)
     record = None if stored is None else stored.record_to_build()
@@ -109,7 +138,9 @@ def get(
         images = images or record.preprocessing
     settings = _with_defaults({**settings, **given})
     images = images or preprocessing_of(CIFAR_INPUT if settings["arch"] in FOR_CIFAR else config.Input())
-    model = _build(settings, features_only)
+    model = _build(settings, features_only, in_chans=in_chans or 3, drop_rate=drop_rate or 0.0)
+    if out_indices is not None:
+        model.select_features(out_indices)
     model.built_as = _record_of(settings, images)
     model.pretrained_cfg = _pretrained_cfg(images, name)
     if stored is None and pretrained:
@@ -161,8 +192,29 @@ def _check_arguments(
     return name
 
 
+def _check_shape_arguments(
+    name: str, given: dict[str, Any], features_only: bool, out_indices: Any, output_stride: Any, drop_rate: Any
+) -> None:
+    """Raise ConfigError for arguments of `get` about the network's shape that do not go together."""
+    problems = {
+        "out_indices chooses among features; give features_only=True too": out_indices is not None
+        and not features_only,
+        "output_stride and dilation say the same; give one": output_stride is not None and "dilation" in given,
+        "drop_rate drops what a classifier reads, and there is none; leave it out": bool(drop_rate)
+        and (features_only or given.get("classes") == 0),
+    }
+    for problem, present in problems.items():
+        if present:
+            raise ConfigError(f"{name}: {problem}")
+
+
 def _build(
-    settings: dict[str, Any], features_only: bool, init_method: str = "xavier_normal", init_gain: float = 1.0
+    settings: dict[str, Any],
+    features_only: bool,
+    init_method: str = "xavier_normal",
+    init_gain: float = 1.0,
+    in_chans: int = 3,
+    drop_rate: float = 0.0,
 ) -> Network:
     """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
     options = dict(settings)
@@ -171,33 +223,39 @@ def _build(
         raise ConfigError(_unknown(arch, ARCHITECTURES))
     check_classes(classes)
     _check_options(arch, options)
+    if callable(norm):
+        check_norm_function(norm)
     try:
         factory = norm_act(norm, activation, activation_param)
         model = ARCHITECTURES[arch](factory, classes, features_only=features_only, **options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    except TypeError as error:
-        if not options:
+    except (TypeError, OverflowError, RuntimeError, MemoryError) as error:  # torch's, of sizes that no tensor can have
+        if callable(norm) or not options:
             raise
         raise ConfigError(f"{arch} cannot be built with the options {options} ({error})") from error
+    if in_chans != 3:
+        model.set_input_channels(in_chans)
+    if drop_rate:
+        model.set_drop_rate(drop_rate)
     if features_only and hasattr(model, "bn_out"):
         model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
-    init_weights(model, init_method, init_gain, activation, activation_param)
+    if not next(model.parameters()).is_meta:  # where there are no values to set
+        init_weights(model, init_method, init_gain, activation, activation_param)
     return model
 
 
 def _check_options(arch: str, options: dict[str, Any]) -> None:
-    """Raise ConfigError for an option that the architecture does not have, or a switch that is no boolean."""
+    """Raise ConfigError for an option that the architecture does not have, or a value that it cannot have."""
     known = options_of(arch)
     for option, value in options.items():
         if option not in known:
-            common = [key for key in inspect.signature(get).parameters if key not in ("name", "arch")]
-            hint = nearest(option, [*known, *common], 1)[0]
-            raise ConfigError(
-                f"{arch} has no option {option!r}; its options are {', '.join(known)}; the nearest argument is {hint!r}"
-            )
-        if option in SWITCHES and not isinstance(value, bool):
-            raise ConfigError(f"{arch}: {option} must be True or False, got {value!r}")
+            common = [key for key in inspect.signature(get).parameters if key not in ("name", "too_many", "arch")]
+            raise unknown_option(option, arch, known, common)
+        try:
+            config.check_option(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{arch}: {error}") from error
 
 
 def _of_name(name: str) -> dict[str, Any]:

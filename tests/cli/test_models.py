@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from zoo import registry
 from zoo.cli import main
+from zoo.config import load_experiment, parse_experiment
 
 
 def _cells(line: str) -> list[str]:
@@ -68,3 +71,84 @@ def test_doctor_names_versions_kernels_and_a_cache_that_cannot_be_written(
     monkeypatch.setenv("ZOO_CACHE", f"{tmp_path}/new/cache")
     main(["doctor"])
     assert f"{tmp_path}/new/cache (writable" in capsys.readouterr().out
+
+
+def test_several_patterns_give_what_matches_any(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "resnet18", "resnet34", "--json"]) == 0
+    assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["resnet18", "resnet34"]
+    assert main(["list", "resnet18", "resnet19"]) == 2
+    assert "no network is called 'resnet19'" in capsys.readouterr().err
+
+
+def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "resnext101_ipabn_lr_512", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["parameters"], shown["published"]["norm"]) == (42_902_312, "inplace")
+    assert shown["stages"][-1] == {"num_chs": 2048, "reduction": 32, "module": "mod5"}
+    assert "three 3x3 convolutions" in shown["options"]["input_3x3"]
+    assert "unwind_3x3" in shown["options"]["memory"]
+
+
+def test_each_option_of_a_network_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "revnext"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for meaning in ("follow each other in a branch", 'makes the windows channels, "batch" pictures', "halve them"):
+        assert meaning in out
+
+
+@pytest.mark.parametrize("name", ["cifar10_resnet18_ipabn", "resnext101_ipabn_lr_512.json"])
+def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    bundled = load_experiment(name)
+    assert main(["show", name, "--json"]) == 0
+    assert parse_experiment(json.loads(capsys.readouterr().out), "shown") == bundled
+    assert main(["show", name]) == 0
+    text, _, differing = capsys.readouterr().out.partition("not the defaults:")
+    assert parse_experiment(json.loads(text), "shown").digest() == bundled.digest()
+    assert f"network.arch {json.dumps(bundled.network.arch)}" in " ".join(differing.split())
+    assert "optimizer.momentum" not in differing
+
+
+def test_an_experiment_file_is_shown_with_what_is_doubtful(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"network": {"bn_mode": "inplace"}, "input": {"crop_val": 32}}')
+    assert main(["show", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert '"activation": "leaky_relu"' in out
+    assert "warning: input.crop_val = 32: validation sees 1.6%" in out
+
+
+def test_an_experiment_that_there_is_not_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "revnet38_cifar1.json"]) == 2
+    assert "revnet38_cifar10" in capsys.readouterr().err
+    assert main(["show", "no/such/file.json"]) == 2
+    assert "no/such/file.json: cannot be read" in capsys.readouterr().err
+    assert main(["show"]) == 2
+    assert "give the name of a network or an experiment" in capsys.readouterr().err
+
+
+def test_the_schema_tells_every_key_with_type_default_bounds_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "--schema"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "network: The network and its initial weights." in lines
+    index = next(i for i, line in enumerate(lines) if line.startswith("  learning_rate "))
+    assert lines[index].split(maxsplit=1)[1] == "number; more than 0, at most 1,000,000; default 0.1"
+    assert lines[index + 1].strip() == "Base learning rate, which the schedule multiplies."
+    assert 'optimizer.schedule.params with type "step": ' in "\n".join(lines)
+    assert main(["show", "--schema", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["$defs"]["Network"]["properties"]["bn_mode"]["default"] == "standard"
+    assert main(["show", "resnet18", "--schema"]) == 2
+
+
+def test_a_list_is_made_without_initial_weights(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting needs no values, which take most of the time of building a network, and no network twice."""
+    built = []
+    get = registry.get
+    monkeypatch.setattr(registry, "get", lambda name: built.append(name) or get(name))
+    monkeypatch.setattr(registry, "init_weights", lambda *args: pytest.fail("initialised"))
+    assert main(["list", "resnext101*"]) == 0
+    assert built == ["resnext101", "resnext101_ipabn-sync_lr_256"]
+    assert capsys.readouterr().out.count("| resnext101") == 4

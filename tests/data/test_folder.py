@@ -151,4 +151,5 @@ def test_more_classes_than_outputs_are_an_error_and_fewer_are_logged(
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         check_num_classes(pictures, 1000)
-    assert "2 class folders for a network with 1000 outputs" in caplog.text
+    assert "warning: 2 class folders for a network with 1000 outputs" in caplog.text
+    assert f"{root}: set network.classes to 2" in caplog.text

@@ -197,3 +197,9 @@ def test_only_rank_0_needs_the_files_and_all_ranks_continue_or_fail_together(tmp
     first, second = run_distributed(_start_on_rank, 2, [str(folder) for folder in folders])
     assert first == second
     assert "no good checkpoint" in str(first[0])
+
+
+def test_a_start_says_what_few_people_mean(tmp_path: Path) -> None:
+    log = MemoryLog()
+    _start(tmp_path, log, make_config(input={"scale_val": 256}))
+    assert any(line.startswith("warning: input.crop_val = 8: validation sees 0.1%") for line in log.messages)

@@ -110,3 +110,8 @@ def test_every_group_is_set_relative_to_its_own_initial_rate() -> None:
     for factor in (0.5, 0.25):  # twice: relative to the initial rate, not to the last one
         set_lr(optimizer, factor)
     assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.00025]
+
+
+def test_a_rate_beyond_all_numbers_is_infinite_and_no_error_of_its_own() -> None:
+    schedule = Schedule(type="exponential", mode="step", params={"gamma": 10.0})
+    assert lr_factor(schedule, 9, 0, 1000, 0.1) == float("inf")

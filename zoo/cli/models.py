@@ -1,17 +1,22 @@
-"""``zoo list`` and ``zoo show``: the networks, counted on the meta device, and their published weights."""
+"""``zoo list`` and ``zoo show``: networks, counted without their weights, their published weights, and experiments."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.errors import ConfigError, nearest
+from zoo.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
     from zoo.models import Network
 
+WIDTH = 110
+INDENT = " " * 6
 PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320"}
 
 
@@ -19,15 +24,23 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add ``list`` and ``show``."""
     parser = commands.add_parser("list", help="print a table of the networks and their published scores")
     parser.add_argument(
-        "pattern", metavar="PATTERN", nargs="?", default="*", help="shell-style, for instance 'resnext*'"
+        "patterns", metavar="PATTERN", nargs="*", default=["*"], help="shell-style, for instance 'resnext*'"
     )
     parser.add_argument("--pretrained", action="store_true", help="only networks with published weights")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.set_defaults(run=run_list)
-    parser = commands.add_parser("show", help="print everything known about one network or weights file")
-    parser.add_argument(
-        "name", metavar="NAME", help="an architecture, a published network, or a checkpoint or weights file"
+    parser = commands.add_parser(
+        "show", help="print everything known about one network or weights file, or the settings of an experiment"
     )
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?",
+        help="an architecture, a published network, a bundled experiment (with .json where a network has its name too) "
+        "or an experiment file, a checkpoint or weights file",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schema", action="store_true", help="print all keys of experiment files: type, default, bounds and meaning"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; with --schema a JSON schema")
     parser.set_defaults(run=run_show)
 
 
@@ -36,11 +49,11 @@ def run_list(args: argparse.Namespace) -> int:
     from zoo.registry import list_models
     from zoo.report.tables import markdown_table
 
-    names = list_models(args.pattern, args.pretrained)
-    if not names:
-        near = ", ".join(nearest(args.pattern, list_models(pretrained=args.pretrained)))
-        raise ConfigError(f"no network is called {args.pattern!r}; PATTERN: the nearest names are {near}")
-    entries = [_entry(name) for name in names]
+    for pattern in args.patterns:
+        if not list_models(pattern, args.pretrained):
+            near = ", ".join(nearest(pattern, list_models(pretrained=args.pretrained)))
+            raise ConfigError(f"no network is called {printable(pattern)!r}; PATTERN: the nearest names are {near}")
+    entries = [_entry(name, model) for name, model in _build_all(list_models(args.patterns, args.pretrained))]
     if args.json:
         print(json.dumps(entries, indent=2))
         return 0
@@ -61,48 +74,123 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print what a network is made of, how it was trained and scored, and where its weights are; returns 0."""
-    if Path(args.name).is_file() and not args.name.endswith(".json"):
+    """Print what a network is made of, an experiment's settings, its possible keys, or what a file says; returns 0."""
+    if args.schema:
+        return _show_schema(args)
+    if args.name is None:
+        raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
+    if args.name.endswith(".json") or _is_bundled_only(args.name):
+        return _show_experiment(args)
+    if os.path.isfile(args.name):
         from zoo.cli.show_file import show_file
 
+        if args.json:
+            raise ConfigError("--json is for networks and experiments; command line: leave it out for a weights file")
         return show_file(Path(args.name))
+    return _show_network(args)
+
+
+def _is_bundled_only(name: str) -> bool:
+    """Return whether a bundled experiment has this name, and no network or file."""
+    from zoo.config import experiments_dir
+    from zoo.registry import list_models
+
+    bundled = os.sep not in name and (experiments_dir() / f"{name}.json").is_file()
+    return bundled and name not in list_models() and not os.path.exists(name)
+
+
+def _show_schema(args: argparse.Namespace) -> int:
+    from zoo.config import Experiment, describe_settings
+
+    if args.name is not None:
+        raise ConfigError(f"--schema is about all experiment files; command line: leave {printable(args.name)!r} out")
+    if args.json:
+        print(json.dumps(Experiment.model_json_schema(), indent=2))
+        return 0
+    for section in describe_settings():
+        print(f"{section.path}: {section.meaning}")
+        for setting in section.settings:
+            default = "required" if setting.default == "required" else f"default {setting.default}"
+            facts = [setting.type, *([setting.bounds] if setting.bounds else ()), default]
+            print(f"  {setting.key:<24}  {'; '.join(facts)}")
+            print(textwrap.fill(setting.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
+        print()
+    return 0
+
+
+def _show_experiment(args: argparse.Namespace) -> int:
+    """Print all settings as an experiment file, and which of them are not the defaults."""
+    from zoo.config import differences, load_experiment
+
+    experiment = load_experiment(args.name)
+    print(json.dumps(experiment.model_dump(mode="json"), indent=2))
+    if not args.json:
+        print("\nnot the defaults:")
+        for path, value in differences(experiment).items():
+            print(f"  {path:<34}{json.dumps(value)}")
+        for doubt in experiment.doubts():
+            print(f"\nwarning: {doubt}")
+    return 0
+
+
+def _show_network(args: argparse.Namespace) -> int:
+    """Print what a network is made of, how it was trained and scored, and where its weights are."""
+    from zoo.config import OPTIONS
+    from zoo.config.network import MEMORY, family_of
     from zoo.registry import options_of, published
     from zoo.report.tables import markdown_table
 
-    model, entry = _build(args.name), _entry(args.name)
+    ((_, model),) = _build_all([args.name])
+    entry = _entry(args.name, model)
+    options = {option: OPTIONS[option].meaning for option in options_of(entry["arch"])}
+    options["memory"] += f": {', '.join(MEMORY[family_of(entry['arch']) or ''])}"
+    stages = model.feature_info.get_dicts()
+    if args.json:
+        about = published().get(args.name)
+        print(json.dumps({**entry, "options": options, "stages": stages, "published": about}, indent=2))
+        return 0
     facts = {
         "architecture": entry["arch"],
         "parameters": f"{entry['parameters']:,}",
         "without classifier": f"{entry['parameters_headless']:,}",
         "norm layers": entry["norms"],
         "state dict": f"{len(model.state_dict())} entries",
-        "options": ", ".join(options_of(entry["arch"])) or "none",
         **_publication(published().get(args.name)),
     }
     for name, fact in facts.items():
         print(f"{name:<20}{fact}")
-    stages = [[stage["module"], stage["num_chs"], stage["reduction"]] for stage in model.feature_info.get_dicts()]
-    print(f"\n{markdown_table(['stage', 'channels', 'reduction'], stages)}")
+    print("\noptions of zoo.get:")
+    for option, meaning in options.items():
+        print(textwrap.fill(meaning, WIDTH, initial_indent=f"  {option:<18}", subsequent_indent=" " * 20))
+    rows = [[stage["module"], stage["num_chs"], stage["reduction"]] for stage in stages]
+    print(f"\n{markdown_table(['stage', 'channels', 'reduction'], rows)}")
     if entry["scores"]:
         scores = [[name, score["top1"], score["top5"]] for name, score in entry["scores"].items()]
         print(f"\n{markdown_table(['protocol', 'top-1 %', 'top-5 %'], scores)}")
     return 0
 
 
-def _build(name: str) -> Network:
-    """Return the network on the meta device: sizes and names, but neither memory nor values."""
-    import torch
+def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
+    """Yield each name with its network, which has sizes and names, but no weights.
 
-    from zoo.registry import get
+    Published networks that differ in their norms alone have the same sizes: each of these is built once.
+    """
+    from zoo.layers.conv import counting
+    from zoo.registry import get, published
 
-    with torch.device("meta"):
-        return get(name)
+    built: dict[tuple[str, bool], Network] = {}
+    for name in names:
+        about = published().get(name, {"arch": name, "input_3x3": False})
+        shape = about["arch"], about["input_3x3"]
+        if shape not in built:
+            with counting():
+                built[shape] = get(name)
+        yield name, built[shape]
 
 
-def _entry(name: str) -> dict[str, Any]:
+def _entry(name: str, model: Network) -> dict[str, Any]:
     from zoo.registry import published
 
-    model = _build(name)
     about = published().get(name, {"arch": name, "scores": {}})
     in_classifier = sum(parameter.numel() for parameter in model.classifier.parameters())
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -1,5 +1,6 @@
 """The experiment files: their schema, strict reading, and messages that name every problem at once."""
 
+from zoo.config.describe import describe_settings, differences
 from zoo.config.experiment import (
     CheckpointConfig,
     Expected,
@@ -11,10 +12,12 @@ from zoo.config.experiment import (
 )
 from zoo.config.network import Network
 from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
+from zoo.config.options import OPTIONS, check_option
 from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
 
 __all__ = [
     "MIN_LINEAR_LR",
+    "OPTIONS",
     "CheckpointConfig",
     "Expected",
     "Experiment",
@@ -24,7 +27,10 @@ __all__ = [
     "Schedule",
     "Score",
     "Training",
+    "check_option",
     "check_world_size",
+    "describe_settings",
+    "differences",
     "experiment_names",
     "experiments_dir",
     "find_experiment",

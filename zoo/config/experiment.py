@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
-from zoo.config.section import Section
+from zoo.config.section import MAX_SIDE, MAX_STEPS, Section
 from zoo.errors import ConfigError
 
 # "center" or "tencrop" and the side of the crop in pixels, as in center224
@@ -19,27 +19,38 @@ Protocol = Annotated[str, StringConstraints(pattern=r"^(center|tencrop)[1-9][0-9
 THREE = Field(min_length=3, max_length=3)
 Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
+Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
+SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
+Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE)]
+SMALL_PART = 0.25  # of a validation picture's area: a crop of less is probably not meant
 
 
 class Input(Section):
-    """Picture sizes in pixels (``scale``: shorter side, -1: not resized); mean and std of values in [0, 1].
+    """Sizes of pictures in pixels, and what is done to them."""
 
-    ``pad_train``: training pictures get so many pixels on each side, filled as ``pad_mode_train`` says, and are cropped
-    without resizing; None: crops of random size and shape, resized. ``cutout_train``: side of a square that is blanked
-    in each training picture, 0 for none.
-    """
-
-    scale_train: int = -1
-    crop_train: PositiveInt = 224
-    pad_train: NonNegativeInt | None = None
+    scale_train: Scale = -1
+    """Shorter side that training pictures are resized to before the crop; -1: not resized."""
+    crop_train: Side = 224
+    """Side of the training crop, the size that the network sees."""
+    pad_train: SideOrNone | None = None
+    """Pixels added on each side of a training picture, which is then cropped without resizing; null: crops of random
+    size and shape, resized to crop_train."""
     pad_mode_train: Literal["zeros", "reflect"] = "zeros"
-    cutout_train: NonNegativeInt = 0
+    """What the added pixels are: zeros, or the picture reflected."""
+    cutout_train: SideOrNone = 0
+    """Side of a square that is blanked in each training picture; 0: none."""
     color_jitter_train: bool = False
+    """Whether brightness, contrast and saturation of training pictures vary."""
     lighting_train: bool = False
-    scale_val: int = 256
-    crop_val: PositiveInt = 224
+    """Whether training pictures get AlexNet's noise along the principal components of colour."""
+    scale_val: Scale = 256
+    """Shorter side that validation pictures are resized to; -1: not resized."""
+    crop_val: Side = 224
+    """Side of the centre crop of validation pictures."""
     mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
+    """Mean of red, green and blue, of values from 0 to 1, which is subtracted."""
     std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
+    """Standard deviation of red, green and blue, which is divided by."""
 
     @field_validator("scale_train", "scale_val")
     @classmethod
@@ -71,19 +82,20 @@ class Input(Section):
 
 
 class Training(Section):
-    """How the steps are computed; the defaults are those of the published runs.
-
-    ``activation_memory_budget`` tells torch.compile how much to keep for backward, from 0 (as little as by repeating
-    the whole forward pass) to 1 (torch's own choice, for speed); None leaves the choice to torch.
-    ``reconstruction_meter`` logs every so many steps how exactly reversible chains reconstruct their activations, which
-    takes the memory that these chains save; 0: never.
-    """
+    """How the steps are computed; the defaults are those of the published runs."""
 
     amp: Literal["off", "bf16", "fp16"] = "off"
+    """Automatic mixed precision: the number format of convolutions."""
     channels_last: bool = False
+    """Whether pictures and weights are laid out with the channels last, which is faster on some machines."""
     compile: bool = False
+    """Whether torch.compile compiles the network."""
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    reconstruction_meter: NonNegativeInt = 0
+    """How much torch.compile keeps for backward: 0: as little as by repeating the whole forward pass; 1: torch's own
+    choice, for speed; null: left to torch."""
+    reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    """Log every so many steps how exactly reversible chains reconstruct their activations, which takes the memory that
+    these chains save; 0: never."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a complaint about a budget without a compiler to keep it."""
@@ -98,34 +110,62 @@ class Training(Section):
 class CheckpointConfig(Section):
     """When checkpoints are written: each epoch, and every ``every_steps`` steps unless that is 0."""
 
-    every_steps: NonNegativeInt = 0
+    every_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    """Steps from one checkpoint to the next within an epoch; 0: none within epochs."""
 
 
 class Score(Section):
-    """Accuracies in percent; ``top5`` is None where only the first was published."""
+    """Accuracies in percent."""
 
     top1: Percent
+    """Pictures whose class is the most likely one, in percent."""
     top5: Percent | None = None
+    """Pictures whose class is among the five most likely ones, in percent; null: not published."""
 
 
 class Expected(Section):
     """The scores that a run should reach, one per validation protocol, and where they were published."""
 
     source: Annotated[str, Field(min_length=1)]
+    """Where the scores were published."""
     scores: Annotated[dict[Protocol, Score], Field(min_length=1)]
+    """Scores by validation protocol: "center" or "tencrop" and the side of the crop, as in center224."""
     weights_md5: Md5 | None = None
+    """md5 of the weights file that reached them; null: not known."""
 
 
 class Experiment(Section):
     """All settings of one run; sections and keys that a file leaves out have the defaults given here."""
 
     network: Network = Network()
+    """The network and its initial weights."""
     optimizer: Optimizer = Optimizer()
+    """Optimiser, batch and learning rate."""
     input: Input = Input()
+    """Sizes of pictures in pixels, and what is done to them."""
     training: Training = Training()
+    """How the steps are computed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are written."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Where all random numbers begin."""
     expected: Expected | None = None
+    """The scores that a run should reach; null: none are known."""
+
+    def doubts(self) -> Iterator[str]:
+        """Yield sentences about settings that are possible, but that few people mean; training logs them."""
+        size = self.input
+        if size.scale_val != -1 and size.crop_val**2 < SMALL_PART * size.scale_val**2:
+            yield (
+                f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of a "
+                f"picture whose shorter side is input.scale_val = {size.scale_val}, or less; set scale_val to some "
+                f"{round(size.crop_val * 8 / 7)}, or to -1 for pictures that are not to be resized"
+            )
+        if "activation" not in self.network.model_fields_set and self.network.activation == "relu":
+            yield (
+                "network.activation is left out: it is relu, as in the original's files; zoo.get's is leaky_relu "
+                "unless it is told otherwise"
+            )
 
     def digest(self) -> str:
         """Return the sha256 of all settings, defaults included, without the ``expected`` scores."""

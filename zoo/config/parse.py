@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config.experiment import Experiment
-from zoo.config.section import KeyPath, Problem
+from zoo.config.section import KeyPath, Problem, dotted
 from zoo.config.validate import validate
 from zoo.errors import ConfigError, nearest, printable
 
 logger = logging.getLogger("zoo")
+
+MAX_PROBLEMS = 20  # so many are printed, the others counted
+MAX_DEPTH = 16  # an experiment has five levels
+MAX_VALUES = 10_000  # an experiment has some sixty
 
 
 def experiments_dir() -> Path:
@@ -32,11 +36,12 @@ def experiment_names() -> list[str]:
 def find_experiment(name: str | Path) -> Path | None:
     """Return the file of an experiment, given by its path or by the name of a bundled one; None if there is none.
 
-    What ends in ``.json`` is a path, whether there is such a file or not.
+    What ends in ``.json`` is the path of a file that exists, or else the name of a bundled file.
     """
-    bundled = experiments_dir() / f"{name}.json"
-    if Path(name).suffix == ".json":
-        return Path(name)
+    path, is_json = Path(name), Path(name).suffix == ".json"
+    bundled = experiments_dir() / (path if is_json else f"{name}.json")
+    if is_json and (path.exists() or not bundled.is_file()):
+        return path
     return bundled if bundled.is_file() else None
 
 
@@ -72,10 +77,14 @@ def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     """
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: should hold a JSON object, not a {type(content).__name__}")
+    _check_extent(content, source)
     experiment, problems = validate(content)
     problems = [*_repeated_keys(content), *problems]
     if experiment is None or problems:
-        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+        lines = [f"{source}: {problem}" for problem in problems[:MAX_PROBLEMS]]
+        if len(problems) > MAX_PROBLEMS:
+            lines.append(f"{source}: and {len(problems) - MAX_PROBLEMS:,} more problems")
+        raise ConfigError("\n".join(lines))
     if experiment.network.input_3x3 and experiment.network.arch.startswith("wider"):
         logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
     return experiment
@@ -87,6 +96,28 @@ class _JsonObject(dict[str, Any]):
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
         self.repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
+def _check_extent(content: dict[str, Any], source: str) -> None:
+    """Raise ConfigError for what is nested too deeply, a list that contains itself too, or holds too many values.
+
+    It runs before everything that calls itself for what is inside. A value that is in several places, as a checkpoint
+    can have it, counts in each of them.
+    """
+    pending: list[tuple[KeyPath, Any]] = [((), content)]
+    count = 0
+    while pending:
+        path, node = pending.pop()
+        if not isinstance(node, (dict, list, tuple)):
+            continue
+        where = dotted(path[:3]) or "the whole"
+        if len(path) > MAX_DEPTH:
+            raise ConfigError(f"{source}: {where}: is nested deeper than {MAX_DEPTH} levels; an experiment has five")
+        count += len(node)
+        if count > MAX_VALUES:
+            raise ConfigError(f"{source}: {where}: holds more than {MAX_VALUES:,} values; an experiment has some sixty")
+        children = node.items() if isinstance(node, dict) else enumerate(node)
+        pending += [((*path, key), child) for key, child in children]
 
 
 def _repeated_keys(content: Any, path: KeyPath = ()) -> Iterator[Problem]:

@@ -9,14 +9,25 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from zoo.errors import printable
+
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
+
+# The largest values of settings. They are far beyond any use, and below what tensors, powers and loops can take.
+MAX_SIDE = 16_384  # pixels: a picture of that side takes 3 GB in single precision
+MAX_CLASSES = 10_000_000  # ImageNet-21k has 21,841
+MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training pictures
+MAX_EPOCHS = 1_000_000
+MAX_STEPS = 10**9
+MAX_RATE = 1e6  # learning rates, weight decay and gains
+MAX_SLOPE = 1e3  # slope of leaky_relu, alpha of elu
 ABSENT = object()  # the value of a key that is missing
 
 
 def dotted(path: KeyPath) -> str:
     """Return ``path`` as it is written in messages, for instance ``input.mean[1]``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
     return text.removeprefix(".")
 
 
@@ -35,7 +46,10 @@ class Problem:
     def __str__(self) -> str:
         if self.value is ABSENT:
             return f"{dotted(self.path)}: {self.message}"
-        value = json.dumps(self.value, default=repr)
+        try:
+            value = json.dumps(self.value, default=repr)
+        except TypeError:  # a checkpoint's settings may have keys that JSON has not
+            value = printable(self.value)
         if len(value) > MAX_VALUE_CHARS:
             value = value[: MAX_VALUE_CHARS - 3] + "..."
         return f"{dotted(self.path)} = {value}: {self.message}"
@@ -52,10 +66,13 @@ class Conflicts(ValueError):
 class Section(BaseModel):
     """A group of settings: no unknown keys, exact types (whole numbers pass as floats), finite numbers.
 
-    Sections cannot be changed once they are built, so that a digest stays true.
+    Sections cannot be changed once they are built, so that a digest stays true.  The text below a setting is its
+    description, which `zoo show --schema` prints.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield ``(keys, message)`` for each impossible combination; the first key is the one to name."""

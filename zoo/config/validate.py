@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -11,12 +13,40 @@ from pydantic_core import ErrorDetails
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
-from zoo.config.section import ABSENT, Conflicts, KeyPath, Problem
-from zoo.errors import nearest
+from zoo.config.section import ABSENT, Conflicts, KeyPath, Problem, dotted
 
 # The schedule's params are read as its type says, so a complaint about them rests on the type.
 SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
 SCHEDULE_PARAMS_PATH: KeyPath = ("optimizer", "schedule", "params")
+
+# Names that other packages have for settings -> what they are called here.
+_SIZE = "input.crop_train (training) and input.crop_val with input.scale_val (validation)"
+_SCHEDULE = "optimizer.schedule"
+SYNONYMS = {
+    **dict.fromkeys(("norm", "norm_layer", "norm_mode", "bn", "batch_norm"), "network.bn_mode"),
+    **dict.fromkeys(("act", "act_layer", "nonlinearity"), "network.activation"),
+    **dict.fromkeys(("slope", "negative_slope", "alpha_elu"), "network.activation_param"),
+    **dict.fromkeys(("num_classes", "n_classes", "nb_classes"), "network.classes"),
+    **dict.fromkeys(("architecture", "model", "model_name", "backbone"), "network.arch"),
+    **dict.fromkeys(("init", "initialization"), "network.weight_init"),
+    **dict.fromkeys(("lr", "base_lr", "rate"), "optimizer.learning_rate"),
+    **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
+    **dict.fromkeys(("batch", "bs", "batchsize"), "optimizer.batch_size"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "clip_norm", "gradient_clip"), "optimizer.clip"),
+    **dict.fromkeys(("smoothing",), "optimizer.label_smoothing"),
+    **dict.fromkeys(("ema", "model_ema"), "optimizer.ema_decay"),
+    **dict.fromkeys(("accumulation", "grad_accum", "grad_accumulation"), "optimizer.accumulate_steps"),
+    **dict.fromkeys(("scheduler", "lr_schedule", "lr_scheduler", "sched"), f"{_SCHEDULE} (type, epochs, params)"),
+    **dict.fromkeys(("num_epochs", "max_epochs"), f"{_SCHEDULE}.epochs"),
+    **dict.fromkeys(("warmup", "warmup_lr"), f"{_SCHEDULE}.warmup_epochs"),
+    **dict.fromkeys(("size", "image_size", "img_size", "resolution", "crop", "crop_size", "input_size"), _SIZE),
+    **dict.fromkeys(("scale", "resize"), "input.scale_train (training) and input.scale_val (validation)"),
+    **dict.fromkeys(("pad", "padding"), "input.pad_train"),
+    **dict.fromkeys(("cutout", "cutout_length"), "input.cutout_train"),
+    **dict.fromkeys(("color_jitter", "jitter"), "input.color_jitter_train"),
+    **dict.fromkeys(("mixed_precision", "precision", "half", "fp16", "bf16"), "training.amp"),
+    **dict.fromkeys(("random_seed", "manual_seed"), "seed"),
+}
 
 
 def validate(content: dict[str, Any]) -> tuple[Experiment | None, list[Problem]]:
@@ -94,22 +124,49 @@ def _value_and_message(path: KeyPath, details: ErrorDetails, content: dict[str, 
 
 
 def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
+    """Say what the key may have been meant to be: its name here, or one that is spelt nearly so, here or elsewhere."""
+    key = str(path[-1])
     if path[:-1] == SCHEDULE_PARAMS_PATH:
         kind = content["optimizer"]["schedule"].get("type", "constant")
         known = list(SCHEDULE_PARAMS[kind].model_fields)
         if not known:
             return f"unknown key: a {kind} schedule has no params"
     else:
-        known = _known_keys(path[:-1])
-    return f'unknown key; the nearest known key is "{nearest(str(path[-1]), known, 1)[0]}"'
+        known = list(section_at(path[:-1]).model_fields)
+    if key.lower() in SYNONYMS:
+        return f"unknown key; it is called {SYNONYMS[key.lower()]}"
+    elsewhere = [place for place in _places() if place.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"unknown key; its place is {' or '.join(elsewhere)}"
+    near = difflib.get_close_matches(key, known, n=1)
+    if near:
+        return f'unknown key; the nearest known key is "{near[0]}"'
+    far = difflib.get_close_matches(key, [place.rpartition(".")[2] for place in _places()], n=1, cutoff=0.8)
+    hint = next((f", or {place}" for place in _places() if place.rpartition(".")[2] in far), "")
+    where = f"of {dotted(path[:-1])}" if path[:-1] else "of the top level"
+    return f"unknown key; the keys {where} are {', '.join(known)}{hint}"
 
 
-def _known_keys(section_path: KeyPath) -> list[str]:
-    """Return the keys that the section of an experiment at ``section_path`` may hold."""
+def section_at(path: KeyPath) -> type[BaseModel]:
+    """Return the section of an experiment at ``path``; parts that are no fields are keys of a dict of sections."""
     section: type[BaseModel] = Experiment
-    for key in section_path:
+    for key in path:
         if key in section.model_fields:
             annotation = section.model_fields[str(key)].annotation
             choices = (annotation, *get_args(annotation))  # Expected | None, dict[Protocol, Score]
             section = next(c for c in choices if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(section.model_fields)
+    return section
+
+
+@cache
+def _places() -> list[str]:
+    """Return the dotted paths of all settings that a run reads."""
+
+    def walk(section: type[BaseModel], prefix: str) -> Iterator[str]:
+        for key, field in section.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from walk(field.annotation, f"{prefix}{key}.")
+            elif key != "expected":
+                yield prefix + key
+
+    return list(walk(Experiment, ""))

@@ -136,7 +136,7 @@ def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch 
 
 
 def check_num_classes(pictures: ImageFolder, num_outputs: int) -> None:
-    """Raise DataError for more classes than the network has outputs; log a notice for fewer."""
+    """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
     num_classes = len(pictures.classes)
     if num_classes > num_outputs:
         raise DataError(
@@ -145,8 +145,10 @@ def check_num_classes(pictures: ImageFolder, num_outputs: int) -> None:
             f"set network.classes to {num_classes} or remove folders"
         )
     if num_classes < num_outputs:
-        root = printable(pictures.root)
-        logger.warning("%d class folders for a network with %d outputs; %s", num_classes, num_outputs, root)
+        logger.warning(
+            "warning: %d class folders for a network with %d outputs; %s: set network.classes to %d unless classes are "
+            "missing on purpose", num_classes, num_outputs, printable(pictures.root), num_classes,
+        )  # fmt: skip
 
 
 def check_classes(train: ImageFolder, val: ImageFolder) -> None:

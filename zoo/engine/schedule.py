@@ -34,11 +34,11 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
     params = schedule.params
     gamma = params.get("gamma", 0.1)
     if schedule.type == "step":
-        return float(gamma ** (t // params["step_size"]))
+        return _power(gamma, t // params["step_size"])
     if schedule.type == "multistep":
-        return float(gamma ** bisect_right(params["milestones"], t))
+        return _power(gamma, bisect_right(params["milestones"], t))
     if schedule.type == "exponential":
-        return float(gamma**t)
+        return _power(gamma, t)
     if schedule.type == "linear":
         return float(params["alpha"] * t + params["beta"])
     if schedule.type == "cosine":
@@ -48,6 +48,14 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
         epoch, peak_epoch = (t + 1) / steps_per_epoch, params["peak_epoch"]
         return float(min(epoch / peak_epoch, (schedule.epochs - epoch) / (schedule.epochs - peak_epoch)))
     return 1.0
+
+
+def _power(gamma: float, exponent: int) -> float:
+    """Return the power, infinity where it is larger than all numbers: the loss that follows then ends the training."""
+    try:
+        return float(gamma**exponent)
+    except OverflowError:
+        return math.inf
 
 
 def clamp_notice(schedule: Schedule, steps_per_epoch: int, base_lr: float) -> str | None:

@@ -35,6 +35,8 @@ def start(
     Raises ConfigError, CheckpointError and WeightsError.
     """
     check_world_size(config, process.world_size)
+    for doubt in config.doubts():
+        log.message(f"warning: {doubt}")
     found = find_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     model = build(config.network)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
+
+from zoo.layers.conv import uninitialised
 
 
 class GlobalAvgPool2d(nn.Module):
@@ -17,7 +17,10 @@ class GlobalAvgPool2d(nn.Module):
         return x.flatten(2).mean(-1)
 
 
-def build_classifier(channels: int, classes: int) -> nn.Sequential:
-    """Return ``avg_pool`` followed by the uninitialised linear layer ``fc``."""
-    fc = skip_init(nn.Linear, channels, classes, device=torch.get_default_device())
-    return nn.Sequential(OrderedDict(avg_pool=GlobalAvgPool2d(), fc=fc))
+def build_classifier(channels: int, classes: int, drop_rate: float = 0.0) -> nn.Sequential:
+    """Return ``avg_pool``, with a ``drop_rate`` above 0 ``drop``, and the uninitialised linear layer ``fc``."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(avg_pool=GlobalAvgPool2d())
+    if drop_rate > 0:
+        layers["drop"] = nn.Dropout(drop_rate)
+    layers["fc"] = uninitialised(nn.Linear, channels, classes)
+    return nn.Sequential(layers)

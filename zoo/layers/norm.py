@@ -134,8 +134,21 @@ class InPlaceABN(ABN):
 
     activations = INVERTIBLE_ACTIVATIONS
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        activation: str = "leaky_relu",
+        activation_param: float = 0.01,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, activation, activation_param, device, dtype
+        )
         self.inplace = True
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
@@ -183,8 +196,23 @@ class InPlaceABNSync(InPlaceABN):
     the group; a pickle loses it (None).
     """
 
-    def __init__(self, *args: Any, group: dist.ProcessGroup | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        activation: str = "leaky_relu",
+        activation_param: float = 0.01,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, activation, activation_param, device, dtype
+        )
         self.group = group
 
     def set_group(self, group: dist.ProcessGroup | None) -> None:
@@ -235,9 +263,14 @@ def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation
     """
     if callable(kind):
         return kind
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"norm {kind!r} is not one of {', '.join(KINDS)}, nor a function channels -> module")
     layer = KINDS[kind]
+    if activation == "relu" and issubclass(layer, InPlaceABN):
+        raise ValueError(
+            f"activation 'relu' cannot be undone from its output, which norm {kind!r} needs; use leaky_relu, elu or "
+            "identity, or norm 'standard'"
+        )
     check_activation(activation, activation_param, layer.activations)
     return lambda channels: layer(channels, activation=activation, activation_param=activation_param)
 

@@ -61,7 +61,12 @@ class IRevNet(Network):
 
 def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
     """Raise ConfigError unless each level has a block and four times the width of the one before, as its pool makes."""
-    if len(blocks) != len(widths) or min(blocks) < 1 or any(wide != 4 * width for width, wide in pairwise(widths)):
+    if (
+        len(blocks) != len(widths)
+        or min(blocks) < 1
+        or min(widths) < 2
+        or any(wide != 4 * width for width, wide in pairwise(widths))
+    ):
         raise ConfigError(
             "each level needs a number of blocks, 1 or more, and a width, four times the one before; got blocks "
             f"{list(blocks)} and widths {list(widths)}"

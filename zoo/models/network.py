@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.config.section import MAX_CLASSES
 from zoo.errors import ConfigError
-from zoo.layers.head import build_classifier
+from zoo.layers.head import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
+
+BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads
 
 
 def check_classes(classes: Any) -> None:
-    """Raise ConfigError unless ``classes`` is a whole number >= 0."""
-    if type(classes) is not int or classes < 0:
-        raise ConfigError(f"classes must be an integer >= 0, got {classes!r}")
+    """Raise ConfigError unless ``classes`` is a whole number >= 0, of a size that a layer can have."""
+    if type(classes) is not int or not 0 <= classes <= MAX_CLASSES:
+        raise ConfigError(f"classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
 
 
 def dilation_per_module(dilation: Any, any_number: bool) -> list[int]:
@@ -79,6 +83,9 @@ class Network(nn.Module):
     def __init__(self, features_only: bool = False) -> None:
         super().__init__()
         self.features_only = features_only
+        self.in_chans = 3
+        self.drop_rate = 0.0
+        self._selected: list[int] | None = None  # positions in the list of all features, BEFORE_POOL at -1
         self._stages: list[tuple[str, ...]] = []
         self._feature_info: list[dict[str, Any]] = []
 
@@ -89,12 +96,14 @@ class Network(nn.Module):
 
     def _add_classifier(self, classes: int) -> None:
         if classes > 0 and not self.features_only:
-            self.classifier = build_classifier(self.num_features, classes)
+            self.classifier = build_classifier(self.num_features, classes, self.drop_rate)
 
     @property
     def feature_info(self) -> FeatureInfo:
-        """Channels, reduction and module of each stage."""
-        return FeatureInfo(self._feature_info)
+        """Channels, reduction and module of each stage, or of those that ``select_features`` chose."""
+        if self._selected is None:
+            return FeatureInfo(self._feature_info)
+        return FeatureInfo([self._feature_info[i] if i >= 0 else self._before_pool_info() for i in self._selected])
 
     @property
     def num_features(self) -> int:
@@ -108,11 +117,23 @@ class Network(nn.Module):
         return self.bn_out(x) if hasattr(self, "bn_out") else x
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
-        """Return the raw output of every stage (before any later norm); none is overwritten afterwards."""
+        """Return the raw output of every stage (before any later norm); none is overwritten afterwards.
+
+        Of a network with selected features these alone, and no stage behind the last of them is run.
+        """
+        selected = range(len(self._stages)) if self._selected is None else self._selected
         outputs = []
-        for stage in self._stages:
-            x = self._run_stage(stage, x)
-            outputs.append(x)
+        for index, stage in enumerate(self._stages[: selected[-1] + 1]):
+            if index == 0 and -1 in selected:
+                *layers, pool = self.get_submodule(stage[0]).children()
+                for layer in layers:
+                    x = layer(x)
+                outputs.append(x)
+                x = pool(x)
+            else:
+                x = self._run_stage(stage, x)
+            if index in selected:
+                outputs.append(x)
         return outputs
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
@@ -121,6 +142,90 @@ class Network(nn.Module):
             return self.forward_stages(x)
         x = self.forward_features(x)
         return self.classifier(x) if hasattr(self, "classifier") else x
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the logits (N, classes) of a last map of `forward_features`; before the linear layer if asked for."""
+        for layer in self._head()[:-1] if pre_logits else self._head():
+            x = layer(x)
+        return x
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 without a classifier."""
+        return int(self.get_classifier().out_features) if hasattr(self, "classifier") else 0
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        """The ``pretrained_cfg``, under its older name in timm."""
+        return self.pretrained_cfg
+
+    def get_classifier(self) -> Any:
+        """Return the linear layer ``classifier.fc``; `nn.Identity` without a classifier."""
+        return self._head()[-1] if hasattr(self, "classifier") else nn.Identity()
+
+    def _head(self) -> list[nn.Module]:
+        return list(self.classifier) if hasattr(self, "classifier") else []
+
+    def set_input_channels(self, in_chans: int) -> None:
+        """Give the first convolution an uninitialised weight for ``in_chans`` channels of the image."""
+        _, conv = self._first_conv()
+        conv.in_channels = self.in_chans = in_chans
+        conv.weight = nn.Parameter(conv.weight.new_empty(conv.out_channels, in_chans, *conv.kernel_size))
+
+    def input_weight(self) -> str:
+        """Return the key of the weight whose second dimension is the number of the image's channels."""
+        return f"{self._first_conv()[0]}.weight"
+
+    def _first_conv(self) -> tuple[str, nn.Conv2d]:
+        """Return the convolution that reads the image, and its name."""
+        name, conv = next((name, layer) for name, layer in self.named_modules() if isinstance(layer, nn.Conv2d))
+        if conv.in_channels != self.in_chans:
+            raise ConfigError(f"in_chans: {type(self).__name__} reads red, green and blue alone; leave it out")
+        return name, conv
+
+    def set_drop_rate(self, drop_rate: float) -> None:
+        """Drop so many of the values that the linear layer of the classifier reads, in training."""
+        if not hasattr(self, "classifier") or not isinstance(self.classifier[0], GlobalAvgPool2d):
+            what = "a classifier" if not hasattr(self, "classifier") else "a classifier of mean values"
+            raise ConfigError(
+                f"drop_rate: {type(self).__name__} has not {what} to drop values in front of; leave it out"
+            )
+        self.drop_rate = drop_rate
+        self.classifier = nn.Sequential(
+            OrderedDict(avg_pool=self.classifier[0], drop=nn.Dropout(drop_rate), fc=self.get_classifier())
+        )
+
+    def select_features(self, out_indices: Sequence[int | str]) -> None:
+        """Return from now on the stages of these positions only; -1 is the last, "stem" what the stem's pool reads.
+
+        Stages behind the last of them are not run, and their parameters not trained. Raises ConfigError for a position
+        that there is not and for an order that is not that of the stages.
+        """
+        count = len(self._stages)
+        known = f"0 to {count - 1}, -{count} to -1{' and ' + repr(BEFORE_POOL) if self._has_stem_pool() else ''}"
+        selected = []
+        for index in out_indices:
+            if index == BEFORE_POOL and self._has_stem_pool():
+                selected.append(-1)
+            elif type(index) is int and -count <= index < count:
+                selected.append(index % count)
+            else:
+                raise ConfigError(f"out_indices: {type(self).__name__} has no feature {index!r}; it has {known}")
+        if not selected or selected != sorted(set(selected)):
+            raise ConfigError(f"out_indices must be one or more different features, finest first; got {out_indices!r}")
+        self._selected = selected
+        for stage in self._stages[selected[-1] + 1 :]:
+            for module in stage:
+                self.get_submodule(module).requires_grad_(False)  # DDP waits for the gradients of what is trained
+
+    def _has_stem_pool(self) -> bool:
+        stem = list(self.get_submodule(self._stages[0][0]).children())
+        return len(self._stages[0]) == 1 and bool(stem) and isinstance(stem[-1], nn.MaxPool2d)
+
+    def _before_pool_info(self) -> dict[str, Any]:
+        info, stage = self._feature_info[0], self._stages[0][0]
+        module = [name for name, _ in self.get_submodule(stage).named_children()][-2]
+        return {**info, "reduction": info["reduction"] // 2, "module": f"{stage}.{module}"}
 
     def reset_classifier(self, classes: int) -> None:
         """Replace the classifier by a newly initialised one for ``classes`` classes; 0 removes it."""

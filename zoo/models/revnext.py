@@ -9,11 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from zoo.errors import ConfigError
+from zoo.layers.conv import uninitialised
 from zoo.layers.invertible import (
     BatchPool,
     ChannelPool,
@@ -49,7 +48,7 @@ class LargestValueNetwork(Network):
 
     def _add_classifier(self, classes: int) -> None:
         if classes > 0 and not self.features_only:
-            fc = skip_init(ScaledLinear, self.num_features, classes, bias=False, device=torch.get_default_device())
+            fc = uninitialised(ScaledLinear, self.num_features, classes, bias=False)
             self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.pictures), fc=fc))
 
 

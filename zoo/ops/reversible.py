@@ -76,7 +76,9 @@ def _cast(xs: Tensors) -> Tensors:
     return tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
 
 
-@torch.compiler.disable  # all of it, so that the graphs break once
+# All of it, so that the graphs break once. As torch.compiler.disable, but torch._dynamo, a second's work, is imported
+# when the function is first called and not when this file is.
+@torch._disable_dynamo
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
     xs = _cast(xs)
     if is_transformed() or torch.compiler.is_exporting():

@@ -1,7 +1,7 @@
 """Bytes of a training step, as the memory allocator reports them: held between forward and backward, and at the peak.
 
 The allocator counts everything: tensors that a compiled graph, a C++ operator or a recomputation's closure hides, and
-the scratch memory of convolutions.  `zoo.report.measure_storages` counts from outside, and needs no memory to do so.
+the scratch memory of convolutions.  `zoo.count_memory` counts from outside, and needs no memory to do so.
 """
 
 from __future__ import annotations

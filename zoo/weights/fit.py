@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo.errors import WeightsError
 from zoo.layers.norm import InPlaceABN
+from zoo.weights.input import fit_input
 
 logger = logging.getLogger("zoo")
 
@@ -28,6 +29,7 @@ class LoadReport:
     ``classifier`` is "loaded"; "dropped": the network has none; "kept": the file's has another number of classes and
     the network keeps its own; or "none": neither has one. ``filled_counters`` names the batch counters that the file
     lacks, set to 0. ``negative_scales`` gives the number of negative scales of each in-place norm that has any.
+    ``input_channels`` is the number of channels that the filters of three were made fit for; 3: unchanged.
     """
 
     source: str
@@ -35,11 +37,14 @@ class LoadReport:
     classifier: ClassifierOutcome
     filled_counters: tuple[str, ...]
     negative_scales: dict[str, int]
+    input_channels: int = 3
 
     def __str__(self) -> str:
         parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
         if self.classifier in ("dropped", "kept"):
             parts.append("its classifier left out")
+        if self.input_channels != 3:
+            parts.append(f"its first filters made fit for images of {self.input_channels} channels")
         if self.filled_counters:
             parts.append(f"{len(self.filled_counters)} missing batch counters set to 0")
         if self.negative_scales:
@@ -56,6 +61,7 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """
     own = model.state_dict()
     _refuse_meta(own, source)
+    state_dict, input_channels = fit_input(state_dict, model)
     classifier = _compare_classifiers(state_dict, own)
     given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
     kept = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
@@ -63,7 +69,7 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
     _check_fits(complete, own, type(model).__name__, source)
     model.load_state_dict(complete)
-    report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given))
+    report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given), input_channels)
     _log(report, state_dict, own)
     return report
 
@@ -148,6 +154,12 @@ def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tens
         logger.warning(
             "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
             report.source, num_given, num_own,
+        )  # fmt: skip
+    if report.input_channels != 3:
+        how = "summed" if report.input_channels == 1 else "repeated and scaled by 3 / channels"
+        logger.info(
+            "%s: the first convolution's filters of red, green and blue were %s for images of %d channels",
+            report.source, how, report.input_channels,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(

@@ -17,6 +17,7 @@ with, and what it runs is what is run without it.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ COMBINED_SPLITS = 256  # at a time
 @functools.cache
 def why_not() -> str | None:
     """Return why the kernels cannot be used, None where they can."""
+    if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+        return None  # nothing will run them here, and importing Triton takes longer than all of this package
     try:
         import zoo.ops.abn.triton_kernels  # noqa: F401
     except ImportError as error:

@@ -1,0 +1,207 @@
+"""Settings and arguments that nobody means are refused by one sentence that names them, whatever they are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from zoo.config import OPTIONS, Experiment, load_experiment, parse_experiment
+from zoo.errors import ConfigError
+
+
+def nested(depth: int) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for _ in range(depth):
+        content = {"options": content}
+    return content
+
+
+@pytest.mark.parametrize("depth", [20, 450, 900, 5_000])
+def test_deep_nesting_is_refused_and_not_followed(depth, tmp_path) -> None:
+    for content in ({"network": nested(depth)}, {"network": {"options": {"blocks": nested(depth)}}}):
+        with pytest.raises(ConfigError, match="nested deeper"):
+            parse_experiment(content, "x.json")
+    path = tmp_path / "x.json"
+    path.write_text('{"network": ' * depth + "1" + "}" * depth)
+    with pytest.raises(ConfigError, match=r"nested deeper|is not a JSON file"):
+        load_experiment(path)
+
+
+def test_settings_that_contain_themselves_are_refused() -> None:
+    content: dict[str, Any] = {"network": {"options": {}}}
+    content["network"]["options"]["blocks"] = content
+    with pytest.raises(ConfigError, match="nested deeper than 16 levels"):
+        parse_experiment(content, "checkpoint.pth.tar")
+
+
+def test_a_small_value_in_very_many_places_is_refused() -> None:
+    value: list[Any] = [1]
+    for _ in range(10):
+        value = [value] * 8
+    with pytest.raises(ConfigError, match="holds more than 10,000 values"):
+        parse_experiment({"network": {"options": {"blocks": value}}}, "checkpoint.pth.tar")
+
+
+def test_many_unknown_keys_give_a_message_that_somebody_reads() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_experiment({f"key{index}\x1b[31m": 1 for index in range(2000)}, "x.json")
+    assert len(str(caught.value)) < 10_000
+    assert "and 1,980 more problems" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    with pytest.raises(ConfigError, match="more than 10,000 values"):
+        parse_experiment({f"key{index}": 1 for index in range(100_000)}, "x.json")
+
+
+def test_a_checkpoints_keys_that_json_has_not_are_shown() -> None:
+    with pytest.raises(ConfigError, match="network"):
+        parse_experiment({"network": {"optiosn": {(1, 2): 3}}}, "checkpoint.pth.tar")
+    with pytest.raises(ConfigError):
+        parse_experiment({3: 1, None: 2, "network": {5: 1}}, "checkpoint.pth.tar")
+
+
+def numbers(section: Any = Experiment, path: str = "") -> list[tuple[str, Any]]:
+    """Return the path and the JSON schema of every setting of an experiment that can be a number."""
+    found = []
+    for key, about in section.model_json_schema()["properties"].items():
+        annotation = section.model_fields[key].annotation
+        kinds = {about.get("type"), *(choice.get("type") for choice in about.get("anyOf", ()))}
+        if hasattr(annotation, "model_fields"):
+            found += numbers(annotation, f"{path}{key}.")
+        elif kinds & {"integer", "number"}:
+            found.append((path + key, about))
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path, _ in numbers()])
+@pytest.mark.parametrize("value", [10**12, 10**24, -(10**12), 1e308, -1e308])
+def test_no_number_is_too_large_for_tensors_powers_and_loops(path, value) -> None:
+    """Nothing that an experiment can say overflows later, whatever reads it."""
+    content: Any = value
+    for key in reversed(path.split(".")):
+        content = {key: content}
+    with pytest.raises(ConfigError, match=path):
+        parse_experiment(content, "x.json")
+
+
+def test_every_number_of_the_schema_has_both_bounds() -> None:
+    for path, about in numbers():
+        choices = [choice for choice in [about, *about.get("anyOf", ())] if choice.get("type") in ("integer", "number")]
+        for choice in choices or [about]:
+            assert {"minimum", "exclusiveMinimum"} & choice.keys(), path
+            assert {"maximum", "exclusiveMaximum"} & choice.keys(), path
+
+
+def test_a_rate_that_grows_beyond_all_numbers_is_refused() -> None:
+    for params in (
+        {"type": "exponential", "params": {"gamma": 10.0}},
+        {"type": "step", "params": {"step_size": 1, "gamma": 9}},
+    ):
+        schedule = {"epochs": 400, **params}
+        with pytest.raises(ConfigError, match="grow more than a million times"):
+            parse_experiment({"optimizer": {"schedule": schedule}}, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("revnext", {"channels": -3}),
+        ("revnext_flat", {"channels": 0}),
+        ("revnext", {"units": 0}),
+        ("revnext", {"blocks": [-1, 2]}),
+        ("revnext", {"blocks": [10**6, 1]}),
+        ("revnext", {"pools": ["mean", "channel"]}),
+        ("revnext_flat", {"layers": [1, 1, 10**9]}),
+        ("revnext_flat", {"eps_i": float("nan")}),
+        ("revnext_flat", {"eps_i": -1}),
+        ("irevnet_cifar", {"blocks": [1_000_000, 1, 1]}),
+        ("irevnet_cifar", {"widths": [0, 0, 0]}),
+        ("irevnet_cifar", {"widths": [1, 4, 16]}),
+        ("irevnet_cifar", {"dropout": 2}),
+        ("irevnet_cifar", {"dropout": "a"}),
+        ("irevnet_revnext", {"blocks": []}),
+        ("irevnet_revnext", {"channels": 10**9}),
+        ("revnext_resnet18", {"channels": 3}),
+        ("resnet18", {"dilation": [1, 1, 1, 10**9]}),
+        ("resnet18", {"keep_outputs": 1}),
+        ("resnet18", {"memory": []}),
+        ("densenet121", {"dilation": {}}),
+        ("densenet121", {"input_3x3": None}),
+        ("wider_resnet16_a2", {"dilation": "yes"}),
+    ],
+)
+def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> None:
+    (name,) = options
+    if options != {"input_3x3": None}:  # None is the default
+        with torch.device("meta"), pytest.raises(ConfigError, match=name):
+            zoo.get(arch, **options)
+    if name not in ("dilation", "memory", "input_3x3"):  # which have keys of their own
+        with pytest.raises(ConfigError, match=name):
+            parse_experiment({"network": {"arch": arch, "activation": "leaky_relu", "options": options}}, "x.json")
+
+
+def test_every_option_of_every_network_is_explained_and_bounded() -> None:
+    from zoo.models import ARCHITECTURES
+    from zoo.registry import options_of
+
+    named = {option for arch in ARCHITECTURES for option in options_of(arch)}
+    assert named == set(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"weights": []},
+        {"weights": 5},
+        {"weights": b"x.pth"},
+        {"norm": [0, 2]},
+        {"norm": {}},
+        {"norm": 3},
+        {"activation": ["elu"]},
+        {"activation": 1},
+        {"activation_param": [1]},
+        {"activation_param": float("nan")},
+        {"activation_param": 1e308},
+        {"activation_param": True},
+        {"classes": 10**12},
+        {"classes": 10**24},
+        {"classes": "10"},
+        {"pretrained": "yes"},
+        {"pretrained": None},
+        {"features_only": 1},
+        {"signed_scale": []},
+        {"in_chans": 0},
+        {"in_chans": 10**9},
+        {"in_chans": 1.0},
+        {"out_indices": 3},
+        {"out_indices": []},
+        {"out_indices": [None]},
+        {"output_stride": 4},
+        {"output_stride": "8"},
+        {"drop_rate": 1},
+        {"drop_rate": -0.1},
+        {"drop_rate": "0.5"},
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_named_with_what_it_must_be(arguments) -> None:
+    (name,) = arguments
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        zoo.get("resnet18", **arguments)
+
+
+def test_numbers_that_are_bounded_still_build_and_compute() -> None:
+    """The largest slope and gain give weights that are finite."""
+    network = {"arch": "resnet32_cifar", "activation": "leaky_relu", "activation_param": 1000.0,
+               "weight_gain_multiplier": 1e6, "classes": 2}  # fmt: skip
+    model = zoo.registry.build_from_config(parse_experiment({"network": network}, "x.json").network)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_settings_can_be_printed_whatever_they_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_experiment({"network": {"classes": "\x1b[2J" * 50}}, "x.json")
+    assert "\x1b" not in str(caught.value)
+    assert json.dumps("\x1b")[1:-1] in str(caught.value)

@@ -1,0 +1,248 @@
+"""The arguments of zoo.get that other packages have too: channels of the image, chosen features, stride, dropout."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from zoo.layers import ABN
+from zoo.models import ARCHITECTURES
+from zoo.weights import StoredWeights
+
+IMAGE = torch.randn(2, 3, 64, 64)
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "resnet18",
+        "resnext50",
+        "densenet121",
+        "resnet32_cifar",
+        "revnet38_cifar",
+        "revnext",
+        "irevnet_revnext",
+        "revnext_resnet18",
+    ],
+)
+@pytest.mark.parametrize("in_chans", [1, 4])
+def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
+    model = zoo.get(arch, in_chans=in_chans, classes=2).eval()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert model(torch.randn(1, in_chans, 32, 32)).shape == (1, 2)
+    assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (in_chans, 3)
+
+
+def test_a_network_whose_width_is_padded_refuses_other_images() -> None:
+    with pytest.raises(zoo.ConfigError, match="in_chans: IRevNet reads red, green and blue alone"):
+        zoo.get("irevnet_cifar", in_chans=1)
+
+
+def test_filters_of_colours_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
+    source = zoo.get("resnet18", norm="inplace", classes=3).eval()
+    path = tmp_path / "w.pth"
+    torch.save(source.state_dict(), path)
+    grey = torch.randn(2, 1, 64, 64)
+    with caplog.at_level(logging.INFO, "zoo"), torch.no_grad():
+        one = zoo.get("resnet18", norm="inplace", classes=3, in_chans=1, weights=path).eval()
+        assert torch.allclose(one(grey), source(grey.expand(-1, 3, -1, -1)), atol=1e-4)
+        assert "filters of red, green and blue were summed for images of 1 channels" in caplog.text
+        five = zoo.get("resnet18", norm="inplace", classes=3, in_chans=5, weights=path).eval()
+        assert torch.allclose(five.mod1.conv1.weight[:, 3], source.mod1.conv1.weight[:, 0] * 0.6)
+        six = zoo.get("resnet18", norm="inplace", classes=3, in_chans=6, weights=path).eval()
+        twice = torch.cat([IMAGE, IMAGE], 1)
+        assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)
+    report = zoo.load_weights(six, path)
+    assert report.input_channels == 6
+    assert "its first filters made fit for images of 6 channels" in str(report)
+    torch.save(six.state_dict(), path)
+    assert zoo.load_weights(six, path).input_channels == 3  # nothing to do: the file has six
+
+
+@pytest.mark.parametrize(
+    "arch", ["resnet50", "resnext50", "densenet121", "wider_resnet16", "resnet32_cifar", "revnext"]
+)
+def test_chosen_features_are_those_of_the_whole_list(arch) -> None:
+    torch.manual_seed(0)
+    whole = zoo.get(arch, features_only=True).eval()
+    chosen = zoo.get(arch, features_only=True, out_indices=(1, -1)).eval()
+    chosen.load_state_dict(whole.state_dict())
+    infos = whole.feature_info
+    assert chosen.feature_info.get_dicts() == [infos[1], infos[len(infos) - 1]]
+    with torch.no_grad():
+        features, expected = chosen(IMAGE), whole(IMAGE)
+    assert len(features) == 2
+    assert torch.equal(features[0], expected[1])
+    assert torch.equal(features[1], expected[-1])
+
+
+def test_stages_behind_the_last_chosen_one_are_neither_run_nor_trained() -> None:
+    model = zoo.get("resnet18", norm="inplace", features_only=True, out_indices=[0, 2])
+    model.mod5.register_forward_hook(lambda *_: pytest.fail("run"))
+    sum(feature.square().mean() for feature in model(IMAGE)).backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    assert not any(p.requires_grad for p in [*model.mod4.parameters(), *model.mod5.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "module"),
+    [
+        ("resnet18", {"norm": "inplace"}, "mod1.bn1"),
+        ("resnext50", {}, "mod1.conv1"),
+        ("resnext50", {"input_3x3": True, "norm": "inplace"}, "mod1.conv3"),
+        ("densenet121", {"memory": "plain"}, "mod1.conv1"),
+        ("revnet56", {"norm": "inplace"}, "mod1.bn1"),
+    ],
+)
+def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, options, module) -> None:
+    model = zoo.get(arch, features_only=True, out_indices=("stem", 0, 3), **options)
+    whole = zoo.get(arch, features_only=True, **options)
+    whole.load_state_dict(model.state_dict())
+    assert len(whole.feature_info) == len(zoo.get(arch, features_only=True).feature_info)
+    assert model.feature_info.reduction()[:2] == [2, 4]
+    assert model.feature_info.module_name()[0] == module
+    features, expected = model(IMAGE), whole(IMAGE)
+    assert features[0].shape == (2, model.feature_info.channels()[0], 32, 32)
+    assert torch.equal(features[1], expected[0])
+    assert torch.equal(features[2], expected[3])
+    before = features[0].clone()
+    sum(feature.square().mean() for feature in features).backward()
+    assert torch.equal(features[0], before)
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "message"),
+    [
+        ("resnet18", {"out_indices": [0]}, "out_indices chooses among features; give features_only=True too"),
+        ("resnet18", {"out_indices": [0, 9], "features_only": True}, "ResNet has no feature 9; it has 0 to 4"),
+        ("resnet18", {"out_indices": [2, 1], "features_only": True}, "finest first"),
+        ("resnet18", {"out_indices": [4, -1], "features_only": True}, "different features"),
+        ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, "has no feature 'stem'; it has 0 to 6"),
+        ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, "output_stride and dilation say the same"),
+        ("wider_resnet16", {"output_stride": 8}, "output_stride: wider_resnet16 cannot be dilated"),
+        ("wider_resnet16_a2", {"output_stride": 16}, "has the strides 32, 8 only, got 16"),
+        ("revnet56", {"output_stride": 8}, "cannot be dilated"),
+        ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate drops what a classifier reads"),
+        ("resnet18", {"drop_rate": 0.2, "classes": 0}, "drop_rate drops what a classifier reads"),
+        ("revnext", {"drop_rate": 0.2}, "drop_rate: RevNeXt has not a classifier of mean values"),
+        (
+            "resnet18",
+            {"norm": "inplace", "activation": "relu"},
+            "cannot be undone from its output, which norm 'inplace'",
+        ),
+        (
+            "resnext50",
+            {"norm": nn.BatchNorm2d},
+            r"norm: BatchNorm2d has no activation, .*nn\.Sequential\(nn\.BatchNorm2d",
+        ),
+        ("resnet18", {"norm": lambda c: nn.Sequential(nn.BatchNorm2d(c), nn.ReLU())}, "no attribute `activation`"),
+        ("resnet18", {"norm": lambda c: c}, "norm must return a module for a number of channels, got int"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_what_to_do(arch, arguments, message) -> None:
+    with pytest.raises(zoo.ConfigError, match=message):
+        zoo.get(arch, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arch", "strides"),
+    [
+        ("resnet50", (8, 16, 32)),
+        ("resnext50", (8, 16, 32)),
+        ("densenet121", (8, 16, 32)),
+        ("wider_resnet16_a2", (8, 32)),
+    ],
+)
+def test_the_stride_of_the_last_map_can_be_asked_for(arch, strides) -> None:
+    keys = None
+    for stride in strides:
+        model = zoo.get(arch, output_stride=stride, features_only=True).eval()
+        assert model.feature_info.reduction()[-1] == stride
+        assert model(IMAGE[:1])[-1].shape[-1] == 64 // stride
+        keys = keys or list(model.state_dict())
+        assert list(model.state_dict()) == keys
+
+
+def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
+    """Dilation changes no weights: that is what dense prediction wants of them."""
+    nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
+    monkeypatch.setattr("zoo.registry.read_weights", lambda name: nothing)
+    monkeypatch.setattr("zoo.registry.load_state_dict", lambda model, state_dict, source: None)
+    with torch.device("meta"):
+        model = zoo.get("resnet34_ipabn-sync_lr_512", pretrained=True, features_only=True, output_stride=8)
+    assert model.feature_info.reduction() == [4, 4, 8, 8, 8]
+
+
+def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
+    model = zoo.get("resnet18", classes=5, drop_rate=0.5)
+    plain = zoo.get("resnet18", classes=5)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(IMAGE), plain.eval()(IMAGE))
+    model.classifier.train()
+    assert not torch.equal(model(IMAGE), model(IMAGE))
+    model.reset_classifier(7)
+    assert isinstance(model.classifier.drop, nn.Dropout)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_classes", "it is called classes here"),
+        ("checkpoint_path", "it is called weights here"),
+        ("global_pool", "classes=0 gives the map before it"),
+        ("pretrained_cfg", r"model\.pretrained_cfg"),
+        ("act_layer", "it is called activation here"),
+        ("norm_layer", "it is called norm here"),
+        ("drop_path_rate", "there is no such thing here; leave it out"),
+        ("replace_stride_with_dilation", "it is called output_stride here"),
+        ("dilatoin", "the nearest argument is 'dilation'"),
+    ],
+)
+def test_names_of_other_packages_are_answered_by_what_stands_for_them(name, hint) -> None:
+    with pytest.raises(zoo.ConfigError, match=f"resnet50 has no option '{name}'; .*{hint}"):
+        zoo.get("resnet50", **{name: 1})
+
+
+def test_arguments_without_a_name_are_refused_in_one_sentence() -> None:
+    with pytest.raises(zoo.ConfigError, match=r"everything else by name, got \(True,\) too; .*pretrained=True"):
+        zoo.get("resnet50", True)
+
+
+def test_several_patterns_list_what_matches_any() -> None:
+    assert zoo.list_models(["resnet18", "resnet3[45]"]) == ["resnet18", "resnet34"]
+    for wrong in (5, ["resnet*", 3], None):
+        with pytest.raises(zoo.ConfigError, match="a pattern must be text"):
+            zoo.list_models(wrong)
+
+
+def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -> None:
+    def norm(channels: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
+
+    for arch in ("resnext50", "densenet121", "resnet32_cifar"):
+        model = zoo.get(arch, norm=norm, classes=2)
+        model(torch.randn(2, 3, 64, 64)).sum().backward()
+    assert isinstance(zoo.get("resnet18", norm=ABN).mod1.bn1, ABN)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch in ("resnet18", "densenet121", "revnext")])
+def test_networks_answer_to_the_names_of_timm(arch) -> None:
+    model = zoo.get(arch, classes=4).eval()
+    assert model.num_classes == 4
+    assert model.get_classifier() is model.classifier.fc
+    assert model.default_cfg is model.pretrained_cfg
+    with torch.no_grad():
+        features = model.forward_features(IMAGE)
+        assert torch.allclose(model.forward_head(features), model(IMAGE), atol=1e-6)
+        pooled = model.forward_head(features, pre_logits=True)
+        assert pooled.shape == (2, model.num_features)
+    headless = zoo.get(arch, classes=0)
+    assert headless.num_classes == 0
+    assert isinstance(headless.get_classifier(), nn.Identity)
+    assert headless.forward_head(features) is features

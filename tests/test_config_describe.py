@@ -1,0 +1,135 @@
+"""The written form of the schema: nothing without a meaning, and defaults that are those of the code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zoo.config import (
+    Experiment,
+    describe_settings,
+    differences,
+    experiments_dir,
+    load_experiment,
+    parse_experiment,
+)
+from zoo.config.describe import SCHEDULE_PARAMS
+from zoo.config.experiment import Score
+from zoo.errors import ConfigError
+
+SETTINGS = [(section.path, setting) for section in describe_settings() for setting in section.settings]
+
+
+@pytest.mark.parametrize(("path", "setting"), SETTINGS, ids=lambda value: getattr(value, "key", value))
+def test_every_setting_has_a_type_a_default_and_a_sentence_about_it(path, setting) -> None:
+    assert setting.type
+    assert setting.default
+    assert setting.meaning.endswith(".")
+    assert "``" not in setting.meaning
+
+
+def test_every_field_of_every_section_is_described() -> None:
+    described = {(section.path, setting.key) for section in describe_settings() for setting in section.settings}
+    for section, path in [
+        (Experiment, "the top level"),
+        *((Experiment.model_fields[key].annotation, key) for key in ("network", "optimizer", "input", "training")),
+        *((params, f'optimizer.schedule.params with type "{kind}"') for kind, params in SCHEDULE_PARAMS.items()),
+        (Score, "expected.scores"),
+    ]:
+        for key, field in section.model_fields.items():
+            assert field.description, f"{path}.{key}"
+            assert (path, key) in described or hasattr(field.annotation, "model_fields")
+
+
+def test_the_defaults_that_are_told_are_those_of_an_empty_file() -> None:
+    empty = Experiment().model_dump(mode="json")
+    for section in describe_settings():
+        node = empty
+        for key in section.path.split(".") if " " not in section.path else ():
+            node = node[key] if node is not None else None
+        if "params" in section.path or node is None or section.path.startswith("expected"):
+            continue
+        for setting in section.settings:
+            assert json.loads(setting.default) == node[setting.key], setting.key
+
+
+def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
+    for path in experiments_dir().glob("*.json"):
+        experiment = load_experiment(path)
+        content: dict = {}
+        for dotted, value in differences(experiment).items():
+            *sections, key = dotted.split(".")
+            node = content
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[key] = value
+        assert parse_experiment(content, "x.json").digest() == experiment.digest(), path.name
+    assert differences(Experiment()) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ({"network": {"norm": 1}}, "network.norm = 1: unknown key; it is called network.bn_mode"),
+        ({"optimizer": {"lr": 1}}, "optimizer.lr = 1: unknown key; it is called optimizer.learning_rate"),
+        ({"optimizer": {"epochs": 1}}, "optimizer.epochs = 1: unknown key; its place is optimizer.schedule.epochs"),
+        ({"input": {"size": 1}}, "it is called input.crop_train (training) and input.crop_val with input.scale_val"),
+        ({"training": {"batch_size": 1}}, "its place is optimizer.batch_size"),
+        ({"clip": 1}, "its place is optimizer.clip"),
+        ({"checkpoint": {"folder": 1}}, "unknown key; the keys of checkpoint are every_steps"),
+        ({"colour": 1}, "unknown key; the keys of the top level are network, optimizer, input"),
+        ({"optimizer": {"chanels_last": 1}}, "label_smoothing, ema_decay, or training.channels_last"),
+    ],
+)
+def test_an_unknown_key_is_told_where_what_it_may_mean_stands(content, hint) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_experiment(content, "x.json")
+    assert hint in str(caught.value)
+
+
+def test_a_file_that_says_only_how_norms_work_is_possible() -> None:
+    """The original's activation, relu, cannot be undone: the default of in-place norms is that of zoo.get."""
+    for bn_mode in ("inplace", "sync"):
+        network = parse_experiment({"network": {"bn_mode": bn_mode}}, "x.json").network
+        assert (network.activation, network.activation_param) == ("leaky_relu", 0.01)
+    assert parse_experiment({"network": {"arch": "revnext"}}, "x.json").network.activation == "leaky_relu"
+    assert parse_experiment({"network": {"arch": "resnext50"}}, "x.json").network.activation == "relu"
+    with pytest.raises(ConfigError, match=r'network\.activation = "relu": cannot be undone'):
+        parse_experiment({"network": {"bn_mode": "inplace", "activation": "relu"}}, "x.json")
+
+
+def test_no_bundled_file_rests_on_a_default_activation() -> None:
+    for path in experiments_dir().glob("*.json"):
+        assert "activation" in json.loads(path.read_text())["network"], path.name
+
+
+@pytest.mark.parametrize(
+    ("content", "doubt"),
+    [
+        ({"input": {"crop_val": 32}}, "input.crop_val = 32: validation sees 1.6% of a picture"),
+        ({"network": {"arch": "resnet18"}}, "network.activation is left out: it is relu"),
+    ],
+)
+def test_what_few_people_mean_is_doubted(content, doubt) -> None:
+    network = {"activation": "relu"} | content.get("network", {"activation": "relu"})
+    if "network" in content:
+        network = content["network"]
+    (said,) = parse_experiment({**content, "network": network}, "x.json").doubts()
+    assert said.startswith(doubt)
+
+
+def test_nothing_is_doubted_in_the_bundled_files() -> None:
+    for path in experiments_dir().glob("*.json"):
+        assert not list(load_experiment(path).doubts()), path.name
+
+
+def test_a_bundled_experiment_is_found_by_its_name_and_a_file_by_its_path(tmp_path, monkeypatch) -> None:
+    assert load_experiment("revnet38_cifar10") == load_experiment("revnet38_cifar10.json")
+    path = tmp_path / "mine.json"
+    path.write_text('{"seed": 3}')
+    assert load_experiment(str(path)).seed == 3
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment("mine.json").seed == 3
+    with pytest.raises(ConfigError, match=r"give the path .* or a name; the nearest .* are revnet38_cifar10"):
+        load_experiment("revnet38_cifar1")

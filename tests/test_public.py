@@ -1,0 +1,127 @@
+"""What `import zoo` shows: names for completion, a version, types for checkers; and nothing is imported too early."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_all_public_names_are_listed_and_there() -> None:
+    assert set(zoo.__all__) < set(dir(zoo))
+    for name in zoo.__all__:
+        assert getattr(zoo, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lists'"):
+        _ = zoo.lists
+
+
+def test_the_version_is_that_of_the_package(monkeypatch) -> None:
+    written = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    monkeypatch.setattr("zoo.metadata.version", lambda name: "9.9")
+    assert zoo.__version__ == "9.9"
+
+    def not_installed(name: str) -> str:
+        raise zoo.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("zoo.metadata.version", not_installed)
+    assert written is not None
+    assert zoo.__version__ == written.group(1)
+
+
+@pytest.mark.parametrize("layer", [InPlaceABN, InPlaceABNSync])
+def test_the_norms_show_their_arguments(layer) -> None:
+    own, base = inspect.signature(layer).parameters, inspect.signature(ABN).parameters
+    for name, parameter in base.items():
+        assert own[name] == parameter
+    assert set(own) - set(base) == ({"group"} if layer is InPlaceABNSync else set())
+    norm = layer(4, 1e-3, 0.2, activation="elu", activation_param=0.5, dtype=torch.float64)
+    assert (norm.eps, norm.momentum, norm.activation, norm.activation_param) == (1e-3, 0.2, "elu", 0.5)
+    assert (norm.weight.dtype, norm.inplace) == (torch.float64, True)
+
+
+def test_the_bytes_of_a_model_of_ones_own_are_measured_by_public_functions() -> None:
+    with torch.device("meta"):
+        model, images = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), InPlaceABN(16)), torch.empty(4, 3, 66, 66)
+    held = zoo.count_memory(lambda: model(images).mean(), model.parameters()).held
+    model, images = model.to_empty(device="cpu"), torch.zeros(4, 3, 66, 66)
+    measured = zoo.measure_memory(lambda: model(images).mean(), model.parameters()).held
+    output = 4 * 16 * 64 * 64 * 4
+    assert output <= held < 1.05 * output
+    assert output <= measured < 1.05 * output
+
+
+IMPORTED_LATE = ("torch._dynamo", "sympy", "triton", "torchvision", "PIL", "matplotlib", "onnx", "tensorboard")
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the modules that a new process has imported once it has run ``code``."""
+    code += "\nimport sys\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return set(done.stderr.split())
+
+
+def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
+    modules = modules_after("import zoo, zoo.cli; zoo.cli.build_parser(); dir(zoo); zoo.__version__")
+    assert not modules & {"torch", "numpy", "pydantic", "requests"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is wanted where there is a GPU")
+def test_networks_are_built_and_listed_without_compilers_and_readers_of_pictures() -> None:
+    """They take longer to import than all of the package."""
+    modules = modules_after("import zoo; zoo.get('resnet18'); zoo.get('revnet38_cifar')")
+    assert not modules & set(IMPORTED_LATE)
+    modules = modules_after("from zoo.cli import main; main(['list']); main(['show', 'resnet50'])")
+    assert not modules & set(IMPORTED_LATE)
+
+
+USER = """\
+import torch, zoo
+from zoo.layers import InPlaceABN
+model = zoo.get("resnet50", norm="inplace", classes=10, in_chans=1, features_only=False)
+names: list[str] = zoo.list_models(["resnet*"])
+norm = InPlaceABN(16, activation="elu")
+reveal_type(model)
+reveal_type(zoo.__version__)
+"""
+
+
+def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
+    """The types are those that the package declares, and not Any; `py.typed` makes an installed one tell them too."""
+    pytest.importorskip("mypy")
+    assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
+    assert (ROOT / "zoo" / "py.typed").is_file()
+    (tmp_path / "mine.py").write_text(USER)
+    (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", classes="10")\n')
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(ROOT / ".mypy_cache"),
+    ]
+    command += ["--config-file", os.devnull, "--ignore-missing-imports"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+
+    def check(name: str) -> str:
+        done = subprocess.run([*command, name], capture_output=True, text=True, cwd=tmp_path, env=environment)
+        return done.stdout + done.stderr
+
+    told = check("mine.py")
+    assert "Success" in told, told
+    assert 'Revealed type is "zoo.models.network.Network"' in told
+    assert 'Revealed type is "str"' in told.replace("builtins.", "")
+    told = check("wrong.py")
+    assert "Found 2 errors" in told, told

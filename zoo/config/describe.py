@@ -1,0 +1,116 @@
+"""What the settings of an experiment mean: their types, defaults, bounds and descriptions, read from the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from zoo.config.experiment import Experiment
+from zoo.config.optimizer import SCHEDULE_PARAMS
+
+_WORDS = {"integer": "whole number", "boolean": "true or false", "null": "null", "object": "object", "string": "text"}
+
+
+class Setting(NamedTuple):
+    """One key of a section, in words: ``default`` is JSON, or "required"."""
+
+    key: str
+    type: str
+    default: str
+    bounds: str
+    meaning: str
+
+
+class SectionText(NamedTuple):
+    """A section of an experiment file: its dotted path, what it is about, and its keys."""
+
+    path: str
+    meaning: str
+    settings: list[Setting]
+
+
+def describe_settings() -> list[SectionText]:
+    """Return all sections of an experiment file, the top level first, the parameters of each schedule last."""
+    sections = list(_walk(Experiment, ""))
+    return sections + [
+        _describe(section, f'optimizer.schedule.params with type "{kind}"')
+        for kind, section in SCHEDULE_PARAMS.items()
+        if section.model_fields
+    ]
+
+
+def differences(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that are not the defaults, by their dotted path."""
+    return dict(_differ(experiment.model_dump(mode="json"), Experiment().model_dump(mode="json"), ""))
+
+
+def _differ(given: dict[str, Any], default: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in given.items():
+        usual = default.get(key)
+        if isinstance(value, dict) and isinstance(usual, dict) and key not in ("params", "options"):
+            yield from _differ(value, usual, f"{prefix}{key}.")
+        elif value != usual:
+            yield prefix + key, value
+
+
+def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
+    yield _describe(section, path or "the top level")
+    for key, field in section.model_fields.items():
+        inner = next((kind for kind in (field.annotation, *_members(field.annotation)) if _is_section(kind)), None)
+        if inner is not None:
+            yield from _walk(inner, f"{path}.{key}".removeprefix("."))
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", ())
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _describe(section: type[BaseModel], path: str) -> SectionText:
+    schema = section.model_json_schema()
+    required = schema.get("required", ())
+    settings = []
+    for key, about in schema["properties"].items():
+        field = section.model_fields[key]
+        if _is_section(field.annotation):
+            continue
+        default = "required" if key in required else json.dumps(field.get_default(call_default_factory=True))
+        meaning = " ".join(about.get("description", "").split())
+        settings.append(Setting(key, _type(about), default, ", ".join(dict.fromkeys(_bounds(about))), meaning))
+    return SectionText(path, (section.__doc__ or "").partition("\n")[0].replace("``", ""), settings)
+
+
+def _type(about: dict[str, Any]) -> str:
+    if "anyOf" in about:
+        return " or ".join(dict.fromkeys(_type(choice) for choice in about["anyOf"]))
+    if "enum" in about:
+        return ", ".join(json.dumps(word) for word in about["enum"])
+    if about.get("type") == "array":
+        length = f"{about['minItems']} " if about.get("minItems") == about.get("maxItems", 0) else ""
+        return f"list of {length}{_plural(_type(about['items']))}"
+    return _WORDS.get(about.get("type", "object"), "number")
+
+
+def _plural(words: str) -> str:
+    return words.replace("numbers", "number").replace("number", "numbers")
+
+
+def _bounds(about: dict[str, Any]) -> Iterator[str]:
+    """Yield what limits the numbers of a setting, or those in it."""
+    for inner in (*about.get("anyOf", ()), *([about["items"]] if "items" in about else ())):
+        yield from _bounds(inner)
+    for limit, words in (
+        ("exclusiveMinimum", "more than"),
+        ("minimum", "at least"),
+        ("exclusiveMaximum", "less than"),
+        ("maximum", "at most"),
+    ):
+        if limit in about:
+            number = about[limit]
+            yield f"{words} {int(number) if number == int(number) and abs(number) < 1e12 else number:,}"
