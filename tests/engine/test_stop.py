@@ -139,3 +139,14 @@ def test_a_signal_to_one_rank_stops_all_ranks_at_the_same_next_step(signalled_ra
 def test_agreeing_at_once_does_not_wait_for_another_step() -> None:
     first, second = run_distributed(_steps_until_stop, 2, 1, 3, True)
     assert first == second == [None] * 3 + ["SIGTERM"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors where Linux lists them")
+def test_nothing_of_the_watch_is_left_behind() -> None:
+    threads, descriptors = threading.active_count(), os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with StopSignals():
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert threading.active_count() == threads
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert signal.set_wakeup_fd(-1) == -1

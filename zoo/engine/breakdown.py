@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from zoo.errors import ZooError
+from zoo.errors import ZooError, printable
 
 # torch raises these from a signal handler, so out of whatever line the main process was in.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
@@ -16,6 +16,10 @@ DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited u
 LOST_PEER = re.compile(
     r"gloo.*(?:[Cc]onnection|[Ss]ocket|[Tt]imed out|[Tt]imeout|peer)|[Cc]onnection (?:closed|reset) by peer", re.S
 )
+
+
+SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
+MAX_CHARS = 200
 
 
 @contextmanager
@@ -38,13 +42,15 @@ def is_dead_worker(error: BaseException) -> bool:
 def _explanation(error: RuntimeError) -> str | None:
     if is_dead_worker(error):
         return (
-            f"a process that reads images has ended ({_first_line(error)}); --workers: was the memory full? give fewer "
+            f"a process that reads images has ended ({_short(error)}); --workers: was the memory full? give fewer "
             "workers, then continue with --resume auto"
         )
     if isinstance(error, dist.DistError) or LOST_PEER.search(str(error)):
-        return f"another process of the run ended or cannot be reached ({_first_line(error)}); see its message"
+        return f"another process of the run ended or cannot be reached; see its message ({_short(error)})"
     return None
 
 
-def _first_line(error: RuntimeError) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _short(error: RuntimeError) -> str:
+    """Return the first sentence of torch's text, without the place in torch's sources before it."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return printable(SOURCE_PLACE.sub("", line).split(". ")[0].strip()[:MAX_CHARS])

@@ -114,21 +114,26 @@ class _Watch:
         os.set_blocking(self._writer, False)
         self._former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._closed = threading.Event()
-        threading.Thread(target=self._run, name="zoo-signals", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="zoo-signals", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End the thread; the wakeup descriptor is that of before again."""
         signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
         self._closed.set()
+        # The end of the pipe would not wake the thread: forked processes hold its other side too.
+        os.write(self._writer, b"\0")
+        self._thread.join()
         os.close(self._writer)
+        os.close(self._reader)
 
     def _run(self) -> None:
         first = _FirstRequest()
-        while number := os.read(self._reader, 1):
-            if number[0] in SIGNALS and first.is_repeated() and not self._closed.wait(GRACE_S):
-                print(f"{_name(number[0])} again: ended without saving", file=sys.stderr, flush=True)
-                os._exit(EXIT_OF_SIGNAL + number[0])
-        os.close(self._reader)
+        while not self._closed.is_set():
+            (number,) = os.read(self._reader, 1)
+            if number in SIGNALS and first.is_repeated() and not self._closed.wait(GRACE_S):
+                print(f"{_name(number)} again: ended without saving", file=sys.stderr, flush=True)
+                os._exit(EXIT_OF_SIGNAL + number)
 
 
 def _name(number: int) -> str | None:
