@@ -63,7 +63,7 @@ def _open_picture(file: BinaryIO) -> Image.Image:
     """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise ValueError("it is not a regular file")
-    start = file.read(LONGEST_START)
+    start = file.read(LONGEST_START).ljust(LONGEST_START, b"\0")
     for name in FORMATS:
         factory, accepts = Image.OPEN[name]
         if accepts is not None and accepts(start) is True:

@@ -47,7 +47,7 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """
     _check_exists(root)
     search = _Search(root)
-    top = search.list()
+    top = search.entries()
     found = Scan(root, sorted(top.folders), strays=sorted(top.images + top.strays))
     for target, name in enumerate(found.classes):
         for folder in search.walk(name):
@@ -65,7 +65,7 @@ def find_images(root: Path) -> list[Path]:
     The same files are images, and the same faults raise DataError; so does a folder without any image.
     """
     search = _Search(root)
-    top = search.list()
+    top = search.entries()
     folders = [top, *(folder for name in sorted(top.folders) for folder in search.walk(name))]
     images = [root / name for folder in folders for name in folder.images]
     strays = [name for folder in folders for name in folder.strays]
@@ -90,19 +90,19 @@ class _Search:
         """Return ``top`` and the folders below it, sorted as a whole: their order decides each picture's index."""
         folders, names = [], [top]
         while names:
-            folders.append(self.list(names.pop()))
+            folders.append(self.entries(names.pop()))
             names += folders[-1].folders
         return sorted(folders)
 
-    def list(self, name: str = "") -> _Folder:
+    def entries(self, name: str = "") -> _Folder:
         """Return the entries of one folder, images and strays sorted by name."""
         path = self._root / name
         prefix = os.path.join(name, "")
         found = _Folder(name, [], [], [])
         try:
             self._check_first_visit(path)
-            with os.scandir(path) as entries:
-                for entry in entries:
+            with os.scandir(path) as listing:
+                for entry in listing:
                     _kind_of(entry, found).append(prefix + entry.name)
         except OSError as error:
             raise _unlistable(path, error) from error
@@ -116,10 +116,14 @@ class _Search:
             return
         links = [step for end in (path, other) for step in (end, *end.parents) if self._root in step.parents]
         link = next((step for step in links if step.is_symlink()), None)
-        reason = "" if link is None else f": {printable(link)} is a link to {printable(os.readlink(link))}"
+        if link is None:
+            reason, remedy = "", "remove one of them"
+        else:
+            reason = f": {printable(link)} is a link to {printable(os.readlink(link))}"
+            remedy = "remove the link"
         raise DataError(
             f"the images of a folder would count twice{reason}; {printable(path)} and {printable(other)} are the same "
-            "folder: remove one of them"
+            f"folder: {remedy}"
         )
 
 
