@@ -89,7 +89,7 @@ def measure_pixels(
             section.notes.append(f"{name}: no line between these sizes, bytes per pixel from one to the next: {found}")
         lines.append(Line(f"{name}: {slope:.0f} B/px", [count / 1e3 for count in pixels], [p / 1e6 for p in peaks]))
         if name in DEEPER:
-            section.figures += _variants(name, sizes[-2:], batch, slope, kernels)
+            section.figures += _variants(name, sizes[:2], batch, slopes[0], kernels)
     section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
 
@@ -118,10 +118,14 @@ def _slope(name: str, sizes: Sequence[int], batch: int, **options: Any) -> float
 
 
 def _variants(name: str, sizes: Sequence[int], batch: int, slope: float, kernels: str) -> list[Figure]:
-    """Return the bytes per pixel of a deeper network, of plain kernels, and of hybrids that keep no branch input."""
+    """Return the bytes per pixel of a deeper network, of plain kernels, and of hybrids that keep no branch input.
+
+    They belong to the two smallest sizes, between which the network itself has the ``slope``.
+    """
     (option, depth), *_ = DEEPER[name].items()
     deep = _slope(name, sizes, batch, **DEEPER[name])
-    what = f"{name}, {option} {'-'.join(map(str, depth))}: bytes per pixel"
+    unit = f"bytes per pixel, {sizes[0]} to {sizes[1]} pixels"
+    what = f"{name}, {option} {'-'.join(map(str, depth))}: {unit}"
     is_equal = abs(deep / slope - 1) < STRAIGHT
     figures = [Figure(what, ANY_DEPTH, deep, "B", "the same" if is_equal else f"off: {slope:.4g} for the default")]
     others = {name: {}, f"{name}, branch inputs found again": FOUND_AGAIN} if name == "revnext" else {name: {}}
@@ -131,7 +135,7 @@ def _variants(name: str, sizes: Sequence[int], batch: int, slope: float, kernels
                 if (used, options) != (kernels, {}):  # measured already
                     label += ", plain torch kernels" if used != kernels else ""
                     measured = _slope(name, sizes, batch, **options)
-                    figures.append(_no_more(f"{label}: bytes per pixel", PUBLISHED[name].per_pixel, measured, "B"))
+                    figures.append(_no_more(f"{label}: {unit}", PUBLISHED[name].per_pixel, measured, "B"))
     return figures
 
 
