@@ -115,3 +115,11 @@ def test_options_of_other_benchmarks_are_refused_by_name(
         main(["reproduce", *command])
     assert error.value.code == 2
     assert option in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_report_of_a_changed_checkout_is_warned_of(
+    benchmark_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.report.environment.checkout_commit", lambda: "1234-dirty")
+    assert main(["reproduce", benchmark_name, "--no-picture", "--out", str(tmp_path)]) == 0
+    assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err
