@@ -298,6 +298,14 @@ def double_precision() -> str:
     return f"{max(map(abs, differences)):.0e} in {len(differences)} steps".replace("e-0", "e-")
 
 
+def flat_errors() -> str:
+    """How often what a flat network of nine layers found again was further off than it is large."""
+    (run,) = [run for run in result("cifar10_flat")["runs"] if run["label"] == "9 layers reconstructed"]
+    worst = [step["worst_relative_error"] for step in run["reconstruction"]]
+    above = [error for error in worst if error > 1]
+    return f"{len(above)} of the {len(worst)} steps that were metered ({_listed([f'{error:.2f}' for error in above])})"
+
+
 def _range(values: Sequence[float], form: str) -> str:
     low, high = f"{min(values):{form}}", f"{max(values):{form}}"
     return low if low == high else f"{low} to {high}"
@@ -318,6 +326,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "reversible": reversible,
     "cifar10": cifar10,
     "double_precision": double_precision,
+    "flat9": flat_errors,
     "machine": machine,
     "layers": layers,
     "minimal_traffic": minimal_traffic,
