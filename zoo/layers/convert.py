@@ -31,7 +31,7 @@ OVERWRITTEN = "write x = x + y for x += y, and give what follows inplace=False"
 INPUT_NEEDED = (
     "let the others read the norm's output, if that is what they should read; or convert the other parts only"
 )
-NO_SCALE = "allow_approximate=True sets such scales to eps"
+NO_SCALE = "allow_approximate=True (--allow-approximate of zoo convert) sets such scales to eps"
 
 
 @dataclass
