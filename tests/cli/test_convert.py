@@ -149,11 +149,11 @@ def test_what_was_torchvisions_is_built_with_relu_without_being_told(files, relu
 def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_file, tmp_path):
     assert run("export", relu_file, tmp_path / "x.pt2", "-c", "64") == 0
     images = torch.randn(2, 3, 64, 64)
-    extra = {"network.json": ""}
+    extra = {"metadata.json": ""}
     program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
     with torch.no_grad():
         assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
-    network = json.loads(extra["network.json"])
+    network = json.loads(extra["metadata.json"])["network"]
     assert (network["arch"], network["activation"], network["classes"]) == ("resnet18", "relu", 2)
 
 
@@ -214,12 +214,12 @@ def test_a_folded_file_says_that_it_is_folded(relu_file, tmp_path, capsys):
 def test_a_checkpoint_is_exported_as_the_network_that_it_is(finished, tmp_path):
     """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
     assert run("export", finished.checkpoint, tmp_path / "x.pt2") == 0
-    extra = {"network.json": ""}
+    extra = {"metadata.json": ""}
     program = torch.export.load(tmp_path / "x.pt2", extra_files=extra)
     images = torch.randn(2, 3, 10, 10)  # the crop of the run
     with torch.no_grad():
         assert torch.allclose(program.module()(images), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)
-    assert json.loads(extra["network.json"])["class_names"] == ["class0", "class1"]
+    assert json.loads(extra["metadata.json"])["network"]["class_names"] == ["class0", "class1"]
     with pytest.raises(zoo.WeightsError, match="norm='inplace' in the file, but norm='standard' is asked for"):
         zoo.load_weights(zoo.get("resnet18", classes=2), finished.checkpoint)
 
@@ -253,7 +253,7 @@ def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_do
     assert run("export", finished.checkpoint, tmp_path / "x.onnx", "--no-compare") == 0
     written = onnx.load(str(tmp_path / "x.onnx"))
     found = {entry.key: entry.value for entry in written.metadata_props}
-    assert json.loads(found["network"])["norm"] == "inplace"
+    assert json.loads(found["metadata"])["network"]["norm"] == "inplace"
     session, images = ReferenceEvaluator(written), torch.randn(2, 3, 10, 10)
     (output,) = session.run(None, {session.input_names[0]: images.numpy()})
     with torch.no_grad():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 
 import pytest
 import torch
@@ -14,8 +16,8 @@ from tests.convert.networks import IMAGES, outputs, scramble, scrambled
 from tests.convert.test_norms import CASES, unfoldable
 from zoo.convert import export, fold, fold_network
 from zoo.convert.fold import Activation
-from zoo.errors import ConversionError
-from zoo.layers import ABN
+from zoo.errors import ConversionError, VerificationError
+from zoo.layers import ABN, convert_norm
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,98 @@ def test_a_convolution_with_a_bias_is_folded_into():
     model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).double().eval()
     with torch.no_grad():
         assert torch.allclose(fold_network(model)(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
+
+
+METADATA = {"arch": "resnet18", "input": {"mean": [0.5, 0.25], "size": 32}, "classes": ["a", "ü"]}
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_a_program_carries_metadata(tmp_path):
+    model = fold_network(scramble(zoo.get("resnet18", classes=2)))
+    export(model, tmp_path / "net.pt2", 32, metadata=METADATA)
+    files = {"metadata.json": ""}
+    torch.export.load(tmp_path / "net.pt2", extra_files=files)
+    assert json.loads(files["metadata.json"]) == METADATA
+    assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
+
+
+def test_an_onnx_file_has_the_usual_names_and_carries_metadata(tmp_path, capfd):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    model = fold_network(scramble(zoo.get("resnet18", classes=2)))
+    export(model, tmp_path / "net.onnx", 32, metadata=METADATA)
+    written = onnx.load(tmp_path / "net.onnx")
+    assert [value.name for value in written.graph.input] == ["input"]
+    assert [value.name for value in written.graph.output] == ["logits"]
+    for value in (*written.graph.input, *written.graph.output):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert {item.key: json.loads(item.value) for item in written.metadata_props} == {"metadata": METADATA}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_metadata_that_json_cannot_hold_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConversionError, match=r"metadata .* not JSON: Object of type object"):
+        export(nn.Identity(), tmp_path / "net.pt2", metadata={"size": object()})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_a_feature_network_is_exported_with_an_output_for_each_stage(ending, tmp_path):
+    if ending == "onnx":
+        pytest.importorskip("onnxscript")
+    model = fold_network(scramble(zoo.get("resnet18", features_only=True)))
+    path = tmp_path / f"net.{ending}"
+    assert export(model, path, 64) < 1e-3
+    images = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(images)
+    if ending == "pt2":
+        found = torch.export.load(path).module()(images)
+    else:
+        session = pytest.importorskip("onnx.reference").ReferenceEvaluator(str(path))
+        assert session.output_names == [f"stage{stage}" for stage in range(1, len(expected) + 1)]
+        found = map(torch.from_numpy, session.run(None, {"input": images.numpy()}))
+    for ours, truth in zip(found, expected, strict=True):
+        assert torch.allclose(ours, truth, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_in_place_norms_are_refused_because_no_other_program_has_them(ending, tmp_path):
+    with pytest.raises(ConversionError, match=r'ResNet has in-place norms.*convert_norm\(model, "standard"\)'):
+        export(zoo.get("resnet18", classes=2, norm="inplace"), tmp_path / f"net.{ending}", 32)
+
+
+def test_outputs_that_differ_leave_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "net.pt2").write_text("old")
+    monkeypatch.setattr(sys.modules["zoo.convert.export"], "TOLERANCE", -1.0)
+    with pytest.raises(VerificationError, match="differ"):
+        export(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), tmp_path / "net.pt2", 4)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_torch_exports_an_in_place_network_to_onnx_after_its_norms_became_standard(tmp_path):
+    """This is what the README's Troubleshooting says to do."""
+    pytest.importorskip("onnxscript")
+    model = scramble(zoo.get("resnet18", classes=2, norm="inplace")).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with pytest.raises(torch.onnx.errors.OnnxExporterError):
+        torch.onnx.export(model, (images,), dynamo=True, verbose=False)
+    written = torch.onnx.export(convert_norm(model, "standard"), (images,), dynamo=True, verbose=False)
+    session = pytest.importorskip("onnx.reference").ReferenceEvaluator(written.model_proto)
+    (found,) = session.run(None, {session.input_names[0]: images.numpy()})
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(found), model(images), rtol=1e-3, atol=1e-4)
+
+
+def test_a_network_of_other_outputs_is_refused(tmp_path):
+    class Pair(nn.Module):
+        def forward(self, x):
+            return {"logits": x}
+
+    with pytest.raises(ConversionError, match=r"Pair returns a dict.*a tensor or a list of tensors"):
+        export(Pair(), tmp_path / "net.pt2", 8)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader

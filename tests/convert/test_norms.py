@@ -58,7 +58,10 @@ def test_norms_that_follow_no_convolution_are_refused_by_name_and_nothing_else_i
         return
     with pytest.raises(ConversionError) as error:
         standard_to_inplace(given, arch, **options)
-    assert {line.split()[0] for line in str(error.value).splitlines()[1:]} == set(names)
+    assert str(error.value).startswith(f"{len(names)} of ")
+    named = {line.split()[0] for line in str(error.value).splitlines() if "(ABN): " in line}
+    assert len(named) == min(10, len(names))
+    assert named <= set(names)
 
 
 def test_training_goes_on_as_before():

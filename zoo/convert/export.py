@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,65 +13,123 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConversionError, VerificationError
+from zoo.errors import ConversionError, VerificationError, printable
+from zoo.layers.norm import InPlaceABN
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 # Single precision in another order of summation.
 TOLERANCE = 1e-3
+METADATA_FILE = "metadata.json"  # in a .pt2 file
+METADATA_PROPERTY = "metadata"  # of an .onnx file
 
 
 def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mapping[str, Any] | None = None) -> float:
-    """Write ``model`` for float32 pictures (any N, 3, size, size) to ``path``, a .pt2 or .onnx file.
+    """Write ``model`` for float32 images (any N, 3, size, size) to ``path``, a .pt2 or .onnx file.
 
-    The file is read again and run on two random pictures; the largest absolute difference to ``model`` is returned.
-    ``model`` is put into evaluation mode. A .onnx file needs the optional packages: pip install ".[onnx]".
-    ``metadata`` are plain values that go into the file as JSON: into KEY.json of a .pt2 (see ``extra_files`` of
-    `torch.export.load`), into ``metadata_props`` of a .onnx. Raises ConversionError for another ending or missing
-    packages, VerificationError for outputs that differ.
+    The names in an .onnx file are "input" and "logits" ("features" for a map, "stage1", "stage2", ... for a list of
+    them), with the dynamic dimension "batch".  ``metadata`` is written with it as JSON: the extra file
+    "metadata.json" of a .pt2 file, the property "metadata" of an .onnx file.
+
+    What was written is read again and run on two random images; the largest absolute difference to ``model`` is
+    returned.  ``path`` is replaced only after that.  ``model`` is put into evaluation mode and single precision.  An
+    .onnx file needs the optional packages: pip install ".[onnx]".  Raises ConversionError for another ending,
+    missing packages, in-place norms, outputs that are no tensors, and metadata that JSON cannot hold;
+    VerificationError for outputs that differ.
     """
     path = Path(path)
     _check_format(path)
+    text = _as_json(metadata)
+    if any(isinstance(part, InPlaceABN) for part in model.modules()):
+        raise ConversionError(
+            f"{type(model).__name__} has in-place norms, which only zoo can run; export "
+            'zoo.convert.fold_network(model), or zoo.layers.convert_norm(model, "standard")'
+        )
     model = model.eval().float()
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, names = _outputs(model, images)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     path.parent.mkdir(parents=True, exist_ok=True)
-    texts = {key: json.dumps(value) for key, value in (metadata or {}).items()}
-    write = _write_onnx if path.suffix == ".onnx" else _write_program
-    found = write(program, path, images, texts)
-    with torch.no_grad():
-        expected = model(images)
-    difference = (found - expected).abs().max().item()
-    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-        raise VerificationError(f"{path}: computes outputs that differ by {difference:.2e} from the network's")
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        if path.suffix == ".onnx":
+            found = _write_onnx(program, temporary, images, names, text)
+        else:
+            found = _write_program(program, temporary, images, text)
+        difference = max((ours - truth).abs().max().item() for ours, truth in zip(found, expected, strict=True))
+        if not difference <= TOLERANCE * max(1.0, *(truth.abs().max().item() for truth in expected)):
+            raise VerificationError(f"{printable(path)}: computes outputs that differ by {difference:.2e}; not written")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return difference
 
 
 def _check_format(path: Path) -> None:
     if path.suffix not in (".pt2", ".onnx"):
-        raise ConversionError(f"{path}: cannot tell the format to export; name the file .pt2 (torch.export) or .onnx")
+        raise ConversionError(
+            f"{printable(path)}: cannot tell the format to export; name the file .pt2 (torch.export) or .onnx"
+        )
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if path.suffix == ".onnx" and missing:
         raise ConversionError(
-            f"{path}: ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
-            'pip install ".[onnx]", or export to a .pt2 file'
+            f"{printable(path)}: ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            'installed: pip install ".[onnx]", or export to a .pt2 file'
         )
 
 
+def _as_json(metadata: Mapping[str, Any] | None) -> str | None:
+    try:
+        return None if metadata is None else json.dumps(dict(metadata), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConversionError(f"the metadata for the exported file is not JSON: {printable(error)}") from error
+
+
+def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]:
+    """Return the network's output, or outputs, as a list, and their names."""
+    found = model(images)
+    several = isinstance(found, (list, tuple))
+    outputs = list(found) if several else [found]
+    if not outputs or not all(isinstance(output, Tensor) for output in outputs):
+        raise ConversionError(
+            f"{type(model).__name__} returns a {type(found).__name__}; what can be exported returns a tensor or a list "
+            "of tensors"
+        )
+    if several:
+        return outputs, [f"stage{number}" for number in range(1, len(outputs) + 1)]
+    return outputs, ["logits" if outputs[0].dim() == 2 else "features"]
+
+
 def _write_program(
-    program: torch.export.ExportedProgram, path: Path, images: Tensor, texts: Mapping[str, str]
-) -> Tensor:
-    torch.export.save(program, path, extra_files={f"{key}.json": text for key, text in texts.items()})
+    program: torch.export.ExportedProgram, path: Path, images: Tensor, metadata: str | None
+) -> list[Tensor]:
+    torch.export.save(program, path, extra_files=None if metadata is None else {METADATA_FILE: metadata})
+    read = {} if metadata is None else {METADATA_FILE: ""}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch 2.11's own loader
-        output: Tensor = torch.export.load(path).module()(images)
-    return output
+        outputs, _ = _outputs(torch.export.load(path, extra_files=read).module(), images)
+    _check_metadata(path, read.get(METADATA_FILE), metadata)
+    return outputs
 
 
-def _write_onnx(program: torch.export.ExportedProgram, path: Path, images: Tensor, texts: Mapping[str, str]) -> Tensor:
+def _write_onnx(
+    program: torch.export.ExportedProgram, path: Path, images: Tensor, names: list[str], metadata: str | None
+) -> list[Tensor]:
     onnx: Any = importlib.import_module("onnx")
     reference: Any = importlib.import_module("onnx.reference")
-    written: Any = torch.onnx.export(program, dynamo=True)
-    written.model.metadata_props.update(texts)
+    written: Any = torch.onnx.export(
+        program, dynamo=True, input_names=["input"], output_names=names, dynamic_shapes=({0: "batch"},), verbose=False
+    )
+    if metadata is not None:
+        written.model.metadata_props[METADATA_PROPERTY] = metadata
     written.save(str(path))
-    session = reference.ReferenceEvaluator(onnx.load(str(path)))
-    return torch.from_numpy(session.run(None, {session.input_names[0]: images.numpy()})[0])
+    model = onnx.load(str(path))
+    properties = {item.key: item.value for item in model.metadata_props}
+    _check_metadata(path, properties.get(METADATA_PROPERTY), metadata)
+    session = reference.ReferenceEvaluator(model)
+    return [torch.from_numpy(output) for output in session.run(None, {"input": images.numpy()})]
+
+
+def _check_metadata(path: Path, found: str | None, expected: str | None) -> None:
+    if found != expected:
+        raise VerificationError(f"{printable(path)}: the metadata that were read are not those that were written")

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from zoo.errors import ConversionError
+from zoo.errors import MAX_LISTED, ConversionError, listed, printable
 from zoo.layers.norm import ABN, KINDS, InPlaceABN, InPlaceABNSync
 from zoo.layers.trace import Trace, function_name
-from zoo.ops.abn.functional import check_activation
+from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
+
+logger = logging.getLogger(__name__)
 
 OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "gelu", "silu", "hardswish", "mish", "selu", "celu")
+
+# What to do about each cause of a refusal; the reasons beside the norms' names say what was found.
+SUBCLASS = "replace them by nn.BatchNorm2d, if they compute the same"
+NOT_ONCE = "give the model a norm of its own for each call, and remove those that are never called"
+NO_FORM = "put nn.LeakyReLU or nn.ELU in its place, and train again: the network computes something else"
+FUNCTION = "call a module (nn.LeakyReLU or nn.ELU) instead of the function, one for each norm"
+SHARED = "give each norm an activation module of its own, which nothing else calls"
+OVERWRITTEN = "write x = x + y for x += y, and give what follows inplace=False"
+INPUT_NEEDED = (
+    "let the others read the norm's output, if that is what they should read; or convert the other parts only"
+)
+NO_SCALE = "allow_approximate=True (--allow-approximate of zoo convert) sets such scales to eps"
 
 
 @dataclass
@@ -41,11 +58,12 @@ def convert_norm(module: nn.Module, kind: str, *, allow_approximate: bool = Fals
     one is negative the filter before it and the running mean change their sign instead.  Taken-in activations become
     nn.Identity.  relu goes into `ABN` only.
 
-    The forward pass is traced with torch.fx.  Raises ConversionError, which lists all norms in question with the
-    reasons and leaves ``module`` as it was, where the input of a BatchNorm2d is needed by something else, its output is
-    overwritten, its activation has no in-place form or cannot be taken in, or a scale cannot be represented (unless
-    ``allow_approximate``: then it becomes the nearest one, eps).  An `ABN` whose input is still needed becomes an
-    `InPlaceABN` with ``inplace = False``, as in this package's networks.
+    The forward pass is traced with torch.fx.  Raises ConversionError, which lists the norms in question with the
+    reasons and what to do, and leaves ``module`` as it was, where the input of a BatchNorm2d is needed by something
+    else, its output is overwritten, its activation has no in-place form, is a function or is shared, or a scale cannot
+    be represented (unless ``allow_approximate``: then it becomes the nearest one, eps); and where there is no norm to
+    convert.  Batch norms of other kinds (1d, 3d, SyncBatchNorm) stay, and are named in a warning.  An `ABN` whose
+    input is still needed becomes an `InPlaceABN` with ``inplace = False``, as in this package's networks.
     """
     plans = plan_norms(module, kind, allow_approximate)
     apply_plans(module, plans, kind)
@@ -56,28 +74,55 @@ def plan_norms(module: nn.Module, kind: str, allow_approximate: bool = False) ->
     """Return what `convert_norm` will do to each norm; ConversionError as it says there.  Nothing is changed."""
     if kind not in KINDS:
         raise ConversionError(f"norm {kind!r} is not one of {', '.join(KINDS)}")
-    norms = {
-        name: part
-        for name, part in module.named_modules()
-        if isinstance(part, (nn.BatchNorm2d, ABN)) and type(part) is not KINDS[kind]
-    }
+    norms = _norms_to_convert(module)
+    norms = {name: norm for name, norm in norms.items() if type(norm) is not KINDS[kind]}
     if not norms:
         return []
-    trace, plans, problems = Trace(module), [], []
+    trace, plans, problems, advice = Trace(module), [], [], Counter[str]()
     for name, norm in norms.items():
         try:
             plan = _plan(trace, name, norm, kind)
             _plan_scale(trace, plan, kind, allow_approximate)
         except _UnsafeError as error:
-            problems.append(f"  {name or 'the module itself'} ({type(norm).__name__}): {error}")
+            problems.append(f"  {_described(name, norm)}: {error.reason}")
+            advice[error.advice] += 1
         else:
             plans.append(plan)
     if problems:
+        more = [f"  and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
         raise ConversionError(
             f"{len(problems)} of {len(norms)} norms of {type(module).__name__} cannot become {KINDS[kind].__name__}; "
-            "nothing was converted:\n" + "\n".join(problems)
-        )
+            "nothing was converted:\n" + "\n".join(problems[:MAX_LISTED] + more) + "\nWhat to do:\n"
+            + "\n".join(f"- {text} ({count} norm{'s' * (count > 1)})" for text, count in advice.items())
+        )  # fmt: skip
     return plans
+
+
+def _norms_to_convert(module: nn.Module) -> dict[str, nn.BatchNorm2d | ABN]:
+    """Return the norms, by name, that some kind can be made of; log which others stay.
+
+    Raises ConversionError where there are none.
+    """
+    norms = {name: part for name, part in module.named_modules() if isinstance(part, (nn.BatchNorm2d, ABN))}
+    others = [
+        (name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm) and name not in norms
+    ]
+    names = listed(_described(name, part) for name, part in others)
+    if norms:
+        if others:
+            logger.warning("only BatchNorm2d and the norms of zoo are converted; left as they are: %s", names)
+        return norms
+    synchronised = any(isinstance(part, nn.SyncBatchNorm) for _, part in others)
+    hint = 'convert before nn.SyncBatchNorm.convert_sync_batchnorm, and to "sync"' if synchronised else ""
+    raise ConversionError(
+        f"{type(module).__name__} has no norm to convert: neither a BatchNorm2d nor one of zoo"
+        + (f"; its others are {names}" if others else "")
+        + (f"; {hint}" if hint else "")
+    )
+
+
+def _described(name: str, part: nn.Module) -> str:
+    return f"{printable(name) or 'the module itself'} ({type(part).__name__})"
 
 
 def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
@@ -102,16 +147,20 @@ def replace_modules(module: nn.Module, replaced: Mapping[int, nn.Module]) -> Non
 
 
 class _UnsafeError(Exception):
-    pass
+    """Why a norm cannot be converted, and what to do about it."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(reason)
+        self.reason, self.advice = reason, advice
 
 
 def _plan(trace: Trace, name: str, norm: Any, kind: str) -> NormPlan:
     """Return the plan of one norm, its scale left aside."""
     calls = trace.calls.get(name, [])
     if type(norm) not in (nn.BatchNorm2d, *KINDS.values()):
-        raise _UnsafeError(f"what a subclass of {type(norm).__bases__[0].__name__} computes is not known")
+        raise _UnsafeError(f"what a subclass of {type(norm).__bases__[0].__name__} computes is not known", SUBCLASS)
     if len(calls) != 1 or not name:
-        raise _UnsafeError(f"the forward pass calls it {len(calls)} times, not once")
+        raise _UnsafeError(f"the forward pass calls it {len(calls)} times, not once", NOT_ONCE)
     (node,) = calls
     if isinstance(norm, ABN):
         plan = NormPlan(name, norm, norm.activation, norm.activation_param, getattr(norm, "inplace", True))
@@ -119,13 +168,11 @@ def _plan(trace: Trace, name: str, norm: Any, kind: str) -> NormPlan:
         plan = _plan_activation(trace, name, norm, node, kind)
     if kind == "standard":
         return plan
-    try:
-        check_activation(plan.activation, plan.activation_param, KINDS[kind].activations)
-    except ValueError as error:
-        raise _UnsafeError(f"{error} that can be inverted") from None
+    if plan.activation not in INVERTIBLE_ACTIVATIONS:  # that of an ABN; what is behind a BatchNorm2d was looked at
+        raise _UnsafeError(f"its activation {plan.activation} has no in-place form", NO_FORM)
     if not isinstance(norm, InPlaceABN) and (reason := trace.why_input_is_needed(node)):
         if not isinstance(norm, ABN):
-            raise _UnsafeError(reason)
+            raise _UnsafeError(printable(reason), INPUT_NEEDED)
         plan.inplace = False
     return plan
 
@@ -134,18 +181,15 @@ def _plan_activation(trace: Trace, name: str, norm: nn.Module, node: fx.Node, ki
     """Return the plan of a BatchNorm2d with the activation that it can take in; identity if there is none."""
     plan = NormPlan(name, norm, "identity", 0.01, True)
     last = next(iter(node.users)) if len(node.users) == 1 else None
+    if kind != "standard" and last is not None and _is_activation(trace, last):
+        _check_activation(trace, last)
     if last is not None and (found := _activation_of(trace.module_of(last))) and _removable(trace, last):
         plan.activation, plan.activation_param = found
         plan.absorbed = str(last.target)
-    elif kind != "standard" and last is not None and _is_activation(trace, last):
-        raise _UnsafeError(
-            f"its activation {last.name} cannot be taken in: it is a function, is used elsewhere too, or has no "
-            "in-place form (leaky_relu and elu have one); give the norm an activation module of its own"
-        )
     output = last if plan.absorbed is not None and last is not None else node
     overwriters = trace.overwriters(output)
     if overwriters and (kind != "standard" or plan.absorbed is not None):
-        raise _UnsafeError(f"its output, which backward needs, is overwritten by {', '.join(overwriters)}")
+        raise _UnsafeError(f"its output, which backward needs, is overwritten by {listed(overwriters)}", OVERWRITTEN)
     return plan
 
 
@@ -163,6 +207,19 @@ def _is_activation(trace: Trace, node: fx.Node) -> bool:
     if module is not None:
         return type(module).__module__ == "torch.nn.modules.activation"
     return function_name(node).rstrip("_") in OTHER_ACTIVATIONS
+
+
+def _check_activation(trace: Trace, node: fx.Node) -> None:
+    """Raise _UnsafeError unless an in-place norm can take in the activation behind it."""
+    module = trace.module_of(node)
+    if module is None:
+        raise _UnsafeError(f"its activation {printable(node.name)} is a function, which no module owns", FUNCTION)
+    name = _described(str(node.target), module)
+    if (_activation_of(module) or ("none", 0.0))[0] not in INVERTIBLE_ACTIVATIONS:
+        raise _UnsafeError(f"its activation {name} has no in-place form", NO_FORM)
+    if not _removable(trace, node):
+        calls = len(trace.calls[str(node.target)])
+        raise _UnsafeError(f"its activation {name} is called {calls} times, not for norms alone", SHARED)
 
 
 def _removable(trace: Trace, node: fx.Node) -> bool:
@@ -191,7 +248,8 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
         }
         raise _UnsafeError(
             f"{' and '.join(reason for reason, present in reasons.items() if present)}; the scale of "
-            f"{KINDS[kind].__name__} is |weight| + eps (allow_approximate=True sets them to eps)"
+            f"{KINDS[kind].__name__} is |weight| + eps",
+            NO_SCALE,
         )
 
 
