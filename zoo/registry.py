@@ -274,11 +274,13 @@ def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
     if path.endswith(".json"):
         raise ConfigError(f"{path} is no checkpoint; zoo train and zoo validate take experiment files")
     stored = read_weights(path)
-    if stored.record is None:
+    record = stored.record_to_build()
+    if record is None:
         raise WeightsError(
-            f"{path} does not say which network it belongs to; name one: zoo.get(ARCHITECTURE, weights={path!r})"
+            f"{printable(path)} does not say which network it belongs to; name one: "
+            f"zoo.get(ARCHITECTURE, weights={path!r})"
         )
-    return stored, stored.record
+    return stored, record
 
 
 def _completed(

@@ -172,7 +172,10 @@ def test_fewer_names_than_classes_are_kept_as_a_run_may_have_fewer_folders() -> 
     ("network", "message"),
     [
         ({"activation": "leaky_relu"}, r"activation='relu' in the file.*activation='leaky_relu'.*relu-to-leaky-relu"),
-        ({"activation": "leaky_relu", "bn_mode": "inplace"}, r"norm='standard' in the file.*norm='inplace'"),
+        (
+            {"activation": "leaky_relu", "bn_mode": "inplace"},
+            r"norm='standard' in the file.*norm='inplace'.*relu-to-leaky-relu and then standard-to-inplace",
+        ),
         ({"arch": "resnet34"}, r"arch='resnet18' in the file.*arch='resnet34'"),
     ],
 )

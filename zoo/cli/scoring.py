@@ -98,9 +98,9 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
             "experiment, and give the file as its --weights"
         )
     settings = stored.content.get("config")
-    return (
-        parse_experiment(settings, printable(stored.path)) if isinstance(settings, dict) else _experiment_from(record)
-    )
+    if isinstance(settings, dict):
+        return parse_experiment(settings, printable(stored.path))
+    return _experiment_from(record)
 
 
 def _experiment_from(record: NetworkRecord) -> Experiment:

@@ -232,15 +232,18 @@ def _agrees(record: NetworkRecord, key: str, value: Any) -> bool:
 
 
 def _conversions(differences: list[tuple[str, Any, Any]]) -> str:
-    """Return which kinds of ``zoo convert`` make what is asked for of what is in the file."""
+    """Return which kinds of ``zoo convert`` make what is asked for of what is in the file, if they can."""
     kinds = []
-    for key, own, value in differences:
+    for key, own, value in sorted(
+        differences, key=lambda difference: difference[0]
+    ):  # the activation first: in-place norms have no relu
         if key == "norm":
-            to_standard = value == "standard"
-            kinds.append("inplace-to-standard" if to_standard else "standard-to-inplace")
+            kinds.append("inplace-to-standard" if value == "standard" else "standard-to-inplace")
         elif (key, own, value) == ("activation", "relu", "leaky_relu"):
             kinds.append("relu-to-leaky-relu")
-    return f", or convert the file (zoo convert {' and then '.join(kinds)})" if kinds else ""
+        else:
+            return ""
+    return f", or convert the file (zoo convert {' and then '.join(kinds)})"
 
 
 @cache
