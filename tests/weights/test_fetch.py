@@ -20,7 +20,7 @@ from tests.weights.server import Server, redirects, sends, stalls, truncates
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import drive, fetch_weights, locate_weights, lock, verify
 from zoo.weights.cache import weights_path
-from zoo.weights.drive import Page
+from zoo.weights.drive import read_form
 from zoo.weights.index import REPLACED_MD5, all_published, drive_page, published
 
 # What Drive sends instead of a file that it has not looked through for viruses.
@@ -105,10 +105,10 @@ def test_a_page_after_the_confirmation_is_an_error(drive_server: Server) -> None
 
 
 def test_forms_that_lead_elsewhere_are_not_followed() -> None:
-    assert Page('<form action="/x"><input type="hidden" name="q"></form>', "https://a.org/").link is None
-    assert Page('<form id="download" action="javascript:run()"></form>', "https://a.org/").link is None
-    assert Page('<input type="hidden" name="confirm" value="t"></form>', "https://a.org/").link is None
-    assert Page('<form id="download" action="b?c=1"></form>', "https://a.org/d/e").link == "https://a.org/d/b?c=1"
+    assert read_form('<form action="/x"><input type="hidden" name="q"></form>', "https://a.org/").link is None
+    assert read_form('<form id="download" action="javascript:run()"></form>', "https://a.org/").link is None
+    assert read_form('<input type="hidden" name="confirm" value="t"></form>', "https://a.org/").link is None
+    assert read_form('<form id="download" action="b?c=1"></form>', "https://a.org/d/e").link == "https://a.org/d/b?c=1"
 
 
 def test_offline_takes_what_is_in_the_cache_and_asks_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
