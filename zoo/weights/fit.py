@@ -10,14 +10,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import WeightsError
+from zoo.errors import WeightsError, listed
 from zoo.layers.norm import InPlaceABN
+from zoo.models import ARCHITECTURES
+from zoo.weights.keys import torchvision_arch
 
 logger = logging.getLogger("zoo")
 
 CLASSIFIER = "classifier."
 CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"  # RevNeXt's has no bias
 COUNTER = "num_batches_tracked"
+MAX_KEYS = 5  # of each kind of difference in a message
+PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
+PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 
@@ -28,6 +33,8 @@ class LoadReport:
     ``classifier`` is "loaded"; "dropped": the network has none; "kept": the file's has another number of classes and
     the network keeps its own; or "none": neither has one. ``filled_counters`` names the batch counters that the file
     lacks, set to 0. ``negative_scales`` gives the number of negative scales of each in-place norm that has any.
+    ``num_not_finite`` counts the values that are infinite or no number, in the file or because the network's kind of
+    number cannot hold them.
     """
 
     source: str
@@ -35,6 +42,7 @@ class LoadReport:
     classifier: ClassifierOutcome
     filled_counters: tuple[str, ...]
     negative_scales: dict[str, int]
+    num_not_finite: int = 0
 
     def __str__(self) -> str:
         parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
@@ -44,6 +52,8 @@ class LoadReport:
             parts.append(f"{len(self.filled_counters)} missing batch counters set to 0")
         if self.negative_scales:
             parts.append(f"{sum(self.negative_scales.values())} negative scales of in-place norms read as positive")
+        if self.num_not_finite:
+            parts.append(f"{self.num_not_finite:,} values not finite")
         return ", ".join(parts)
 
 
@@ -51,19 +61,24 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
     Missing batch counters become 0; a classifier that the model has not, or has with another number of classes, is
-    left out and logged; negative scales of in-place norms are logged. Raises WeightsError, with the model untouched,
-    if anything else is missing, unexpected, of another shape or of another kind of number.
+    left out and logged; negative scales of in-place norms and values that are not finite are logged. Raises
+    WeightsError, with the model untouched, if anything else is missing, unexpected, of another shape or of another
+    kind of number, or a tensor is not a plain one.
     """
     own = model.state_dict()
     _refuse_meta(own, source)
+    _refuse_odd_tensors(state_dict, source)
     classifier = _compare_classifiers(state_dict, own)
     given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
     kept = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
     counters = [key for key in own if key.endswith(COUNTER) and key not in given]
     complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
     _check_fits(complete, own, type(model).__name__, source)
-    model.load_state_dict(complete)
-    report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given))
+    # Everything that can fail or has to be counted comes before the first value changes.
+    given = {key: tensor.to(own[key].dtype) for key, tensor in given.items()}
+    num_not_finite = sum(int((~tensor.isfinite()).sum()) for tensor in given.values())
+    model.load_state_dict(complete | given)
+    report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given), num_not_finite)
     _log(report, state_dict, own)
     return report
 
@@ -78,6 +93,27 @@ def _refuse_meta(own: Mapping[str, Tensor], source: str) -> None:
             f"{source}: cannot be loaded into a network on the meta device, which holds no values; "
             "move it first: model.to_empty(device=...)"
         )
+
+
+def _refuse_odd_tensors(given: Mapping[str, Tensor], source: str) -> None:
+    """Raise WeightsError for tensors that cannot be copied into a network's: sparse, quantised, without values ..."""
+    odd = [f"{key} ({kind})" for key, tensor in given.items() if (kind := _odd_kind(tensor))]
+    if odd:
+        raise WeightsError(
+            f"{source}: holds tensors that no network can take ({len(odd)}): {listed(odd, MAX_KEYS)}; the network was "
+            "left as it is: save plain tensors of floating point or whole numbers"
+        )
+
+
+def _odd_kind(tensor: Tensor) -> str | None:
+    """Return what is odd about a tensor; None for a plain one."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if tensor.is_meta:
+        return "without values"
+    return None if tensor.dtype in PLAIN_DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
 def _compare_classifiers(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> ClassifierOutcome:
@@ -98,7 +134,7 @@ def _differ_in_classes_only(given: Mapping[str, Tensor], own: Mapping[str, Tenso
 
 
 def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
-    """Raise WeightsError that names every difference, grouped by kind."""
+    """Raise WeightsError that names the differences, grouped by kind."""
     common = [key for key in own if key in given]
     differences = {
         "missing in the file": [key for key in own if key not in given],
@@ -117,11 +153,20 @@ def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_na
     if not any(differences.values()):
         return
     lines = [f"{source}: does not fit {model_name}, which was left as it is:"]
-    for kind, keys in differences.items():
-        if keys:
-            lines += [f"  {kind} ({len(keys)}):", *(f"    {key}" for key in keys)]
-    lines.append("  give the file of this architecture, or build the network with the file's options (input_3x3, norm)")
-    raise WeightsError("\n".join(lines))
+    lines += [f"  {kind} ({len(keys)}): {listed(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
+    raise WeightsError("\n".join([*lines, f"  {_advice(given, source)}"]))
+
+
+def _advice(given: Mapping[str, Tensor], source: str) -> str:
+    """Return what to do with a file that does not fit."""
+    if (arch := torchvision_arch(given)) is None:
+        return "give the file of this architecture, or build the network with the file's options (input_3x3, norm)"
+    if arch in ARCHITECTURES:
+        return (
+            f"these are torchvision's names, of its {arch}: convert them with "
+            f"`zoo convert from-torchvision {source} TARGET --arch {arch}`, and load TARGET with activation='relu'"
+        )
+    return f"these are torchvision's names, of its {arch}, which this package does not have"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -148,6 +193,13 @@ def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tens
         logger.warning(
             "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
             report.source, num_given, num_own,
+        )  # fmt: skip
+    if report.num_not_finite:
+        num_given = sum(int((~given[key].isfinite()).sum()) for key in given if key in own)
+        logger.warning(
+            "%s: %d values are infinite or no number (%d of them in the file, the others became so as the network's "
+            "kind of number cannot hold them): what the network computes will not be a number either",
+            report.source, report.num_not_finite, min(num_given, report.num_not_finite),
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(
