@@ -17,6 +17,7 @@ import torch
 import zoo
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
+from zoo.data.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import drive, fetch_weights, locate_weights, lock, verify
 from zoo.weights.cache import weights_path
@@ -224,8 +225,10 @@ def test_linked_weights_and_a_linked_cache_are_read(tmp_path: Path, monkeypatch:
 def test_a_new_cache_is_its_owners_and_an_old_one_keeps_its_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch_weights(NAME)
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    for folder, fill in ("cache", lambda: fetch_weights(NAME)), ("other", unpack_sample):
+        monkeypatch.setenv("ZOO_CACHE", str(tmp_path / folder))
+        fill()
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
     (tmp_path / "shared").mkdir(mode=0o755)
     (tmp_path / "shared").chmod(0o755)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "shared"))

@@ -296,7 +296,7 @@ def test_a_name_that_is_not_known_is_not_tried_again(
     assert asked == ["mirror.example"]
     assert main(["fetch", "all"]) == 2
     assert len(asked) == 2
-    assert len(re.findall("is not known", capsys.readouterr().err)) == 1
+    assert len(re.findall("is not known here", capsys.readouterr().err)) == 1
 
 
 def test_a_server_error_still_passes(server: Server) -> None:

@@ -65,7 +65,7 @@ def unpack_sample(cache: Path | None = None) -> Path:
 
 
 def _install(tree: Path) -> None:
-    tree.parent.mkdir(parents=True, exist_ok=True)
+    tree.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{SAMPLE_NAME}-", dir=tree.parent) as temporary:
         built = Path(temporary, SAMPLE_NAME)
         _build(built)

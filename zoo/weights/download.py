@@ -127,8 +127,8 @@ class Download:
             raise DownloadError(f"the connection is not secure ({innermost(error)}); {shown(self.url)}") from None
         except CONNECTION_ERRORS as error:
             if any(isinstance(cause, socket.gaierror) for cause in causes(error)):
-                reason = f"the name of the server is not known ({innermost(error)}), is this machine online?"
-                raise UnresolvedError(f"{reason} {shown(self.url)}") from None
+                reason = f"the name of the server is not known here ({innermost(error)}), perhaps for lack of a network"
+                raise UnresolvedError(f"{reason}; {shown(self.url)}") from None
             if watchdog.has_cut:
                 raise too_slow() from None
             raise Transient(f"the connection failed ({innermost(error)})") from None

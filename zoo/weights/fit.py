@@ -75,12 +75,17 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
     _check_fits(complete, own, type(model).__name__, source)
     # Everything that can fail or has to be counted comes before the first value changes.
+    num_not_finite_in_file = _count_not_finite(given)
     given = {key: tensor.to(own[key].dtype) for key, tensor in given.items()}
-    num_not_finite = sum(int((~tensor.isfinite()).sum()) for tensor in given.values())
+    num_not_finite = _count_not_finite(given)
     model.load_state_dict(complete | given)
     report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given), num_not_finite)
-    _log(report, state_dict, own)
+    _log(report, state_dict, own, num_not_finite_in_file)
     return report
+
+
+def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
+    return sum(int((~tensor.isfinite()).sum()) for tensor in state_dict.values())
 
 
 def _is_used(key: str, classifier: ClassifierOutcome) -> bool:
@@ -185,7 +190,9 @@ def _negative_scales(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str,
     return {name: count for name, count in counts.items() if count}
 
 
-def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _log(
+    report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tensor], num_not_finite_in_file: int
+) -> None:
     if report.classifier == "dropped":
         logger.info("%s: the classifier was left out, as the network has none", report.source)
     if report.classifier == "kept":
@@ -195,11 +202,10 @@ def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tens
             report.source, num_given, num_own,
         )  # fmt: skip
     if report.num_not_finite:
-        num_given = sum(int((~given[key].isfinite()).sum()) for key in given if key in own)
         logger.warning(
             "%s: %d values are infinite or no number (%d of them in the file, the others became so as the network's "
             "kind of number cannot hold them): what the network computes will not be a number either",
-            report.source, report.num_not_finite, min(num_given, report.num_not_finite),
+            report.source, report.num_not_finite, num_not_finite_in_file,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(
