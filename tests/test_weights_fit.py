@@ -1,15 +1,19 @@
 """Loading weights into a network: all or nothing, with every difference and every exception told."""
 
 import logging
+import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
-from zoo.errors import WeightsError
+from zoo.convert import from_torchvision
+from zoo.errors import ConversionError, WeightsError
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
 from zoo.weights import LoadReport, load_state_dict, load_weights
 
@@ -86,13 +90,36 @@ def test_every_difference_is_named_by_kind_and_nothing_is_loaded() -> None:
     written["conv1.weight"] = torch.ones(4, 3, 7, 7)
     written["bn1.bias"] = torch.ones(4, dtype=torch.int64)
     written |= {"conv9.weight": torch.ones(1), "fc.weight": torch.ones(1)}
+    assert refusal_of(Net(), written).splitlines()[:-1] == [
+        "w.pth: does not fit Net, which was left as it is:",
+        "  missing in the file (2): bn1.weight, bn_out.running_var",
+        "  unknown to the network (2): conv9.weight, fc.weight",
+        "  of another shape (1): conv1.weight: (4, 3, 7, 7) in the file, (4, 3, 3, 3) in the network",
+        "  of another kind of number (1): bn1.bias: torch.int64 in the file, torch.float32 in the network",
+    ]
+
+
+def test_of_many_differences_five_are_named_and_the_others_counted() -> None:
+    written = {f"layers.{i}": torch.ones(1) for i in range(10_000)} | {"\x1b[31m\n": torch.ones(1)}
     message = refusal_of(Net(), written)
-    assert "w.pth: does not fit Net" in message
-    before_shapes, _, shapes = message.partition("  of another shape (1):\n")
-    assert "  missing in the file (2):\n    bn1.weight\n    bn_out.running_var\n" in before_shapes
-    assert "  unknown to the network (2):\n    conv9.weight\n    fc.weight\n" in before_shapes
-    assert "    conv1.weight: (4, 3, 7, 7) in the file, (4, 3, 3, 3) in the network\n" in shapes
-    assert "(1):\n    bn1.bias: torch.int64 in the file, torch.float32 in the network\n" in shapes
+    assert (
+        "  unknown to the network (10001): layers.0, layers.1, layers.2, layers.3, layers.4 and 9,996 more" in message
+    )
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50", "resnext50_32x4d"])
+def test_torchvisions_files_are_recognised(arch: str) -> None:
+    with torch.device("meta"):
+        source = getattr(torchvision.models, arch)()
+    written = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in source.state_dict().items()}
+    message = refusal_of(Net(), written)
+    assert f"these are torchvision's names, of its {arch}" in message
+    converted = f"`zoo convert from-torchvision w.pth TARGET --arch {arch}`"
+    assert (converted in message) == (arch != "resnext50_32x4d")
+    with pytest.raises(ConversionError, match=rf"not that of resnet34: .* more; it is torchvision's {arch}") as caught:
+        from_torchvision(written, "resnet34")
+    assert len(str(caught.value)) < 1500
 
 
 @pytest.mark.parametrize("key", sorted(Net().state_dict()))
@@ -102,7 +129,7 @@ def test_no_entry_but_a_counter_may_be_missing(key: str) -> None:
     if "num_batches" in key:
         assert load(Net(), written).filled_counters == (key,)
     else:
-        assert f"missing in the file (1):\n    {key}\n" in refusal_of(Net(), written)
+        assert f"missing in the file (1): {key}\n" in refusal_of(Net(), written)
 
 
 def test_half_precision_weights_are_converted() -> None:
@@ -154,7 +181,7 @@ def test_a_classifier_that_differs_otherwise_is_an_error(change: dict[str, Tenso
 
 def test_a_file_without_a_classifier_does_not_fit_a_network_with_one() -> None:
     message = refusal_of(Net(), Net(classes=0).state_dict())
-    assert "missing in the file (2):\n    classifier.fc.weight\n    classifier.fc.bias\n" in message
+    assert "missing in the file (2): classifier.fc.weight, classifier.fc.bias\n" in message
 
 
 def test_headless_weights_fit_a_headless_network() -> None:
@@ -190,3 +217,46 @@ def test_a_network_without_memory_is_refused() -> None:
         model = nn.Linear(2, 2)
     with pytest.raises(WeightsError, match="meta device"):
         load(model, nn.Linear(2, 2).state_dict())
+
+
+ODD: dict[str, Callable[[], Tensor]] = {
+    "sparse_coo": lambda: torch.eye(4).to_sparse(),
+    "sparse_csr": lambda: torch.eye(4).to_sparse_csr(),
+    "without values": lambda: torch.ones(4, 4, device="meta"),
+    "float4_e2m1fn_x2": lambda: torch.zeros(4, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    "float8_e4m3fn": lambda: torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(4)] * 4, layout=torch.strided),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own about prototypes
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("key", ["conv1.weight", "classifier.fc.weight", "bn_out.weight"])
+def test_tensors_that_are_not_plain_are_refused_and_nothing_is_loaded(kind: str, key: str) -> None:
+    assert f"holds tensors that no network can take (1): {key} ({kind});" in refusal_of(
+        Net(), Net().state_dict() | {key: ODD[kind]()}
+    )
+
+
+def test_quantised_tensors_are_refused_and_nothing_is_loaded() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates them
+        odd = torch.quantize_per_tensor(torch.ones(5, 4), 0.1, 0, torch.qint8)
+        message = refusal_of(Net(), Net().state_dict() | {"classifier.fc.weight": odd})
+    assert "classifier.fc.weight (qint8)" in message
+
+
+def test_values_that_are_not_finite_are_loaded_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    written = Net().state_dict()
+    written["conv1.weight"] = written["conv1.weight"].clone()
+    written["conv1.weight"].view(-1)[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    written["bn1.bias"] = torch.tensor([1e300, -1e300, 1.0, 2.0], dtype=torch.float64)
+    report = load(Net(), written)
+    assert report.num_not_finite == 5
+    assert "w.pth: 5 values are infinite or no number (3 of them in the file, the others" in caplog.text
+    assert "5 values not finite" in str(report)
+
+
+def test_finite_values_are_loaded_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert load(Net(), Net().state_dict()).num_not_finite == 0
+    assert not caplog.records

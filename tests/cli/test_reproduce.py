@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,28 @@ def test_missing_weights_leave_their_rows_open_and_say_where_they_belong(
     (line,) = content["missing"]
     assert f"{tmp_path / 'cache' / 'weights' / NAME}.pth.tar (md5 {published()[NAME]['md5']})" in line
     assert f"`zoo fetch {NAME}`" in line
+
+
+def test_without_a_network_the_server_is_asked_for_once_and_the_reason_told_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> list[Any]:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZOO_WEIGHTS_URL", "https://mirror.example/weights")
+    monkeypatch.delenv("ZOO_OFFLINE")
+    code, content = _reproduce(data, tmp_path, models=("*",))
+    assert code == 2
+    assert asked == ["mirror.example"]
+    reasons = list(dict.fromkeys(row["reason"] for row in content["rows"]))
+    assert len(content["rows"]) == 3 * len(published())
+    assert "the name of the server is not known" in reasons[0]
+    assert reasons[1:] == [f"no weights: see {next(iter(published()))}"]
 
 
 def test_without_data_nothing_is_loaded_and_everything_missing_is_listed(

@@ -17,10 +17,11 @@ import torch
 import zoo
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
+from zoo.data.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import drive, fetch_weights, locate_weights, lock, verify
 from zoo.weights.cache import weights_path
-from zoo.weights.drive import Page
+from zoo.weights.drive import read_form
 from zoo.weights.index import REPLACED_MD5, all_published, drive_page, published
 
 # What Drive sends instead of a file that it has not looked through for viruses.
@@ -105,10 +106,10 @@ def test_a_page_after_the_confirmation_is_an_error(drive_server: Server) -> None
 
 
 def test_forms_that_lead_elsewhere_are_not_followed() -> None:
-    assert Page('<form action="/x"><input type="hidden" name="q"></form>', "https://a.org/").link is None
-    assert Page('<form id="download" action="javascript:run()"></form>', "https://a.org/").link is None
-    assert Page('<input type="hidden" name="confirm" value="t"></form>', "https://a.org/").link is None
-    assert Page('<form id="download" action="b?c=1"></form>', "https://a.org/d/e").link == "https://a.org/d/b?c=1"
+    assert read_form('<form action="/x"><input type="hidden" name="q"></form>', "https://a.org/").link is None
+    assert read_form('<form id="download" action="javascript:run()"></form>', "https://a.org/").link is None
+    assert read_form('<input type="hidden" name="confirm" value="t"></form>', "https://a.org/").link is None
+    assert read_form('<form id="download" action="b?c=1"></form>', "https://a.org/d/e").link == "https://a.org/d/b?c=1"
 
 
 def test_offline_takes_what_is_in_the_cache_and_asks_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +225,10 @@ def test_linked_weights_and_a_linked_cache_are_read(tmp_path: Path, monkeypatch:
 def test_a_new_cache_is_its_owners_and_an_old_one_keeps_its_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch_weights(NAME)
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    for folder, fill in ("cache", lambda: fetch_weights(NAME)), ("other", unpack_sample):
+        monkeypatch.setenv("ZOO_CACHE", str(tmp_path / folder))
+        fill()
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
     (tmp_path / "shared").mkdir(mode=0o755)
     (tmp_path / "shared").chmod(0o755)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "shared"))

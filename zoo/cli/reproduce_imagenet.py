@@ -57,6 +57,7 @@ class Run:
             warn_of_changes()
         # Only rank 0 reads and writes the report: the folder may be on its machine alone.
         self._files: Reproduction | None = Reproduction(args.out) if process.is_main else None
+        self._unresolved: str | None = None  # the network at which the server of the weights turned out to be unknown
         self._rows: dict[tuple[str, str], Row] = process.broadcast(self._planned_rows() if process.is_main else None)
         self._write()
 
@@ -106,12 +107,19 @@ class Run:
     def _load(self, entry: Entry) -> tuple[Subject | None, str | None]:
         """Return the network, or on all ranks None and what is wrong on one of them."""
         from zoo.cli.scoring import load_subject
+        from zoo.weights.cache import weights_path
+        from zoo.weights.download import UnresolvedError
 
         subject, fault = None, None
-        try:
-            subject = load_subject(str(entry.file or entry.name))
-        except ZooError as error:
-            fault = " ".join(str(error).split())
+        if self._unresolved is not None and entry.file is None and not weights_path(entry.name).exists():
+            fault = f"no weights: see {self._unresolved}"
+        else:
+            try:
+                subject = load_subject(str(entry.file or entry.name))
+            except ZooError as error:
+                fault = " ".join(str(error).split())
+                if isinstance(error, UnresolvedError):  # the same for all the others
+                    self._unresolved = entry.name
         faults = [fault for fault in self._process.broadcast(self._process.gather(fault)) if fault is not None]
         return (None, faults[0]) if faults else (subject, None)
 

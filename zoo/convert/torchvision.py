@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from zoo.convert.networks import StateDict, build_empty, compare_exact, load_network
 from zoo.convert.report import ConversionReport
-from zoo.errors import ConfigError, ConversionError
+from zoo.errors import ConfigError, ConversionError, listed
 from zoo.models.resnet import ARCHITECTURES
+from zoo.weights.fit import MAX_KEYS
+from zoo.weights.keys import torchvision_arch
 
 COUNTER = "num_batches_tracked"
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
@@ -77,8 +79,10 @@ def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
         "unknown": [key for key in state_dict if key not in set(known)],
     }
     if any(differences.values()):
-        parts = [f"{what} ({len(keys)}): {', '.join(keys)}" for what, keys in differences.items() if keys]
-        raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; give the file of {arch}")
+        parts = [f"{what} ({len(keys)}): {listed(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
+        found = torchvision_arch(state_dict)
+        advice = f"it is torchvision's {found}" if found not in (None, arch) else f"give the file of {arch}"
+        raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; {advice}")
 
 
 def _torchvision_network(arch: str, state_dict: StateDict) -> nn.Module:

@@ -77,7 +77,7 @@ def _remove_leftovers(cache: Path) -> None:
 
 
 def _install(tree: Path) -> None:
-    tree.parent.mkdir(parents=True, exist_ok=True)
+    tree.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{SAMPLE_NAME}-", dir=tree.parent) as temporary:
         built = Path(temporary, SAMPLE_NAME)
         _build(built)

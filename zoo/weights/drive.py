@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
+import re
+from dataclasses import dataclass
+from html import unescape
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 DRIVE_URL = "https://drive.google.com/uc"
+
+# A page comes from anywhere: these take time in proportion to its length, whatever it holds, and never fail.
+TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.IGNORECASE)
+TAG = re.compile(r"<(/?form|input)\b([^<>]*)>", re.IGNORECASE)
+ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)=(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 
 
 def drive_url(drive_id: str) -> str:
@@ -13,51 +20,45 @@ def drive_url(drive_id: str) -> str:
     return f"{DRIVE_URL}?{urlencode({'export': 'download', 'id': drive_id})}"
 
 
-class Page(HTMLParser):
+@dataclass(frozen=True)
+class Page:
     """The title of a web page, and the address that its download form leads to.
 
     ``link`` is None where the page has no such form: one with "download" in its id or a field named "confirm".
-    ``base`` is the address of the page, to which that of the form may be relative.
     """
 
-    def __init__(self, html: str, base: str) -> None:
-        super().__init__()
-        self.title = ""
-        self.link: str | None = None
-        self._base = base
-        self._in_title = False
-        self._form: dict[str, str] | None = None
-        self._fields: dict[str, str] = {}
-        self.feed(html)
-        self.close()
+    title: str
+    link: str | None
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the beginning of the title or of a form, and the hidden fields of a form."""
-        attributes = {key: value or "" for key, value in attrs}
-        if tag == "title":
-            self._in_title = True
-        elif tag == "form":
-            self._form, self._fields = attributes, {}
-        elif tag == "input" and attributes.get("type", "").lower() == "hidden" and "name" in attributes:
-            self._fields[attributes["name"]] = attributes.get("value", "")
 
-    def handle_endtag(self, tag: str) -> None:
-        """Note the end of the title or of a form."""
-        if tag == "title":
-            self._in_title = False
-        elif tag == "form" and self._form is not None:
-            if self.link is None and ("download" in self._form.get("id", "").lower() or "confirm" in self._fields):
-                self.link = self._submitted(self._form.get("action", ""))
-            self._form = None
+def read_form(html: str, base: str) -> Page:
+    """Return title and link of a page; ``base`` is its address, to which that of the form may be relative.
 
-    def handle_data(self, data: str) -> None:
-        """Collect the title."""
-        if self._in_title:
-            self.title = " ".join(f"{self.title} {data}".split())
+    Raises ValueError where the form's address is none.
+    """
+    title = TITLE.search(html)
+    return Page(" ".join(unescape(title[1]).split()) if title else "", _link(html, base))
 
-    def _submitted(self, action: str) -> str | None:
-        parts = urlsplit(urljoin(self._base, action))
-        if parts.scheme not in ("http", "https"):
-            return None
-        query = dict(parse_qsl(parts.query, keep_blank_values=True)) | self._fields
-        return urlunsplit(parts._replace(query=urlencode(query), fragment=""))
+
+def _link(html: str, base: str) -> str | None:
+    form: dict[str, str] | None = None
+    fields: dict[str, str] = {}
+    for tag, text in TAG.findall(html):
+        attributes = {key.lower(): unescape(a or b or c) for key, a, b, c in ATTRIBUTE.findall(text)}
+        if tag.lower() == "form":
+            form, fields = attributes, {}
+        elif tag.lower() == "/form":
+            if form is not None and ("download" in form.get("id", "").lower() or "confirm" in fields):
+                return _submitted(form.get("action", ""), base, fields)
+            form = None
+        elif attributes.get("type", "").lower() == "hidden" and "name" in attributes:
+            fields[attributes["name"]] = attributes.get("value", "")
+    return None
+
+
+def _submitted(action: str, base: str, fields: dict[str, str]) -> str | None:
+    parts = urlsplit(urljoin(base, action))
+    if parts.scheme not in ("http", "https"):
+        return None
+    query = dict(parse_qsl(parts.query, keep_blank_values=True)) | fields
+    return urlunsplit(parts._replace(query=urlencode(query), fragment=""))

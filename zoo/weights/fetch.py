@@ -127,7 +127,7 @@ def _download(name: str, url: str, part: Path, path: Path, sleep: Sleep) -> None
             logger.warning("%s: what was resumed has the wrong md5 (%s); starting again", name, found)
     except DownloadError as error:
         mirror = "check ZOO_WEIGHTS_URL" if os.environ.get("ZOO_WEIGHTS_URL") else "set ZOO_WEIGHTS_URL to a mirror"
-        raise WeightsError(
+        raise type(error)(
             f"{name}: {error}; try again later (zoo fetch {name}), {mirror}, or {by_hand(name, path)}"
         ) from None
 

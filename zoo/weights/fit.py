@@ -10,15 +10,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import WeightsError
+from zoo.errors import WeightsError, listed
 from zoo.layers.norm import InPlaceABN
+from zoo.models import ARCHITECTURES
 from zoo.weights.input import fit_input
+from zoo.weights.keys import torchvision_arch
 
 logger = logging.getLogger("zoo")
 
 CLASSIFIER = "classifier."
 CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"  # RevNeXt's has no bias
 COUNTER = "num_batches_tracked"
+MAX_KEYS = 5  # of each kind of difference in a message
+PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
+PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 
@@ -30,6 +35,8 @@ class LoadReport:
     the network keeps its own; or "none": neither has one. ``filled_counters`` names the batch counters that the file
     lacks, set to 0. ``negative_scales`` gives the number of negative scales of each in-place norm that has any.
     ``input_channels`` is the number of channels that the filters of three were made fit for; 3: unchanged.
+    ``num_not_finite`` counts the values that are infinite or no number, in the file or because the network's kind of
+    number cannot hold them.
     """
 
     source: str
@@ -38,6 +45,7 @@ class LoadReport:
     filled_counters: tuple[str, ...]
     negative_scales: dict[str, int]
     input_channels: int = 3
+    num_not_finite: int = 0
 
     def __str__(self) -> str:
         parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
@@ -49,6 +57,8 @@ class LoadReport:
             parts.append(f"{len(self.filled_counters)} missing batch counters set to 0")
         if self.negative_scales:
             parts.append(f"{sum(self.negative_scales.values())} negative scales of in-place norms read as positive")
+        if self.num_not_finite:
+            parts.append(f"{self.num_not_finite:,} values not finite")
         return ", ".join(parts)
 
 
@@ -56,11 +66,13 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
     Missing batch counters become 0; a classifier that the model has not, or has with another number of classes, is
-    left out and logged; negative scales of in-place norms are logged. Raises WeightsError, with the model untouched,
-    if anything else is missing, unexpected, of another shape or of another kind of number.
+    left out and logged; negative scales of in-place norms and values that are not finite are logged. Raises
+    WeightsError, with the model untouched, if anything else is missing, unexpected, of another shape or of another
+    kind of number, or a tensor is not a plain one.
     """
     own = model.state_dict()
     _refuse_meta(own, source)
+    _refuse_odd_tensors(state_dict, source)
     state_dict, input_channels = fit_input(state_dict, model)
     classifier = _compare_classifiers(state_dict, own)
     given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
@@ -68,10 +80,26 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     counters = [key for key in own if key.endswith(COUNTER) and key not in given]
     complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
     _check_fits(complete, own, type(model).__name__, source)
-    model.load_state_dict(complete)
-    report = LoadReport(source, len(given), classifier, tuple(counters), _negative_scales(model, given), input_channels)
-    _log(report, state_dict, own)
+    # Everything that can fail or has to be counted comes before the first value changes.
+    num_not_finite_in_file = _count_not_finite(given)
+    given = {key: tensor.to(own[key].dtype) for key, tensor in given.items()}
+    num_not_finite = _count_not_finite(given)
+    model.load_state_dict(complete | given)
+    report = LoadReport(
+        source,
+        len(given),
+        classifier,
+        tuple(counters),
+        _negative_scales(model, given),
+        input_channels=input_channels,
+        num_not_finite=num_not_finite,
+    )
+    _log(report, state_dict, own, num_not_finite_in_file)
     return report
+
+
+def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
+    return sum(int((~tensor.isfinite()).sum()) for tensor in state_dict.values())
 
 
 def _is_used(key: str, classifier: ClassifierOutcome) -> bool:
@@ -84,6 +112,27 @@ def _refuse_meta(own: Mapping[str, Tensor], source: str) -> None:
             f"{source}: cannot be loaded into a network on the meta device, which holds no values; "
             "move it first: model.to_empty(device=...)"
         )
+
+
+def _refuse_odd_tensors(given: Mapping[str, Tensor], source: str) -> None:
+    """Raise WeightsError for tensors that cannot be copied into a network's: sparse, quantised, without values ..."""
+    odd = [f"{key} ({kind})" for key, tensor in given.items() if (kind := _odd_kind(tensor))]
+    if odd:
+        raise WeightsError(
+            f"{source}: holds tensors that no network can take ({len(odd)}): {listed(odd, MAX_KEYS)}; the network was "
+            "left as it is: save plain tensors of floating point or whole numbers"
+        )
+
+
+def _odd_kind(tensor: Tensor) -> str | None:
+    """Return what is odd about a tensor; None for a plain one."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if tensor.is_meta:
+        return "without values"
+    return None if tensor.dtype in PLAIN_DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
 def _compare_classifiers(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> ClassifierOutcome:
@@ -104,7 +153,7 @@ def _differ_in_classes_only(given: Mapping[str, Tensor], own: Mapping[str, Tenso
 
 
 def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
-    """Raise WeightsError that names every difference, grouped by kind."""
+    """Raise WeightsError that names the differences, grouped by kind."""
     common = [key for key in own if key in given]
     differences = {
         "missing in the file": [key for key in own if key not in given],
@@ -123,11 +172,20 @@ def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_na
     if not any(differences.values()):
         return
     lines = [f"{source}: does not fit {model_name}, which was left as it is:"]
-    for kind, keys in differences.items():
-        if keys:
-            lines += [f"  {kind} ({len(keys)}):", *(f"    {key}" for key in keys)]
-    lines.append("  give the file of this architecture, or build the network with the file's options (input_3x3, norm)")
-    raise WeightsError("\n".join(lines))
+    lines += [f"  {kind} ({len(keys)}): {listed(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
+    raise WeightsError("\n".join([*lines, f"  {_advice(given, source)}"]))
+
+
+def _advice(given: Mapping[str, Tensor], source: str) -> str:
+    """Return what to do with a file that does not fit."""
+    if (arch := torchvision_arch(given)) is None:
+        return "give the file of this architecture, or build the network with the file's options (input_3x3, norm)"
+    if arch in ARCHITECTURES:
+        return (
+            f"these are torchvision's names, of its {arch}: convert them with "
+            f"`zoo convert from-torchvision {source} TARGET --arch {arch}`, and load TARGET with activation='relu'"
+        )
+    return f"these are torchvision's names, of its {arch}, which this package does not have"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -146,7 +204,9 @@ def _negative_scales(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str,
     return {name: count for name, count in counts.items() if count}
 
 
-def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _log(
+    report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tensor], num_not_finite_in_file: int
+) -> None:
     if report.classifier == "dropped":
         logger.info("%s: the classifier was left out, as the network has none", report.source)
     if report.classifier == "kept":
@@ -160,6 +220,12 @@ def _log(report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tens
         logger.info(
             "%s: the first convolution's filters of red, green and blue were %s for images of %d channels",
             report.source, how, report.input_channels,
+        )  # fmt: skip
+    if report.num_not_finite:
+        logger.warning(
+            "%s: %d values are infinite or no number (%d of them in the file, the others became so as the network's "
+            "kind of number cannot hold them): what the network computes will not be a number either",
+            report.source, report.num_not_finite, num_not_finite_in_file,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(
