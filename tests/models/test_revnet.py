@@ -404,7 +404,7 @@ def test_experiments_build_them_with_the_papers_initialisation():
         ({"memory": "checkpoint"}, r"network.memory .* revnet38_cifar has no such strategy; use one of auto, plain"),
         ({"arch": "resnet32_cifar", "memory": "fused"}, "resnet32_cifar has no such strategy"),
         ({"input_3x3": True}, "revnet38_cifar has no 3x3 stem"),
-        ({"bn_mode": "inplace"}, "network.activation"),
+        ({"bn_mode": "inplace", "activation": "relu"}, "network.activation"),
         ({"options": {"memory": "plain"}}, r"network.options .*'memory' has a key of its own"),
         ({"options": {"norm": "inplace"}}, r"network.options .*'norm' has a key of its own"),
     ],

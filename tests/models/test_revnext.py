@@ -204,7 +204,7 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("revnext", {"pools": ["channel", "mean"]}, "pools must be among channel, batch"),
+        ("revnext", {"pools": ["channel", "mean"]}, 'pools must be a list of "channel" and "batch", got'),
         ("revnext", {"blocks": [1, 1, 1]}, r"each of the 2 pools, got \[1, 1, 1\]"),
         ("revnext_flat", {"layers": [1, 1]}, "2 pools make 3 levels"),
         ("revnext_flat", {"layers": [0, 1, 1]}, "depth"),
@@ -212,7 +212,7 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
         ("revnext_flat", {"channels": 7}, "got 7"),
         ("revnext", {"memory": "checkpoint"}, "memory must be one of auto, plain"),
         ("revnext", {"activation": "elu"}, "activation leaky_relu, got .* with elu"),
-        ("revnext", {"norm": torch.nn.BatchNorm2d}, "got BatchNorm2d"),
+        ("revnext", {"norm": torch.nn.BatchNorm2d}, "BatchNorm2d has no activation"),
         ("irevnet_cifar", {"blocks": [1, 1], "widths": [16, 32]}, r"got blocks \[1, 1\] and widths \[16, 32\]"),
         ("irevnet_cifar", {"widths": [16, 64]}, r"got blocks \[18, 18, 18\] and widths \[16, 64\]"),
         ("irevnet_cifar", {"blocks": [1, 0, 1]}, r"got blocks \[1, 0, 1\]"),

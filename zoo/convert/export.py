@@ -31,18 +31,21 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     "metadata.json" of a .pt2 file, the property "metadata" of an .onnx file.
 
     What was written is read again and run on two random images; the largest absolute difference to ``model`` is
-    returned.  ``path`` is replaced only after that.  ``model`` is put into evaluation mode and single precision.  An
+    returned.  ``path`` is replaced only after that.  ``model`` is put into evaluation mode and single precision.
+
+    A .pt2 file of a network with in-place norms runs where zoo is imported, which brings their operators.  An
     .onnx file needs the optional packages: pip install ".[onnx]".  Raises ConversionError for another ending,
-    missing packages, in-place norms, outputs that are no tensors, and metadata that JSON cannot hold;
+    missing packages, in-place norms in ONNX, outputs that are no tensors, and metadata that JSON cannot hold;
     VerificationError for outputs that differ.
     """
     path = Path(path)
     _check_format(path)
     text = _as_json(metadata)
-    if any(isinstance(part, InPlaceABN) for part in model.modules()):
+    if path.suffix == ".onnx" and any(isinstance(part, InPlaceABN) for part in model.modules()):
         raise ConversionError(
-            f"{type(model).__name__} has in-place norms, which only zoo can run; export "
-            'zoo.convert.fold_network(model), or zoo.layers.convert_norm(model, "standard")'
+            f"{type(model).__name__} has in-place norms, which are operators of zoo that ONNX does not have; export "
+            'zoo.convert.fold_network(model), or zoo.layers.convert_norm(model, "standard"), or write a .pt2 file, '
+            "which runs where zoo is imported"
         )
     model = model.eval().float()
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
