@@ -33,7 +33,11 @@ def test_no_name_can_forge_a_line_of_the_log_or_colour_the_terminal(
         assert second == "    2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\\x1b[31m\\rred"
 
 
-def test_a_name_that_is_no_utf_8_is_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_no_utf_8_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Else pytest keeps the name for its report, which its parallel processes cannot send to each other.
+    monkeypatch.setattr(logging.getLogger("zoo"), "propagate", False)
     set_up_console(0)
     with RunLog(tmp_path, 0, Experiment()) as log:
         log.message("left out: bad\udcff.png")
