@@ -9,7 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from zoo import config
+from zoo.config.options import MAX_DEPTH, MAX_PARAMETERS, SIZES
 from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
@@ -227,6 +230,8 @@ def _build(
         check_norm_function(norm)
     try:
         factory = norm_act(norm, activation, activation_param)
+        if not options.keys().isdisjoint(SIZES):
+            _check_size(arch, norm_act("standard") if callable(norm) else factory, classes, features_only, options)
         model = ARCHITECTURES[arch](factory, classes, features_only=features_only, **options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -256,6 +261,29 @@ def _check_options(arch: str, options: dict[str, Any]) -> None:
             config.check_option(option, value)
         except ConfigError as error:
             raise ConfigError(f"{arch}: {error}") from error
+
+
+def _check_size(arch: str, norm: NormFactory, classes: int, features_only: bool, options: dict[str, Any]) -> None:
+    """Raise ConfigError for sizes that are each possible, but too much together.
+
+    The parameters are counted on the meta device, where nothing is allocated; the depth is looked at before, as even
+    there a network of a million blocks is built for hours. ``norm`` makes the norms of the network that is counted.
+    """
+    sizes = {**option_defaults(arch), **options}
+    depth = sum(sizes.get("blocks", sizes.get("layers", ()))) * sizes.get("units", 1)
+    if depth > MAX_DEPTH:
+        raise ConfigError(
+            f"{arch} would have {depth:,} layers or blocks, more than {MAX_DEPTH:,}, with the options {options}; make "
+            "them smaller"
+        )
+    with torch.device("meta"):
+        model = ARCHITECTURES[arch](norm, classes, features_only=features_only, **options)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if num_parameters > MAX_PARAMETERS:
+        raise ConfigError(
+            f"{arch} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
+            f"{options}; make them smaller"
+        )
 
 
 def _of_name(name: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ import torch
 
 import zoo
 from zoo.config import OPTIONS, Experiment, load_experiment, parse_experiment
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, WeightsError
+from zoo.registry import build_from_config
+from zoo.weights import NetworkRecord
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -141,6 +143,53 @@ def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> Non
     if name not in ("dilation", "memory", "input_3x3"):  # which have keys of their own
         with pytest.raises(ConfigError, match=name):
             parse_experiment({"network": {"arch": arch, "activation": "leaky_relu", "options": options}}, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        ("revnext", {"channels": 4096}, r"39,\d{3},\d{3},\d{3} parameters, more than 2,000,000,000"),
+        ("revnext_revnet", {"channels": 4096}, "parameters, more than 2,000,000,000"),
+        ("irevnet_cifar", {"blocks": [100, 100, 100], "widths": [128, 512, 2048]}, "more than 2,000,000,000"),
+        ("revnext", {"blocks": [1000, 1000], "units": 1000}, "2,000,000 layers or blocks, more than 5,000"),
+        ("revnext_flat", {"layers": [1000] * 8, "pools": ["batch"] * 7}, "8,000 layers or blocks, more than 5,000"),
+        ("irevnet_revnext", {"blocks": [1000] * 8}, "8,000 layers or blocks, more than 5,000"),
+    ],
+)
+@pytest.mark.parametrize("norm", ["inplace", lambda channels: torch.nn.Sequential(torch.nn.BatchNorm2d(channels))])
+def test_sizes_that_are_too_much_together_are_refused_before_anything_is_allocated(
+    arch, options, message, norm, monkeypatch
+) -> None:
+    from zoo.models import ARCHITECTURES
+    from zoo.registry import options_of
+
+    assert set(options) <= set(options_of(arch))
+    build = ARCHITECTURES[arch]
+
+    def count(*arguments: Any, **settings: Any) -> Any:
+        assert torch.get_default_device().type == "meta"
+        return build(*arguments, **settings)
+
+    monkeypatch.setitem(ARCHITECTURES, arch, count)
+    with pytest.raises(ConfigError, match=message):
+        zoo.get(arch, norm=norm, **options)
+
+
+def test_sizes_are_bounded_together_in_experiments_too() -> None:
+    network = {"arch": "revnext", "activation": "leaky_relu", "options": {"channels": 4096}}
+    experiment = parse_experiment({"network": network}, "x.json")
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"network.arch 'revnext'.*more than 2,000,000,000"):
+        build_from_config(experiment.network)
+
+
+def test_records_and_experiments_have_one_limit_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"network\.classes"):
+        parse_experiment({"network": {"classes": 100_001}}, "x.json")
+    experiment = parse_experiment({"network": {"classes": 100_000}}, "x.json")
+    record = NetworkRecord.of_config(experiment.network)
+    assert NetworkRecord.from_json(record.to_json(), "x.pth") == record
+    with pytest.raises(WeightsError, match="from 0 to 100,000"):
+        NetworkRecord.from_json({**record.to_json(), "classes": 100_001}, "x.pth")
 
 
 def test_every_option_of_every_network_is_explained_and_bounded() -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from zoo.config import Input, Network, parse_experiment
+from zoo.config.section import MAX_CLASSES
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS
 from zoo.models import ARCHITECTURES
@@ -19,7 +20,7 @@ ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
 FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same weights serve whatever they are
 # Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
-MAX_CLASSES, MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 100_000, 255, 65_536, 64, 65_536
+MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 255, 65_536, 64, 65_536
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
 
@@ -92,12 +93,8 @@ class NetworkRecord:
     ) -> NetworkRecord:
         """Return the record of an experiment's ``network`` and ``input`` sections and of the class folders' names.
 
-        Raises ConfigError for more classes than a record may have, and DataError as `escaped_names` does.
+        Raises DataError as `escaped_names` does.
         """
-        if network.classes > MAX_CLASSES:
-            raise ConfigError(
-                f"network.classes = {network.classes}: a network may have at most {MAX_CLASSES:,} classes"
-            )
         options: dict[str, Any] = {}
         if network.input_3x3 and not network.arch.startswith("wider"):  # a published WideResNet file has it, unused
             options["input_3x3"] = True
