@@ -5,7 +5,6 @@ Whether an option is possible together with others is for the family to say, whi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ def is_whole(value: Any, low: int, high: int) -> bool:
 
 def is_number(value: Any, low: float, high: float) -> bool:
     """Return whether ``value`` is a finite int or float from ``low`` to ``high``; True and False are none."""
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+    return type(value) in (int, float) and low <= value <= high  # which NaN is not
 
 
 def is_list_of(value: Any, accepts: Callable[[Any], bool], max_length: int) -> bool:

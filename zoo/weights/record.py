@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from zoo.config import Input, Network, parse_experiment
+from zoo.config.options import is_number, is_whole
 from zoo.config.section import MAX_CLASSES
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS
@@ -298,7 +299,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
             parameter,
             f"must be a number up to {MAX_NUMBER:,}, and positive where the activation uses it",
         )
-    if type(content["classes"]) is not int or not 0 <= content["classes"] <= MAX_CLASSES:
+    if not is_whole(content["classes"], 0, MAX_CLASSES):
         yield "classes", content["classes"], f"must be a whole number from 0 to {MAX_CLASSES:,}"
         return
     yield from _option_problems(arch, content["options"])
@@ -309,7 +310,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= MAX_NUMBER  # which NaN is not
+    return is_number(value, -MAX_NUMBER, MAX_NUMBER)
 
 
 def _option_problems(arch: str, options: Any) -> Iterator[Problem]:
@@ -360,9 +361,9 @@ def _preprocessing_problems(images: Any) -> Iterator[Problem]:
         yield "preprocessing", images, "must be a dict of scale, crop, mean and std"
         return
     scale, crop = images["scale"], images["crop"]
-    if type(scale) is not int or not (scale == -1 or 1 <= scale <= MAX_SIDE_PX):
+    if not (is_whole(scale, -1, -1) or is_whole(scale, 1, MAX_SIDE_PX)):
         yield "preprocessing.scale", scale, f"must be -1 or a whole number from 1 to {MAX_SIDE_PX:,}"
-    elif type(crop) is not int or not 1 <= crop <= (MAX_SIDE_PX if scale == -1 else scale):
+    elif not is_whole(crop, 1, MAX_SIDE_PX if scale == -1 else scale):
         yield "preprocessing.crop", crop, "must be a whole number from 1 to the scale"
     for key in ("mean", "std"):
         values = images[key]
