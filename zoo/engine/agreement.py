@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from zoo.config import leaves
 from zoo.data.folder import ImageFolder
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, listed
@@ -57,15 +58,6 @@ def _complaints(shares: list[dict[str, Any]]) -> Iterator[str]:
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return, sorted, the keys whose values differ or that one of the two lacks."""
     return [key for key in sorted({*first, *second}) if first.get(key, ABSENT) != second.get(key, ABSENT)]
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of nested settings; lists count as values."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def program_facts(process: Process, command: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from zoo.config import Experiment
+from zoo.config import Experiment, leaves
 from zoo.engine import checkpoint
-from zoo.engine.agreement import ABSENT, differing_keys, leaves
+from zoo.engine.agreement import ABSENT, differing_keys
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, load_rank_state, load_shared_state
 from zoo.errors import CheckpointError, listed, printable
