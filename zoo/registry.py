@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from zoo import config
-from zoo.config.options import MAX_DEPTH, MAX_PARAMETERS, SIZES
+from zoo.config.options import MAX_PARAMETERS, MAX_TOTAL_DEPTH, SIZES
 from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
@@ -191,7 +191,7 @@ def _check_arguments(
     }
     for problem, present in problems.items():
         if present:
-            raise ConfigError(f"{name}: {problem}")
+            raise ConfigError(f"{printable(name)}: {problem}")
     return name
 
 
@@ -208,7 +208,7 @@ def _check_shape_arguments(
     }
     for problem, present in problems.items():
         if present:
-            raise ConfigError(f"{name}: {problem}")
+            raise ConfigError(f"{printable(name)}: {problem}")
 
 
 def _build(
@@ -271,10 +271,10 @@ def _check_size(arch: str, norm: NormFactory, classes: int, features_only: bool,
     """
     sizes = {**option_defaults(arch), **options}
     depth = sum(sizes.get("blocks", sizes.get("layers", ()))) * sizes.get("units", 1)
-    if depth > MAX_DEPTH:
+    if depth > MAX_TOTAL_DEPTH:
         raise ConfigError(
-            f"{arch} would have {depth:,} layers or blocks, more than {MAX_DEPTH:,}, with the options {options}; make "
-            "them smaller"
+            f"{arch} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options {options}; "
+            "make them smaller"
         )
     with torch.device("meta"):
         model = ARCHITECTURES[arch](norm, classes, features_only=features_only, **options)
@@ -300,7 +300,7 @@ def _of_name(name: str) -> dict[str, Any]:
 def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
     """Return a weights file and what it says of its network; WeightsError if that is nothing."""
     if path.endswith(".json"):
-        raise ConfigError(f"{path} is no checkpoint; zoo train and zoo validate take experiment files")
+        raise ConfigError(f"{printable(path)} is no checkpoint; zoo train and zoo validate take experiment files")
     stored = read_weights(path)
     record = stored.record_to_build()
     if record is None:
@@ -387,7 +387,8 @@ def _pretrained_cfg(images: Preprocessing, name: str) -> dict[str, Any]:
 def _unknown(name: str, known: Iterable[str]) -> str:
     if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
         kind = "is a folder" if os.path.isdir(name) else "there is no such file"
-        return f"{name}: {kind}; give the name of a network or the path of a checkpoint (zoo list shows all names)"
+        where = printable(name)
+        return f"{where}: {kind}; give the name of a network or the path of a checkpoint (zoo list shows all names)"
     return f"unknown network {name!r}; the nearest names are {', '.join(nearest(name, known))} (zoo list shows all)"
 
 

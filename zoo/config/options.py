@@ -17,7 +17,7 @@ MAX_LEVELS = 8
 
 # What the sizes below may amount to together. A network beyond these would fill the machine, or take minutes to build.
 SIZES = ("blocks", "widths", "units", "layers", "pools", "channels")
-MAX_DEPTH = 5_000  # blocks of all levels, times the units of a branch; the deepest published i-RevNet has 300
+MAX_TOTAL_DEPTH = 5_000  # blocks of all levels, times the units of a branch; the deepest published i-RevNet has 300
 MAX_PARAMETERS = 2_000_000_000  # 8 GB in single precision; the largest published network here has 1.1e8
 
 

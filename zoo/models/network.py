@@ -18,7 +18,7 @@ BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's poo
 
 
 def check_classes(classes: Any) -> None:
-    """Raise ConfigError unless ``classes`` is a whole number >= 0, of a size that a layer can have."""
+    """Raise ConfigError unless ``classes`` is a whole number from 0 to `MAX_CLASSES`."""
     if not is_whole(classes, 0, MAX_CLASSES):
         raise ConfigError(f"classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
 
