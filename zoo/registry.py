@@ -7,17 +7,15 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-import torch
-
 from zoo import config
-from zoo.config.options import MAX_PARAMETERS, MAX_TOTAL_DEPTH, SIZES
 from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
-from zoo.models.arguments import check_norm_function, check_values, dilation_for, unknown_option
+from zoo.models.arguments import check_norm_function, check_size, check_values, dilation_for, unknown_option
 from zoo.models.network import check_classes
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.index import drive_page, published
@@ -96,7 +94,8 @@ def get(
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
         **arch: options of the family, which `zoo.config.OPTIONS` and ``zoo show NAME`` explain: ``memory``, what is
-            kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others.
+            kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those
+            that set sizes may make 5,000 blocks and 2,000,000,000 parameters together.
 
     Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
     have; WeightsError for weights x.
@@ -230,9 +229,11 @@ def _build(
         check_norm_function(norm)
     try:
         factory = norm_act(norm, activation, activation_param)
-        if not options.keys().isdisjoint(SIZES):
-            _check_size(arch, norm_act("standard") if callable(norm) else factory, classes, features_only, options)
-        model = ARCHITECTURES[arch](factory, classes, features_only=features_only, **options)
+        build = partial(ARCHITECTURES[arch], classes=classes, features_only=features_only, **options)
+        check_size(
+            arch, options, option_defaults(arch), lambda: build(norm_act("standard") if callable(norm) else factory)
+        )
+        model = build(factory)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except (TypeError, OverflowError, RuntimeError, MemoryError) as error:  # torch's, of sizes that no tensor can have
@@ -261,29 +262,6 @@ def _check_options(arch: str, options: dict[str, Any]) -> None:
             config.check_option(option, value)
         except ConfigError as error:
             raise ConfigError(f"{arch}: {error}") from error
-
-
-def _check_size(arch: str, norm: NormFactory, classes: int, features_only: bool, options: dict[str, Any]) -> None:
-    """Raise ConfigError for sizes that are each possible, but too much together.
-
-    The parameters are counted on the meta device, where nothing is allocated; the depth is looked at before, as even
-    there a network of a million blocks is built for hours. ``norm`` makes the norms of the network that is counted.
-    """
-    sizes = {**option_defaults(arch), **options}
-    depth = sum(sizes.get("blocks", sizes.get("layers", ()))) * sizes.get("units", 1)
-    if depth > MAX_TOTAL_DEPTH:
-        raise ConfigError(
-            f"{arch} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options {options}; "
-            "make them smaller"
-        )
-    with torch.device("meta"):
-        model = ARCHITECTURES[arch](norm, classes, features_only=features_only, **options)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if num_parameters > MAX_PARAMETERS:
-        raise ConfigError(
-            f"{arch} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
-            f"{options}; make them smaller"
-        )
 
 
 def _of_name(name: str) -> dict[str, Any]:

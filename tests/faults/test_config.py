@@ -183,6 +183,12 @@ def test_sizes_are_bounded_together_in_experiments_too() -> None:
         build_from_config(experiment.network)
 
 
+def test_conversions_bound_the_options_of_a_file_too() -> None:
+    for options in ({"channels": 4096}, {"blocks": [1000, 1000], "units": 1000}, {"channels": 65_536}):
+        with pytest.raises(ConfigError, match=r"more than|channels must be an even number"):
+            zoo.convert.fold({}, "revnext", **options)
+
+
 def test_records_and_experiments_have_one_limit_of_classes() -> None:
     with pytest.raises(ConfigError, match=r"network\.classes"):
         parse_experiment({"network": {"classes": 100_001}}, "x.json")
