@@ -86,7 +86,7 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
                 f"{state.process.world_size}; {printable(found.path)}: start as many, or give "
                 "--allow-world-size-change (it will not be the same run to the bit)"
             )
-        if saved.get("network") is not None:  # there are none in older checkpoints, and of networks of one's own
+        if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
             state.class_names = NetworkRecord.from_json(saved["network"], str(found.path)).class_names
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
