@@ -197,7 +197,7 @@ def test_other_formats_and_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(ConversionError, match=r"name the file \.pt2"):
         export(nn.Identity(), tmp_path / "net.pth")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConversionError, match=r'ONNX needs onnx and onnxscript.*pip install "zoo\[onnx\]"'):
+    with pytest.raises(ConversionError, match=r'ONNX needs onnx and onnxscript.*pip install "\.\[onnx\]"'):
         export(nn.Identity(), tmp_path / "net.onnx")
 
 
