@@ -70,7 +70,7 @@ def test_unknown_names_and_options_name_what_there_is():
     with pytest.raises(zoo.ConfigError, match="'relu' cannot be undone from its output, which norm 'inplace' needs"):
         zoo.get("resnet18", norm="inplace", activation="relu")
     for classes in (-1, 2.5, True):
-        with pytest.raises(zoo.ConfigError, match=f"classes must be an integer from 0 to 10,000,000, got {classes}"):
+        with pytest.raises(zoo.ConfigError, match=f"classes must be an integer from 0 to 100,000, got {classes}"):
             zoo.get("resnet18", classes=classes)
 
 

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from zoo import config
@@ -14,7 +15,7 @@ from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
-from zoo.models.arguments import check_norm_function, check_values, dilation_for, unknown_option
+from zoo.models.arguments import check_norm_function, check_size, check_values, dilation_for, unknown_option
 from zoo.models.network import check_classes
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.index import drive_page, published
@@ -93,7 +94,8 @@ def get(
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
         **arch: options of the family, which `zoo.config.OPTIONS` and ``zoo show NAME`` explain: ``memory``, what is
-            kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others.
+            kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those
+            that set sizes may make 5,000 blocks and 2,000,000,000 parameters together.
 
     Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
     have; WeightsError for weights x.
@@ -188,7 +190,7 @@ def _check_arguments(
     }
     for problem, present in problems.items():
         if present:
-            raise ConfigError(f"{name}: {problem}")
+            raise ConfigError(f"{printable(name)}: {problem}")
     return name
 
 
@@ -205,7 +207,7 @@ def _check_shape_arguments(
     }
     for problem, present in problems.items():
         if present:
-            raise ConfigError(f"{name}: {problem}")
+            raise ConfigError(f"{printable(name)}: {problem}")
 
 
 def _build(
@@ -227,7 +229,11 @@ def _build(
         check_norm_function(norm)
     try:
         factory = norm_act(norm, activation, activation_param)
-        model = ARCHITECTURES[arch](factory, classes, features_only=features_only, **options)
+        build = partial(ARCHITECTURES[arch], classes=classes, features_only=features_only, **options)
+        check_size(
+            arch, options, option_defaults(arch), lambda: build(norm_act("standard") if callable(norm) else factory)
+        )
+        model = build(factory)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except (TypeError, OverflowError, RuntimeError, MemoryError) as error:  # torch's, of sizes that no tensor can have
@@ -272,7 +278,7 @@ def _of_name(name: str) -> dict[str, Any]:
 def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
     """Return a weights file and what it says of its network; WeightsError if that is nothing."""
     if path.endswith(".json"):
-        raise ConfigError(f"{path} is no checkpoint; zoo train and zoo validate take experiment files")
+        raise ConfigError(f"{printable(path)} is no checkpoint; zoo train and zoo validate take experiment files")
     stored = read_weights(path)
     record = stored.record_to_build()
     if record is None:
@@ -359,7 +365,8 @@ def _pretrained_cfg(images: Preprocessing, name: str) -> dict[str, Any]:
 def _unknown(name: str, known: Iterable[str]) -> str:
     if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".json")):
         kind = "is a folder" if os.path.isdir(name) else "there is no such file"
-        return f"{name}: {kind}; give the name of a network or the path of a checkpoint (zoo list shows all names)"
+        where = printable(name)
+        return f"{where}: {kind}; give the name of a network or the path of a checkpoint (zoo list shows all names)"
     return f"unknown network {name!r}; the nearest names are {', '.join(nearest(name, known))} (zoo list shows all)"
 
 

@@ -10,7 +10,9 @@ import torch
 
 import zoo
 from zoo.config import OPTIONS, Experiment, load_experiment, parse_experiment
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, WeightsError
+from zoo.registry import build_from_config
+from zoo.weights import NetworkRecord
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def test_a_rate_that_grows_beyond_all_numbers_is_refused() -> None:
         ("revnext_flat", {"layers": [1, 1, 10**9]}),
         ("revnext_flat", {"eps_i": float("nan")}),
         ("revnext_flat", {"eps_i": -1}),
+        ("revnext_flat", {"eps_i": 10**400}),
         ("irevnet_cifar", {"blocks": [1_000_000, 1, 1]}),
         ("irevnet_cifar", {"widths": [0, 0, 0]}),
         ("irevnet_cifar", {"widths": [1, 4, 16]}),
@@ -143,6 +146,59 @@ def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> Non
             parse_experiment({"network": {"arch": arch, "activation": "leaky_relu", "options": options}}, "x.json")
 
 
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        ("revnext", {"channels": 4096}, r"39,\d{3},\d{3},\d{3} parameters, more than 2,000,000,000"),
+        ("revnext_revnet", {"channels": 4096}, "parameters, more than 2,000,000,000"),
+        ("irevnet_cifar", {"blocks": [100, 100, 100], "widths": [128, 512, 2048]}, "more than 2,000,000,000"),
+        ("revnext", {"blocks": [1000, 1000], "units": 1000}, "2,000,000 layers or blocks, more than 5,000"),
+        ("revnext_flat", {"layers": [1000] * 8, "pools": ["batch"] * 7}, "8,000 layers or blocks, more than 5,000"),
+        ("irevnet_revnext", {"blocks": [1000] * 8}, "8,000 layers or blocks, more than 5,000"),
+    ],
+)
+@pytest.mark.parametrize("norm", ["inplace", lambda channels: torch.nn.Sequential(torch.nn.BatchNorm2d(channels))])
+def test_sizes_that_are_too_much_together_are_refused_before_anything_is_allocated(
+    arch, options, message, norm, monkeypatch
+) -> None:
+    from zoo.models import ARCHITECTURES
+    from zoo.registry import options_of
+
+    assert set(options) <= set(options_of(arch))
+    build = ARCHITECTURES[arch]
+
+    def count(*arguments: Any, **settings: Any) -> Any:
+        assert torch.get_default_device().type == "meta"
+        return build(*arguments, **settings)
+
+    monkeypatch.setitem(ARCHITECTURES, arch, count)
+    with pytest.raises(ConfigError, match=message):
+        zoo.get(arch, norm=norm, **options)
+
+
+def test_sizes_are_bounded_together_in_experiments_too() -> None:
+    network = {"arch": "revnext", "activation": "leaky_relu", "options": {"channels": 4096}}
+    experiment = parse_experiment({"network": network}, "x.json")
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"network.arch 'revnext'.*more than 2,000,000,000"):
+        build_from_config(experiment.network)
+
+
+def test_conversions_bound_the_options_of_a_file_too() -> None:
+    for options in ({"channels": 4096}, {"blocks": [1000, 1000], "units": 1000}, {"channels": 65_536}):
+        with pytest.raises(ConfigError, match=r"more than|channels must be an even number"):
+            zoo.convert.fold({}, "revnext", **options)
+
+
+def test_records_and_experiments_have_one_limit_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"network\.classes"):
+        parse_experiment({"network": {"classes": 100_001}}, "x.json")
+    experiment = parse_experiment({"network": {"classes": 100_000}}, "x.json")
+    record = NetworkRecord.of_config(experiment.network)
+    assert NetworkRecord.from_json(record.to_json(), "x.pth") == record
+    with pytest.raises(WeightsError, match="from 0 to 100,000"):
+        NetworkRecord.from_json({**record.to_json(), "classes": 100_001}, "x.pth")
+
+
 def test_every_option_of_every_network_is_explained_and_bounded() -> None:
     from zoo.models import ARCHITECTURES
     from zoo.registry import options_of
@@ -165,6 +221,7 @@ def test_every_option_of_every_network_is_explained_and_bounded() -> None:
         {"activation_param": [1]},
         {"activation_param": float("nan")},
         {"activation_param": 1e308},
+        {"activation_param": 10**400},
         {"activation_param": True},
         {"classes": 10**12},
         {"classes": 10**24},

@@ -6,7 +6,6 @@ Nothing here imports torch before a command runs, so that ``--help`` and mistake
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import select
 import sys
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (``zoo list | head -1``) ends the command without a word and with code 141, as it ends other programs. Wrong
     arguments end the process with code 2, as argparse does.
     """
-    _accept_all_characters()
+    set_up_console(rank=_rank())
     parser = build_parser()
     args = parser.parse_args(_known_command(parser, sys.argv[1:] if argv is None else argv))
     if args.command is None:
@@ -37,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Threads that spin while they wait make a step many times slower as soon as anything else wants a core. Read when
     # torch is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    set_up_console(rank=_rank())
     try:
         code: int = args.run(args)
         sys.stdout.flush()  # here, where it is known what to do if nobody reads it
@@ -91,13 +89,6 @@ def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Seq
         return [*words[1:2], "--help"]
     near = " or ".join(nearest(words[0], known, 2))
     parser.error(f"there is no command {printable(words[0])!r}; did you mean {near}? (zoo --help lists all)")
-
-
-def _accept_all_characters() -> None:
-    """Let the output show what its encoding cannot, such as a file name that is no UTF-8, as backslash escapes."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other objects there
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _rank() -> int:

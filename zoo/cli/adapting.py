@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.cli.convert import slope
 from zoo.config import Experiment, parse_experiment
 from zoo.convert import ConversionReport
 from zoo.convert.networks import compare, load_network, state_dict_like
@@ -17,7 +18,7 @@ from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.matching import match_classes
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import validate
-from zoo.errors import ConfigError, DataError
+from zoo.errors import ConfigError, DataError, printable
 from zoo.layers.norm import ABN
 from zoo.weights import NetworkRecord
 
@@ -37,10 +38,11 @@ def adapt(
     Raises ConfigError for weights without a classifier and DataError for data that cannot be used.
     """
     if "classifier.fc.weight" not in source_dict:
-        raise ConfigError(f"{args.source}: has no classifier, so there is no accuracy to measure; leave out --data")
-    slope = 0.01 if args.activation_param is None else args.activation_param
+        raise ConfigError(
+            f"{printable(args.source)}: has no classifier, so there is no accuracy to measure; leave out --data"
+        )
     source = load_network(source_dict, record.arch, activation="relu", **record.options)
-    target = load_network(target_dict, record.arch, activation_param=slope, **record.options)
+    target = load_network(target_dict, record.arch, activation_param=slope(args), **record.options)
     experiment = _experiment(args, record)
     accuracy: dict[str, Any] = {"before": _accuracy(source, args, experiment, record.class_names)}
     accuracy["converted"] = _accuracy(target, args, experiment, record.class_names)

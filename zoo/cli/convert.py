@@ -153,9 +153,11 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--reestimate needs pictures; command line: give --data DIR with train/ and val/")
     for file in (args.target, args.json):
         if file is not None and not file.parent.is_dir():  # more often a typing error than a wish
-            raise ConfigError(f"there is no folder {printable(file.parent)}; make it, or write {file.name} elsewhere")
+            raise ConfigError(
+                f"there is no folder {printable(file.parent)}; make it, or write {printable(file.name)} elsewhere"
+            )
     if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
-        raise ConfigError(f"{args.target}: is the source too; give another file to write")
+        raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
 
 
 def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
@@ -217,21 +219,22 @@ def _convert(
     if args.kind in ("fold", "export"):
         settings["norm"] = source.norm
     if args.kind == "relu-to-leaky-relu":
-        settings |= {"activation_param": _slope(args), **source.options}
+        settings |= {"activation_param": slope(args), **source.options}
     kind = "fold" if args.kind == "export" else args.kind
     function = getattr(convert, kind.replace("-", "_"))
     result: tuple[dict[str, Tensor], ConversionReport] = function(state_dict, source.arch, **settings)
     return result
 
 
-def _slope(args: argparse.Namespace) -> float:
+def slope(args: argparse.Namespace) -> float:
+    """Return the slope of leaky_relu that was asked for, or the default."""
     return 0.01 if args.activation_param is None else float(args.activation_param)
 
 
 def _target_record(args: argparse.Namespace, source: NetworkRecord) -> NetworkRecord | None:
     """Return the record of what was made of the source; None for a file that is to be torchvision's."""
     changes: dict[str, dict[str, Any]] = {
-        "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": _slope(args)},
+        "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": slope(args)},
         "inplace-to-standard": {"norm": "standard"},
         "standard-to-inplace": {"norm": "inplace"},
         "fold": {"folded": True},
@@ -259,4 +262,6 @@ def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Pat
         with replacing(path) as file:
             torch.save(state_dict if record is None else {"state_dict": state_dict, "network": record.to_json()}, file)
     except OSError as error:
-        raise ConversionError(f"{path}: cannot be written ({error.strerror}); give another TARGET") from error
+        raise ConversionError(
+            f"{printable(path)}: cannot be written ({error.strerror}); give another TARGET"
+        ) from error

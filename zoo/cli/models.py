@@ -92,11 +92,10 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _is_bundled_only(name: str) -> bool:
     """Return whether a bundled experiment has this name, and no network or file."""
-    from zoo.config import experiments_dir
+    from zoo.config import experiment_names
     from zoo.registry import list_models
 
-    bundled = os.sep not in name and (experiments_dir() / f"{name}.json").is_file()
-    return bundled and name not in list_models() and not os.path.exists(name)
+    return name in experiment_names() and name not in list_models() and not os.path.exists(name)
 
 
 def _show_schema(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from zoo.report.reversible.runs import Run
@@ -65,7 +65,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out: this folder cannot be made ({error.strerror}); {folder}: give another") from error
+        raise ConfigError(
+            f"--out: this folder cannot be made ({error.strerror}); {printable(folder)}: give another"
+        ) from error
 
 
 def _builders(args: argparse.Namespace) -> tuple[list[Callable[[], Section]], list[Run], list[str]]:

@@ -59,8 +59,8 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
 
     ``name``: an experiment file (.json), the name of one of the experiments, a weights file that says which network it
     belongs to (whose own weights are the default), or an architecture, of which ``weights`` may say the rest. Raises
-    ConfigError for an unknown name and WeightsError for weights that are missing, do not fit, the classifier included,
-    or say that they belong to another network.
+    ConfigError for an unknown name. Raises WeightsError for weights that are missing, that do not fit (the classifier
+    included), or that say that they belong to another network.
     """
     path, file = Path(name), find_experiment(name)
     stored = None if weights is None else read_weights(weights)

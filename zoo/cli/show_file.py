@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.config import Experiment, parse_experiment
+from zoo.config import Experiment, leaves, parse_experiment
+from zoo.config.options import is_number
 from zoo.errors import listed, printable
 from zoo.weights import NetworkRecord, StoredWeights, md5_of, read_weights
 from zoo.weights.record import WITH_PARAMETER, shown
@@ -70,21 +70,12 @@ def _of_training(stored: StoredWeights) -> dict[str, str]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < MAX_COUNT
+    return is_number(value, -MAX_COUNT, MAX_COUNT)
 
 
 def _settings(experiment: Experiment) -> str:
     """Return the settings that are not at their defaults, a line for each."""
-    defaults = dict(_leaves(Experiment().model_dump(mode="json")))
-    own = _leaves(experiment.model_dump(mode="json", exclude={"expected"}))
+    defaults = dict(leaves(Experiment().model_dump(mode="json")))
+    own = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
     changed = [f"{key} = {shown(value)}" for key, value in own if value != defaults.get(key)]
     return f"\n{'':<20}".join(changed) or "all at their defaults"
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of nested settings."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

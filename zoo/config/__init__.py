@@ -1,6 +1,6 @@
 """The experiment files: their schema, strict reading, and messages that name every problem at once."""
 
-from zoo.config.describe import describe_settings, differences
+from zoo.config.describe import describe_settings, differences, leaves
 from zoo.config.experiment import (
     CheckpointConfig,
     Expected,
@@ -34,6 +34,7 @@ __all__ = [
     "experiment_names",
     "experiments_dir",
     "find_experiment",
+    "leaves",
     "load_experiment",
     "parse_experiment",
 ]

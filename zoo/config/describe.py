@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -40,6 +40,15 @@ def describe_settings() -> list[SectionText]:
         for kind, section in SCHEDULE_PARAMS.items()
         if section.model_fields
     ]
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of nested settings, such as ``optimizer.learning_rate``; lists are values."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def differences(experiment: Experiment) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Whether an option is possible together with others is for the family to say, whi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,11 @@ MAX_DILATION = 1024
 MAX_BLOCKS = 1000  # of one level; the deepest published i-RevNet has 300 in all
 MAX_CHANNELS = 4096
 MAX_LEVELS = 8
+
+# What the sizes below may amount to together. A network beyond these would fill the machine, or take minutes to build.
+SIZES = ("blocks", "widths", "units", "layers", "pools", "channels")
+MAX_TOTAL_DEPTH = 5_000  # blocks of all levels, times the units of a branch; the deepest published i-RevNet has 300
+MAX_PARAMETERS = 2_000_000_000  # 8 GB in single precision; the largest published network here has 1.1e8
 
 
 class Option(NamedTuple):
@@ -32,7 +36,7 @@ def is_whole(value: Any, low: int, high: int) -> bool:
 
 def is_number(value: Any, low: float, high: float) -> bool:
     """Return whether ``value`` is a finite int or float from ``low`` to ``high``; True and False are none."""
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+    return type(value) in (int, float) and low <= value <= high  # which NaN is not
 
 
 def is_list_of(value: Any, accepts: Callable[[Any], bool], max_length: int) -> bool:

@@ -62,11 +62,12 @@ def load_experiment(name: str | Path) -> Experiment:
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: {error.msg} (strict JSON: no comments, no trailing commas)"
+            f"{printable(path)}:{error.lineno}:{error.colno}: {error.msg} (strict JSON: no comments, no trailing "
+            "commas)"
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
-        raise ConfigError(f"{path}: is not a JSON file ({error})") from None
-    return parse_experiment(content, str(path))
+        raise ConfigError(f"{printable(path)}: is not a JSON file ({error})") from None
+    return parse_experiment(content, printable(path))
 
 
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:

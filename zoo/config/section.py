@@ -16,7 +16,7 @@ MAX_VALUE_CHARS = 80
 
 # The largest values of settings. They are far beyond any use, and below what tensors, powers and loops can take.
 MAX_SIDE = 16_384  # pixels: a picture of that side takes 3 GB in single precision
-MAX_CLASSES = 10_000_000  # ImageNet-21k has 21,841
+MAX_CLASSES = 100_000  # of experiments, networks and the records in weights files; ImageNet-21k has 21,841
 MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training pictures
 MAX_EPOCHS = 1_000_000
 MAX_STEPS = 10**9

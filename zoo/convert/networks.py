@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.config import check_option
 from zoo.errors import ConfigError, ConversionError, VerificationError, nearest
 from zoo.layers.norm import norm_act
 from zoo.models import ARCHITECTURES
+from zoo.models.arguments import check_size
 from zoo.weights import load_state_dict
+from zoo.weights.record import option_defaults
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
@@ -27,10 +31,13 @@ def build_empty(
         names = ", ".join(nearest(arch, ARCHITECTURES))
         raise ConfigError(f"unknown architecture {arch!r}; the nearest names are {names}")
     try:
-        factory = norm_act(norm, activation, activation_param)
+        for option, value in options.items():
+            check_option(option, value)
+        build = partial(ARCHITECTURES[arch], norm_act(norm, activation, activation_param), classes, **options)
+        check_size(arch, options, option_defaults(arch), build)
         with torch.device("meta"):
-            return ARCHITECTURES[arch](factory, classes, **options)
-    except (TypeError, ValueError) as error:
+            return build()
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: torch's, of sizes that no tensor can have
         raise ConfigError(f"{arch} cannot be built: {error}") from error
 
 

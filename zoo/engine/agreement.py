@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from zoo.config import leaves
 from zoo.data.folder import ImageFolder
 from zoo.engine.process import Process
+from zoo.engine.program import SHOWN_DIGITS, code_digest, version_of
 from zoo.errors import ConfigError, ZooError, listed
 
 ABSENT = "absent"
-SHOWN_DIGITS = 12
 
 
 def check_agreement(
@@ -59,15 +58,6 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
     return [key for key in sorted({*first, *second}) if first.get(key, ABSENT) != second.get(key, ABSENT)]
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of nested settings; lists count as values."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def program_facts(process: Process, command: str) -> dict[str, Any]:
     """Return what runs on this rank: the command, the versions and the sources of zoo, the device and the backend."""
     return {
@@ -92,20 +82,3 @@ def weights_digest(model: nn.Module) -> str:
         digest.update(key.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:SHOWN_DIGITS]
-
-
-def code_digest() -> str:
-    """Return the first digits of the sha256 of the Python sources of this package, names and contents."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:SHOWN_DIGITS]
-
-
-def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution, None if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

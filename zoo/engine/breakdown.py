@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from zoo.errors import ZooError, printable
+from zoo.errors import ZooError, brief
 
 # torch raises these from a signal handler, so out of whatever line the main process was in.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
@@ -16,10 +16,7 @@ DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited u
 LOST_PEER = re.compile(
     r"gloo.*(?:[Cc]onnection|[Ss]ocket|[Tt]imed out|[Tt]imeout|peer)|[Cc]onnection (?:closed|reset) by peer", re.S
 )
-
-
-SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
-MAX_CHARS = 200
+SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")  # what Gloo writes before its text
 
 
 @contextmanager
@@ -53,4 +50,4 @@ def _explanation(error: RuntimeError) -> str | None:
 def _short(error: RuntimeError) -> str:
     """Return the first sentence of torch's text, without the place in torch's sources before it."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
-    return printable(SOURCE_PLACE.sub("", line).split(". ")[0].strip()[:MAX_CHARS])
+    return brief(SOURCE_PLACE.sub("", line).split(". ")[0].strip())

@@ -13,7 +13,7 @@ import torch
 
 from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
-from zoo.errors import CheckpointError, printable
+from zoo.errors import CheckpointError, brief, printable
 from zoo.models import ARCHITECTURES
 from zoo.weights import NetworkRecord
 from zoo.weights.read import check_sizes, load_bounded
@@ -98,9 +98,11 @@ def remove_leftovers(folder: Path) -> None:
 def _write_failure(error: BaseException, folder: Path) -> str:
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     intact = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
-    before = f"the previous checkpoint, {folder / intact[0]}, is intact" if intact else "there was none before"
+    before = (
+        f"the previous checkpoint, {printable(folder / intact[0])}, is intact" if intact else "there was none before"
+    )
     return (
-        f"the checkpoint cannot be written ({cause}); {folder}: {before}; "
+        f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; "
         f"make room or mend the folder, then continue with --resume auto"
     )
 
@@ -138,7 +140,7 @@ def read(path: Path) -> dict[str, Any]:
     such file, it is damaged (every byte is checked), or it holds no training state.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint; {path}: give the path of one, or --resume auto")
+        raise CheckpointError(f"there is no checkpoint; {printable(path)}: give the path of one, or --resume auto")
     try:
         damage = _damage(path)
         content = None
@@ -146,18 +148,18 @@ def read(path: Path) -> dict[str, Any]:
             with open(path, "rb") as file:
                 content = load_bounded(file)
     except Exception as error:  # damaged bytes make the readers of zip and pickle raise nearly anything
-        damage, content = f"{type(error).__name__}: {error}", None
+        damage, content = f"{type(error).__name__}: {brief(error)}", None
     if damage:
-        raise CheckpointError(f"the checkpoint is damaged ({damage}); {path}: resume from another one")
+        raise CheckpointError(f"the checkpoint is damaged ({damage}); {printable(path)}: resume from another one")
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
-            f"this file holds no training state to continue from; {path}: weights files, those of the original "
-            f"project among them, can start a new training with --weights"
+            f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
+            f"original project among them, can start a new training with --weights"
         )
     if content["format_version"] != FORMAT_VERSION:
         raise CheckpointError(
-            f"checkpoint format {content['format_version']!r}, but this version reads {FORMAT_VERSION}; {path}: "
-            f"continue with the version of zoo that wrote it"
+            f"checkpoint format {brief(repr(content['format_version']))}, but this version reads {FORMAT_VERSION}; "
+            f"{printable(path)}: continue with the version of zoo that wrote it"
         )
     return content
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.engine.checkpoint import CHECKPOINT
 from zoo.engine.meters import Reading
 from zoo.engine.state import TrainState
-from zoo.errors import NonFiniteLossError
+from zoo.errors import NonFiniteLossError, printable
 
 
 def checked_reading(state: TrainState, folder: Path) -> Reading:
@@ -39,7 +39,11 @@ def check_finite(state: TrainState, folder: Path) -> None:
 
 def _error(what: str, folder: Path) -> NonFiniteLossError:
     path = folder / CHECKPOINT
-    last_good = f"the last good checkpoint is {path}" if path.exists() else f"{folder} has no checkpoint yet"
+    last_good = (
+        f"the last good checkpoint is {printable(path)}"
+        if path.exists()
+        else f"{printable(folder)} has no checkpoint yet"
+    )
     return NonFiniteLossError(
         f"{what}; {last_good}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
     )

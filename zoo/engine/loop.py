@@ -23,7 +23,7 @@ from zoo.engine.state import TrainState, settle_buffers
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.validate import Result, validate
-from zoo.errors import CheckpointError, DataError, TrainingInterrupted, listed
+from zoo.errors import CheckpointError, DataError, TrainingInterrupted, listed, printable
 from zoo.weights.record import escaped_names
 
 __all__ = ["Log", "TrainMetrics", "train"]
@@ -93,8 +93,8 @@ def _check_data(run: _Run) -> None:
         before, now = set(state.class_names or ()), set(class_names)
         raise CheckpointError(
             f"the class folders are not those of the checkpoint (only there: {listed(sorted(before - now)) or 'none'}; "
-            f"only here: {listed(sorted(now - before)) or 'none'}); {run.train_loader.dataset.root}: put the same "
-            "folders there to continue that run, or start a new one with --weights and another --log-dir"
+            f"only here: {listed(sorted(now - before)) or 'none'}); {printable(run.train_loader.dataset.root)}: put "
+            "the same folders there to continue that run, or start a new one with --weights and another --log-dir"
         )
     state.class_names = class_names
 
@@ -145,7 +145,8 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
     if batch.skipped and len(batch.targets) < least:
         raise DataError(
             f"only {len(batch.targets)} pictures of a batch can be read, and {least} are needed to take "
-            f"statistics of; {run.train_loader.dataset.root}: mend the pictures, the last is: {batch.skipped[-1]}"
+            f"statistics of; {printable(run.train_loader.dataset.root)}: mend the pictures, the last is: "
+            f"{batch.skipped[-1]}"
         )
     channels_last = state.config.training.channels_last
     images = batch.images.to(
@@ -264,6 +265,6 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
     if not saved:
         _save(run)
     raise TrainingInterrupted(
-        f"{signal_name} at {run.place}; the state is saved in {run.log_dir / checkpoint.CHECKPOINT}: "
+        f"{signal_name} at {run.place}; the state is saved in {printable(run.log_dir / checkpoint.CHECKPOINT)}: "
         f"continue with --resume auto"
     )

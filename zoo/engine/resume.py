@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from zoo.config import Experiment
+from zoo.config import Experiment, leaves
 from zoo.engine import checkpoint
-from zoo.engine.agreement import ABSENT, differing_keys, leaves
+from zoo.engine.agreement import ABSENT, differing_keys
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, load_rank_state, load_shared_state
-from zoo.errors import CheckpointError, listed, printable
+from zoo.errors import CheckpointError, brief, listed, printable
 from zoo.weights import NetworkRecord
 
 AUTO = "auto"
@@ -22,7 +22,6 @@ AUTO = "auto"
 HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter")
 # What Python and torch raise when a file that is a checkpoint by its format holds something else under its keys.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
-MAX_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ def newest_checkpoint(folder: Path) -> Found | None:
         try:
             if path.exists():
                 content = checkpoint.read(path)
-                return Found(path, content, [*notices, f"falling back to {path}"] if notices else [])
-            notices.append(f"there is no {path}")
+                return Found(path, content, [*notices, f"falling back to {printable(path)}"] if notices else [])
+            notices.append(f"there is no {printable(path)}")
         except CheckpointError as error:
             notices.append(str(error))
     if not any(path.exists() for path in candidates):
@@ -84,10 +83,10 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
         if not same_ranks and not allow_world_size_change:
             raise CheckpointError(
                 f"the checkpoint is of {printable(saved['world_size'])} process(es), this run has "
-                f"{state.process.world_size}; {found.path}: start as many, or give --allow-world-size-change (it will "
-                "not be the same run to the bit)"
+                f"{state.process.world_size}; {printable(found.path)}: start as many, or give "
+                "--allow-world-size-change (it will not be the same run to the bit)"
             )
-        if saved.get("network") is not None:  # there are none in older checkpoints, and of networks of one's own
+        if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
             state.class_names = NetworkRecord.from_json(saved["network"], str(found.path)).class_names
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
@@ -97,12 +96,13 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
         differences = list(_differences(saved, state))
     except ODD_CONTENT as error:
         raise CheckpointError(
-            f"the file holds no state that this run can continue from ({_reason(error)}); {found.path}: resume from "
-            "another checkpoint, or start a new training from its weights with --weights and another --log-dir"
+            f"the file holds no state that this run can continue from ({_reason(error)}); {printable(found.path)}: "
+            "resume from another checkpoint, or start a new training from its weights with --weights and another "
+            "--log-dir"
         ) from error
     if not same_ranks:
         state.meter.reset()
-    return [*found.notices, f"resumed from {found.path}: {_position(state)}", *differences]
+    return [*found.notices, f"resumed from {printable(found.path)}: {_position(state)}", *differences]
 
 
 def _position(state: TrainState) -> str:
@@ -115,7 +115,7 @@ def _position(state: TrainState) -> str:
 def _reason(error: Exception) -> str:
     """Return an exception's type and the first line of its text, cut to a length that somebody reads."""
     line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {printable(line[:MAX_REASON])}"
+    return f"{type(error).__name__}: {brief(line)}"
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
     }
     for key, (name, value) in now.items():
         if saved[key] != value:
-            yield f"{name}: {saved[key]} at the checkpoint, {value} now; results may differ in the last bits"
+            yield f"{name}: {brief(saved[key])} at the checkpoint, {value} now; results may differ in the last bits"
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
@@ -141,6 +141,6 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None
     ]
     if changes:
         raise CheckpointError(
-            f"the checkpoint was written with other settings ({listed(changes)}); {path}: put the settings back "
-            f"to continue, or start a new training from these weights with --weights and another --log-dir"
+            f"the checkpoint was written with other settings ({listed(changes)}); {printable(path)}: put the settings "
+            f"back to continue, or start a new training from these weights with --weights and another --log-dir"
         )

@@ -146,7 +146,7 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     if state.ema is not None:
         state.ema.load_state_dict(saved["ema"])
     state.best_top1 = _percent(saved["best_prec1"])
-    best_epoch = saved.get("best_epoch")  # younger than the format
+    best_epoch = saved.get("best_epoch")  # files of the same format may be older than this key
     state.best_epoch = None if best_epoch is None else _count("best_epoch", best_epoch)
     for key in POSITION:
         setattr(state, key, _count(f"position.{key}", saved["position"][key]))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.config.options import MAX_CHANNELS, is_list_of, is_number, is_whole
+from zoo.config.options import (
+    MAX_CHANNELS,
+    MAX_PARAMETERS,
+    MAX_TOTAL_DEPTH,
+    SIZES,
+    is_list_of,
+    is_number,
+    is_whole,
+)
 from zoo.config.section import MAX_CLASSES, MAX_SLOPE
 from zoo.errors import ConfigError, listed, nearest
 
@@ -110,4 +119,31 @@ def check_norm_function(norm: Callable[[int], nn.Module]) -> None:
             "module; give norm='standard', or a function as lambda channels: "
             f"nn.Sequential(nn.{type(layer).__name__}(channels), nn.ReLU()). resnet18 to resnet152, which activate "
             "behind the sum, need a module with the attributes activation and activation_param, as zoo.layers.ABN has"
+        )
+
+
+def check_size(
+    arch: str, options: Mapping[str, Any], defaults: Mapping[str, Any], build: Callable[[], nn.Module]
+) -> None:
+    """Raise ConfigError for sizes among ``options`` that are each possible, but too much together.
+
+    The parameters of what ``build`` returns are counted on the meta device, where nothing is allocated; the depth is
+    looked at before, as even there a network of a million blocks is built for hours. ``defaults``: those of all options
+    of the architecture. Without a size among the options nothing is built.
+    """
+    if options.keys().isdisjoint(SIZES):
+        return
+    sizes = {**defaults, **options}
+    depth = sum(sizes.get("blocks", sizes.get("layers", ()))) * sizes.get("units", 1)
+    if depth > MAX_TOTAL_DEPTH:
+        raise ConfigError(
+            f"{arch} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "
+            f"{dict(options)}; make them smaller"
+        )
+    with torch.device("meta"):
+        num_parameters = sum(parameter.numel() for parameter in build().parameters())
+    if num_parameters > MAX_PARAMETERS:
+        raise ConfigError(
+            f"{arch} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
+            f"{dict(options)}; make them smaller"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.config.options import is_whole
 from zoo.config.section import MAX_CLASSES
 from zoo.errors import ConfigError
 from zoo.layers.head import GlobalAvgPool2d, build_classifier
@@ -17,8 +18,8 @@ BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's poo
 
 
 def check_classes(classes: Any) -> None:
-    """Raise ConfigError unless ``classes`` is a whole number >= 0, of a size that a layer can have."""
-    if type(classes) is not int or not 0 <= classes <= MAX_CLASSES:
+    """Raise ConfigError unless ``classes`` is a whole number from 0 to `MAX_CLASSES`."""
+    if not is_whole(classes, 0, MAX_CLASSES):
         raise ConfigError(f"classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from zoo.config import Experiment
+from zoo.config import Experiment, leaves
 from zoo.engine.log import TrainMetrics
 from zoo.engine.validate import Result
 
@@ -31,7 +31,7 @@ class Board:
         self._std = torch.tensor(config.input.std).view(3, 1, 1)
         indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
         self._writer.add_text("config", f"    {indented}", step)
-        self._add_hparams(_flat(config.model_dump(exclude={"expected"})))
+        self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))))
 
     def _add_hparams(self, values: dict[str, Any]) -> None:
         """Write the summaries of SummaryWriter.add_hparams, which would put them into a run of its own."""
@@ -77,12 +77,3 @@ class Board:
     def close(self) -> None:
         """Write what is pending and close the event file."""
         self._writer.close()
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries under names such as ``optimizer.learning_rate``."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat

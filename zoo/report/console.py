@@ -56,7 +56,7 @@ def set_up_console(rank: int) -> None:
     What the encoding of stdout and stderr does not have is shown as an escape from now on, in place of an error.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other objects there
             stream.reconfigure(errors="backslashreplace")
     handler = ConsoleHandler()
     handler.setFormatter(PlainFormatter())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from zoo.engine.agreement import version_of
+from zoo.engine.program import version_of
 
 logger = logging.getLogger(__name__)
 

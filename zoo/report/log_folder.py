@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from zoo.config import Experiment, load_experiment
-from zoo.engine.agreement import differing_keys, leaves
+from zoo.config import Experiment, leaves, load_experiment
+from zoo.engine.agreement import differing_keys
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, remove_leftovers
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, listed, printable

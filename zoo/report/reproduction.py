@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.data.imagenet import ValidationSet
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, printable
 from zoo.report.compare import Row, markdown_report
 from zoo.report.files import write_json, write_text
 
@@ -80,6 +80,6 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
             known[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"there is a file that is no report of zoo reproduce; {path}: remove it, or give another --out"
+            f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
         ) from error
     return measurements

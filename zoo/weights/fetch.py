@@ -53,9 +53,9 @@ def provide_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
     except OSError as error:
         where = f"{printable(error.filename)}: " if error.filename else ""
         raise WeightsError(
-            f"{name}: the weights cannot be written ({where}{error.strerror or error}); {path.parent}: make it "
-            f"writable, with room, or set ZOO_CACHE to another folder; zoo fetch {name} continues with what there is "
-            "already"
+            f"{name}: the weights cannot be written ({where}{error.strerror or error}); {printable(path.parent)}: make "
+            f"it writable, with room, or set ZOO_CACHE to another folder; zoo fetch {name} continues with what there "
+            "is already"
         ) from error
     return path
 
@@ -78,7 +78,7 @@ def is_offline() -> bool:
 
 def by_hand(name: str, path: Path) -> str:
     """Return what a person can do who has a browser but no working download."""
-    return f"open {drive_page(name)} in a browser and save the file (md5 {entry_of(name)['md5']}) as {path}"
+    return f"open {drive_page(name)} in a browser and save the file (md5 {entry_of(name)['md5']}) as {printable(path)}"
 
 
 def url_of(name: str) -> str:

@@ -115,7 +115,7 @@ def _refuse_meta(own: Mapping[str, Tensor], source: str) -> None:
 
 
 def _refuse_odd_tensors(given: Mapping[str, Tensor], source: str) -> None:
-    """Raise WeightsError for tensors that cannot be copied into a network's: sparse, quantised, without values ..."""
+    """Raise WeightsError for tensors that cannot be copied into a network's, such as sparse or quantised ones."""
     odd = [f"{key} ({kind})" for key, tensor in given.items() if (kind := _odd_kind(tensor))]
     if odd:
         raise WeightsError(

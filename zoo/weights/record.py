@@ -10,6 +10,8 @@ from functools import cache
 from typing import Any
 
 from zoo.config import Input, Network, parse_experiment
+from zoo.config.options import is_number, is_whole
+from zoo.config.section import MAX_CLASSES
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS
 from zoo.models import ARCHITECTURES
@@ -19,7 +21,7 @@ ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
 FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same weights serve whatever they are
 # Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
-MAX_CLASSES, MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 100_000, 255, 65_536, 64, 65_536
+MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 255, 65_536, 64, 65_536
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
 
@@ -92,12 +94,8 @@ class NetworkRecord:
     ) -> NetworkRecord:
         """Return the record of an experiment's ``network`` and ``input`` sections and of the class folders' names.
 
-        Raises ConfigError for more classes than a record may have, and DataError as `escaped_names` does.
+        Raises DataError as `escaped_names` does.
         """
-        if network.classes > MAX_CLASSES:
-            raise ConfigError(
-                f"network.classes = {network.classes}: a network may have at most {MAX_CLASSES:,} classes"
-            )
         options: dict[str, Any] = {}
         if network.input_3x3 and not network.arch.startswith("wider"):  # a published WideResNet file has it, unused
             options["input_3x3"] = True
@@ -301,7 +299,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
             parameter,
             f"must be a number up to {MAX_NUMBER:,}, and positive where the activation uses it",
         )
-    if type(content["classes"]) is not int or not 0 <= content["classes"] <= MAX_CLASSES:
+    if not is_whole(content["classes"], 0, MAX_CLASSES):
         yield "classes", content["classes"], f"must be a whole number from 0 to {MAX_CLASSES:,}"
         return
     yield from _option_problems(arch, content["options"])
@@ -312,7 +310,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= MAX_NUMBER  # which NaN is not
+    return is_number(value, -MAX_NUMBER, MAX_NUMBER)
 
 
 def _option_problems(arch: str, options: Any) -> Iterator[Problem]:
@@ -363,9 +361,9 @@ def _preprocessing_problems(images: Any) -> Iterator[Problem]:
         yield "preprocessing", images, "must be a dict of scale, crop, mean and std"
         return
     scale, crop = images["scale"], images["crop"]
-    if type(scale) is not int or not (scale == -1 or 1 <= scale <= MAX_SIDE_PX):
+    if not (is_whole(scale, -1, -1) or is_whole(scale, 1, MAX_SIDE_PX)):
         yield "preprocessing.scale", scale, f"must be -1 or a whole number from 1 to {MAX_SIDE_PX:,}"
-    elif type(crop) is not int or not 1 <= crop <= (MAX_SIDE_PX if scale == -1 else scale):
+    elif not is_whole(crop, 1, MAX_SIDE_PX if scale == -1 else scale):
         yield "preprocessing.crop", crop, "must be a whole number from 1 to the scale"
     for key in ("mean", "std"):
         values = images[key]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zoo.data.folder import ImageFolder
 from zoo.data.transforms import val_transform
-from zoo.errors import DataError
+from zoo.errors import DataError, printable
 from zoo.layers.reversible import ReversibleSequential
 from zoo.registry import CIFAR_INPUT
 from zoo.report.reversible.networks import build
@@ -46,8 +46,8 @@ def open_pictures(data: Path, batch: int = BATCH) -> ImageFolder:
     pictures = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
     if len(pictures) < batch or len(pictures.classes) > CLASSES:
         raise DataError(
-            f"{len(pictures)} pictures of {len(pictures.classes)} classes; {pictures.root}: give at least {batch} "
-            f"pictures of at most {CLASSES} classes, as CIFAR-10 has them"
+            f"{len(pictures)} pictures of {len(pictures.classes)} classes; {printable(pictures.root)}: give at least "
+            f"{batch} pictures of at most {CLASSES} classes, as CIFAR-10 has them"
         )
     return pictures
 

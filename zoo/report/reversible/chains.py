@@ -15,7 +15,7 @@ from zoo.report.reversible.schema import Line, Panel, Published, Section, compar
 
 BATCH, SIZE = 16, 32
 FLAT, HYBRID = "revnext_flat", "revnext"
-FOUND_AGAIN = {"keep_branch_input": False}
+FOUND_AGAIN: dict[str, Any] = {"keep_branch_input": False}
 HYBRIDS: Mapping[str, dict[str, Any]] = {"hybrid": {}, "hybrid, branch inputs found again": FOUND_AGAIN}
 SLOPE = 0.2  # of Figure 10
 SLOPES = (0.4, 0.2, 0.1, 0.05)

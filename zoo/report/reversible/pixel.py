@@ -12,6 +12,7 @@ from torch import nn
 
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.report.measure import Memory, measure_memory
+from zoo.report.reversible.chains import FOUND_AGAIN
 from zoo.report.reversible.networks import build, count_parameters, forward_of
 from zoo.report.reversible.schema import Figure, Line, Panel, Published, Section, compare, unpublished
 
@@ -46,7 +47,6 @@ PUBLISHED = {
 }
 WEIGHTS = {"revnext_resnet18": Published(12.5, "printed", "section 3.3")}  # in MB
 ANY_DEPTH = Published("any depth", "printed", "abstract")
-FOUND_AGAIN: dict[str, Any] = {"keep_branch_input": False}
 DEEPER: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 NOTES = [
     "the paper counts the inputs of convolutions and norms and one gradient; measured is all that the allocator gave "
