@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo import convert, layers
+    from zoo import convert, layers, weights
     from zoo.data.transforms import transforms
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models
@@ -34,6 +34,7 @@ __all__ = [
     "load_weights",
     "measure_memory",
     "transforms",
+    "weights",
 ]
 
 _HOMES = {
@@ -48,7 +49,7 @@ _HOMES = {
 
 def __dir__() -> list[str]:
     """Return the public names, those that are not imported yet included."""
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__")), "__version__"})
 
 
 def __getattr__(name: str) -> Any:
@@ -56,7 +57,7 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in __all__:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-    if name in ("convert", "layers"):
+    if name in ("convert", "layers", "weights"):
         return import_module(f"zoo.{name}")
     return getattr(import_module(_HOMES.get(name, "zoo.errors")), name)
 

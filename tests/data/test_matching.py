@@ -53,6 +53,11 @@ def test_the_names_that_people_give_to_classes_do_as_well(names: Sequence[str] |
     assert _targets(images) == {"golden retriever": 207, "tabby": 281}
 
 
+def test_a_misspelt_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 of 2 class folders are no classes of the network: golden_retriever"):
+        match_classes(_folder(tmp_path, ["golden_retriever", "tabby"]), 1000, None)
+
+
 def test_a_name_that_two_classes_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["crane" if index in (134, 517) else name for index, name in enumerate(imagenet_names())]
     monkeypatch.setattr("zoo.data.matching.imagenet_names", lambda: names)

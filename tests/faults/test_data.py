@@ -16,10 +16,11 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tests.data.pictures import make_folder, random_picture
 from zoo.config import Input
+from zoo.config.section import MAX_PIXELS
 from zoo.data.classes import class_names
 from zoo.data.folder import ImageFolder, check_classes, check_num_classes, collate
 from zoo.data.imagenet import describe_validation_set
-from zoo.data.reading import EXTENSIONS, FORMATS, MAX_PIXELS, read_picture
+from zoo.data.reading import EXTENSIONS, FORMATS, read_picture
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import ConfigError, DataError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
 
 # The largest values of settings. They are far beyond any use, and below what tensors, powers and loops can take.
-MAX_SIDE = 16_384  # pixels: a picture of that side takes 3 GB in single precision
+# The most pixels that an image may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
+MAX_PIXELS = 2**28 // 3
+MAX_SIDE = math.isqrt(MAX_PIXELS)
 MAX_CLASSES = 100_000  # of experiments, networks and the records in weights files; ImageNet-21k has 21,841
 MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training pictures
 MAX_EPOCHS = 1_000_000

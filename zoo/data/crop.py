@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.data.reading import MAX_PIXELS
+from zoo.config.section import MAX_PIXELS
 from zoo.errors import DataError
 
 MODES = {"zeros": "constant", "reflect": "reflect"}  # of an experiment -> of torch

@@ -11,6 +11,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
+from zoo.config.section import MAX_PIXELS
 from zoo.errors import DataError, printable
 
 # What is read, and by which names files are taken for images: torchvision's list, by PIL's names of the formats. PIL
@@ -27,9 +28,6 @@ EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in
 Image.init()  # fills Image.OPEN
 
 LONGEST_START = 16  # bytes by which PIL tells formats apart
-
-# The most pixels that a picture may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
-MAX_PIXELS = 2**28 // 3
 
 MAX_16_BIT = 65535
 

@@ -6,7 +6,6 @@ as PIL pictures; arrays and tensors are taken too.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ from torchvision.transforms import functional as tvF
 
 from zoo import registry
 from zoo.config import Input, parse_experiment
+from zoo.config.section import MAX_PIXELS, MAX_SIDE
 from zoo.data.color import ColorJitter, Lighting
 from zoo.data.crop import Cutout, PadCrop
-from zoo.data.reading import MAX_PIXELS, read_picture, to_rgb
+from zoo.data.reading import read_picture, to_rgb
 from zoo.errors import ConfigError, DataError, listed, printable
 
 KEEP_SCALE = -1
 BILINEAR = tv.InterpolationMode.BILINEAR
-MAX_SIDE = math.isqrt(MAX_PIXELS)
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
