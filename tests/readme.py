@@ -306,6 +306,31 @@ def flat_errors() -> str:
     return f"{len(above)} of the {len(worst)} steps that were metered ({_listed([f'{error:.2f}' for error in above])})"
 
 
+# --- bytes per pixel ---
+
+
+def pixels() -> str:
+    """Bytes per pixel of the hybrid and of the flat network."""
+    return _listed([_bytes_per_pixel(name) for name in ("revnext", "revnext_flat")])
+
+
+def pixels_plain() -> str:
+    """The same without compiled kernels."""
+    return _listed([_bytes_per_pixel(f"{name}, plain torch kernels") for name in ("revnext", "revnext_flat")])
+
+
+def pixels_again() -> str:
+    """Those of a hybrid that finds the inputs of its branches again."""
+    return _bytes_per_pixel("revnext, branch inputs found again")
+
+
+def _bytes_per_pixel(name: str) -> str:
+    (section,) = [section for section in result("revnext")["sections"] if section["key"] == "pixels"]
+    figures = [figure for figure in section["figures"] if figure["what"].startswith(f"{name}: bytes per pixel")]
+    (found,) = figures
+    return f"{found['measured']:.0f}"
+
+
 def _range(values: Sequence[float], form: str) -> str:
     low, high = f"{min(values):{form}}", f"{max(values):{form}}"
     return low if low == high else f"{low} to {high}"
@@ -327,6 +352,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cifar10": cifar10,
     "double_precision": double_precision,
     "flat9": flat_errors,
+    "pixels": pixels,
+    "pixels_plain": pixels_plain,
+    "pixels_again": pixels_again,
     "machine": machine,
     "layers": layers,
     "minimal_traffic": minimal_traffic,
