@@ -201,3 +201,33 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path: Path
         archive.writestr("checkpoint/data.pkl", bytes(10**7))
     with pytest.raises(CheckpointError, match=r"damaged \(Oversized: its entry checkpoint/data.pkl is compressed"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, 10**500, _nested(100), torch.zeros(3), torch.ones(1), 2, True, None], ids=range(8)
+)
+def test_another_format_is_refused_in_a_line_of_a_length_that_somebody_reads(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / CHECKPOINT
+    torch.save({"position": {}, "format_version": value}, path)
+    with pytest.raises(CheckpointError, match=r"^checkpoint format .*, but this version reads 1; ") as error:
+        read(path)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("key", ["num_threads", "torch_version", "device"])
+@pytest.mark.parametrize("value", ["x\x1b" * 10**6, [1] * 10**5, {"a": 1}, torch.ones(1), None], ids=range(5))
+def test_notices_of_odd_things_are_printable_and_short(folder: Path, tmp_path: Path, key: str, value: Any) -> None:
+    content = read(folder / CHECKPOINT)
+    write({**content, key: value}, tmp_path, is_best=False)
+    log = MemoryLog()
+    start(make_config(), this_process(), tmp_path, log, resume="auto", build=build_net)
+    assert all(len(message) < 1500 and "\x1b" not in message for message in log.messages[1:])
+
+
+def test_an_odd_number_of_processes_is_refused_in_a_short_line(folder: Path, tmp_path: Path) -> None:
+    content = read(folder / CHECKPOINT)
+    for value in ("x" * 10**6, [1] * 10**5, 10**500):
+        write({**content, "world_size": value}, tmp_path, is_best=False)
+        with pytest.raises(CheckpointError) as error:
+            start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+        assert len(str(error.value)) < 1500
