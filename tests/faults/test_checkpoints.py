@@ -18,6 +18,7 @@ from zoo.engine.step import StepBatch, train_step
 from zoo.errors import CheckpointError
 
 MISSING = object()
+WEIGHT = torch.zeros(8, 3, 3, 3)  # of the shape of the network's first parameter
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,30 @@ ODD: list[tuple[str, Any]] = [
     *[("ranks.meter", value) for value in (MISSING, None, {}, {"loss": "x", "counts": 1})],
     ("config", _recursive()),
     ("config", _nested(600)),
-    ("optimizer.momentum", torch.zeros(3)),
+    *[
+        ("optimizer.state.momentum_buffer", value)
+        for value in (MISSING, None, "x", torch.zeros(3), WEIGHT.to(torch.complex64), WEIGHT.to_sparse(), WEIGHT.half())
+    ],
+    *[("optimizer.state.unknown", torch.zeros(3))],
+    *[
+        (f"optimizer.param_groups.{key}", value)
+        for key, values in {
+            "momentum": (MISSING, "x", None, 0.0, torch.zeros(2)),
+            "nesterov": (True, "x"),
+            "weight_decay": (MISSING, 3.0, "x"),
+            "initial_lr": (MISSING, 3.0, "x"),
+            "maximize": (True,),
+            "lr": (MISSING, "x", torch.zeros(2)),
+            "params": (MISSING, [], [1, 0, *range(2, 8)], ["a"] * 8),
+        }.items()
+        for value in values
+    ],
+    *[
+        (f"{network}.0.weight", value)
+        for network in ("state_dict", "ema")
+        for value in ("x", WEIGHT[0], WEIGHT.to(torch.complex64), WEIGHT.double(), WEIGHT.to_sparse(), WEIGHT.long())
+    ],
+    *[("position.step", 10**30), ("best_epoch", 10**30)],
 ]
 
 
@@ -73,14 +97,17 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
     folder: Path, key: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = read(folder / CHECKPOINT)
-    parent, _, child = key.rpartition(".")
+    parent, _, child = key.partition(".")
     target = content
-    if parent == "ranks":
+    if not child:
+        child = parent
+    elif parent == "ranks":
         target = content["ranks"][0]
-    elif parent == "position":
-        target = content["position"]
     elif parent == "optimizer":
-        target, child = content["optimizer"]["state"][0], "momentum_buffer"
+        of, _, child = child.partition(".")
+        target = content["optimizer"][of][0]
+    else:
+        target = content[parent]
     if value is MISSING:
         del target[child]
     else:
@@ -89,6 +116,74 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
     with pytest.raises(CheckpointError, match=CHECKPOINT) as error:
         start(make_config(), this_process(), folder, MemoryLog(), resume="auto", build=build_net)
     assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "own"), [("momentum", 0.0, 0.9), ("nesterov", True, False), ("weight_decay", 3.0, 0.0001)]
+)
+def test_settings_of_the_optimizer_that_are_not_the_experiments_are_refused_by_name_with_both_values(
+    folder: Path, tmp_path: Path, key: str, value: Any, own: Any
+) -> None:
+    content = read(folder / CHECKPOINT)
+    content["optimizer"]["param_groups"][0][key] = value
+    write(content, tmp_path, is_best=False)
+    message = rf"optimizer.param_groups\[0\].{key} is {value}, by the settings of this run {own}"
+    with pytest.raises(CheckpointError, match=message):
+        start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+
+
+def test_how_a_step_is_computed_on_another_device_is_no_setting(folder: Path, tmp_path: Path) -> None:
+    content = read(folder / CHECKPOINT)
+    content["optimizer"]["param_groups"][0] |= {"fused": True, "foreach": True}
+    write(content, tmp_path, is_best=False)
+    state = start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+    assert [state.optimizer.param_groups[0][key] for key in ("fused", "foreach")] == [False, None]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("exp_avg", MISSING), ("exp_avg_sq", "x"), ("step", torch.zeros(3)), ("step", "x")]
+)
+def test_odd_momenta_of_adam_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    config = make_config(optimizer={"type": "Adam"})
+    state = build_state(config, build_net(config.network), Process())
+    train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
+    save(state, tmp_path)
+    assert start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
+    content = read(tmp_path / CHECKPOINT)
+    content["optimizer"]["state"][0][key] = value
+    if value is MISSING:
+        del content["optimizer"]["state"][0][key]
+    write(content, tmp_path, is_best=False)
+    with pytest.raises(CheckpointError, match=rf"optimizer.state\[0\].*{key}"):
+        start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+
+
+def test_momenta_that_share_memory_in_the_file_do_not_in_the_run(folder: Path, tmp_path: Path) -> None:
+    content = read(folder / CHECKPOINT)
+    for momenta in content["optimizer"]["state"].values():
+        momenta["momentum_buffer"] = torch.ones(1).expand(momenta["momentum_buffer"].shape)
+    write(content, tmp_path, is_best=False)
+    state = start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+    train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
+    assert state.step == 2
+
+
+def test_a_run_without_momentum_is_continued(tmp_path: Path) -> None:
+    config = make_config(optimizer={"momentum": 0.0})
+    state = build_state(config, build_net(config.network), Process())
+    train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
+    save(state, tmp_path)
+    assert start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
+
+
+def test_a_moving_average_that_the_run_does_not_have_is_not_ignored(tmp_path: Path) -> None:
+    config = make_config(optimizer={"ema_decay": None})
+    state = build_state(config, build_net(config.network), Process())
+    save(state, tmp_path)
+    content = read(tmp_path / CHECKPOINT)
+    write({**content, "ema": content["state_dict"]}, tmp_path, is_best=False)
+    with pytest.raises(CheckpointError, match="ema holds a moving average"):
+        start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
 
 
 def test_a_message_about_other_settings_is_cut_to_a_length_that_somebody_reads(folder: Path, tmp_path: Path) -> None:
@@ -106,3 +201,33 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path: Path
         archive.writestr("checkpoint/data.pkl", bytes(10**7))
     with pytest.raises(CheckpointError, match=r"damaged \(Oversized: its entry checkpoint/data.pkl is compressed"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, 10**500, _nested(100), torch.zeros(3), torch.ones(1), 2, True, None], ids=range(8)
+)
+def test_another_format_is_refused_in_a_line_of_a_length_that_somebody_reads(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / CHECKPOINT
+    torch.save({"position": {}, "format_version": value}, path)
+    with pytest.raises(CheckpointError, match=r"^checkpoint format .*, but this version reads 1; ") as error:
+        read(path)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("key", ["num_threads", "torch_version", "device"])
+@pytest.mark.parametrize("value", ["x\x1b" * 10**6, [1] * 10**5, {"a": 1}, torch.ones(1), None], ids=range(5))
+def test_notices_of_odd_things_are_printable_and_short(folder: Path, tmp_path: Path, key: str, value: Any) -> None:
+    content = read(folder / CHECKPOINT)
+    write({**content, key: value}, tmp_path, is_best=False)
+    log = MemoryLog()
+    start(make_config(), this_process(), tmp_path, log, resume="auto", build=build_net)
+    assert all(len(message) < 1500 and "\x1b" not in message for message in log.messages[1:])
+
+
+def test_an_odd_number_of_processes_is_refused_in_a_short_line(folder: Path, tmp_path: Path) -> None:
+    content = read(folder / CHECKPOINT)
+    for value in ("x" * 10**6, [1] * 10**5, 10**500):
+        write({**content, "world_size": value}, tmp_path, is_best=False)
+        with pytest.raises(CheckpointError) as error:
+            start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+        assert len(str(error.value)) < 1500

@@ -9,17 +9,21 @@ import os
 import resource
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
+from zoo.engine.validate import Result
 from zoo.report.jsonlines import JsonLines
+from zoo.report.log_folder import check_place
 from zoo.report.writers import RunLog
 from zoo.weights import lock
 from zoo.weights.lock import locked
@@ -186,6 +190,85 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 50]
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, last: bool
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = threading.excepthook
+    with RunLog(tmp_path, 0, load_experiment("quickstart_fashion_mnist")) as log:
+        log.begin(0, torch.device("cpu"), 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            log.images(1, torch.zeros(8, 3, 32, 32))
+            if not last:
+                for step in range(2, 30):
+                    log.validation(0, step, Result(1.0, 1.0, 1.0, 1, 0, "center"), False)
+            else:
+                time.sleep(1)
+                assert log._board is not None
+                log._write(log._board.close)
+                log._board = None
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert "Exception in thread" not in printed
+    assert caplog.text.count("File too large") == 1
+    assert threading.excepthook is before
+
+
+@pytest.mark.parametrize("name", ["log\udcff", "log\udcff/deeper"])
+def test_a_log_folder_that_tensorboard_cannot_name_is_refused_before_anything_is_written(
+    finished: Run, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _train(finished, tmp_path / name) == 2
+    message = capsys.readouterr().err
+    assert "log\\udcff" in message
+    assert "not UTF-8" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [".", "train", "train/log", "train/class0", "val/../val", "link", "elsewhere"])
+def test_a_log_folder_among_the_images_is_refused(
+    finished: Run, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "val").rename(tmp_path / "val")
+    (data / "val").symlink_to(tmp_path / "val")
+    (data / "link").symlink_to(data)
+    target = tmp_path / "val" if place == "elsewhere" else data / place
+    before = sorted(tmp_path.rglob("*"))
+    assert _train(finished._replace(data=data), target) == 2
+    assert "among the images" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_log_folder_beside_the_images_or_above_them_is_no_fault(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "data-log", tmp_path / "data" / "runs" / "tiny"):
+        check_place(folder, tmp_path / "data")
+
+
+def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert _train(finished, tmp_path / "log", "--resume", str(loop)) == 2
+    assert f"there is no checkpoint; {loop}" in capsys.readouterr().err
+
+
+def test_the_last_lines_name_no_file_that_does_not_exist(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log\n\x1b[31m"))
+    assert _train(finished, log_dir, "--resume", "auto") == 0
+    printed = capsys.readouterr().err
+    assert "log\\n\\x1b[31m/model_best.pth.tar" in printed
+    assert "zoo validate" not in printed
+    assert "zoo predict" not in printed
 
 
 def test_a_record_that_the_system_takes_in_parts_is_written_whole(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from tests.cli.conftest import SETTINGS, Run
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_pictures
 from zoo.cli import main
+from zoo.engine import process
 from zoo.engine.breakdown import one_line_breakdowns
 from zoo.engine.checkpoint import CHECKPOINT, write
 from zoo.errors import CheckpointError, ZooError
+from zoo.report.console import set_up_console
 
 pytestmark = pytest.mark.dist
 
@@ -209,3 +211,22 @@ def test_a_worker_that_is_killed_during_a_save_is_no_fault_of_the_checkpoint(
         write({"step": 2}, tmp_path, is_best=False)
     assert not isinstance(error.value, CheckpointError)
     assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
+
+
+def _join_late(delays_s: list[float]) -> str:
+    """Join a run after this rank's delay; return what was printed on stderr until then."""
+    rank = int(os.environ["RANK"])
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        set_up_console(rank)
+        process.PATIENCE_S = 1.5
+        time.sleep(delays_s[rank])
+        with process.open_process():
+            pass
+    return printed.getvalue()
+
+
+def test_a_process_that_waits_for_the_others_says_so_once() -> None:
+    early, late = run_distributed(_join_late, 2, [0.0, 4.0], group=False)
+    assert early == "waiting for the other 1 process(es) of the run\n"
+    assert late == ""

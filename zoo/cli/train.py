@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,11 +123,12 @@ def train_experiment(config: Experiment, process: Process, args: argparse.Namesp
     from zoo.config import check_world_size
     from zoo.engine.loop import train
     from zoo.engine.start import start
-    from zoo.report.log_folder import log_folder
+    from zoo.report.log_folder import check_place, log_folder
     from zoo.report.writers import RunLog, kept_records
 
     _check_settings_agree(config, process, args)
     check_world_size(config, process.world_size)
+    process.on_main(lambda: check_place(args.log_dir, args.data))
     with kept_records() as earlier:
         loaders = _build_loaders(config, process, args)
     _check_images_agree(process, *loaders)
@@ -199,7 +201,8 @@ def _is_in(log_dir: Path, resume: str) -> bool:
     """Whether a resume goes on with the very run of the log folder."""
     from zoo.engine.resume import AUTO
 
-    return resume == AUTO or Path(resume).resolve().parent == log_dir.resolve()
+    # Unlike Path.resolve this takes links that lead in a circle.
+    return resume == AUTO or os.path.dirname(os.path.realpath(resume)) == os.path.realpath(log_dir)
 
 
 def _begin_summary(
@@ -226,16 +229,17 @@ def _begin_summary(
 
 
 def _end_summary(state: TrainState, args: argparse.Namespace) -> str:
-    """Return the best score and the commands that a user may want next."""
+    """Return the best score and, if the names can be printed as they are, the commands that a user may want next."""
     from zoo.engine.checkpoint import BEST
 
-    best = printable(args.log_dir / BEST)
+    best, data = str(args.log_dir / BEST), str(args.data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
-    lines = [
-        f"best top-1 {state.best_top1:.2f} %{after}; {best}",
-        f"score it    zoo validate {shlex.quote(best)} {shlex.quote(printable(args.data))}",
-        f"use it      zoo predict {shlex.quote(best)} IMAGE",
-    ]
+    lines = [f"best top-1 {state.best_top1:.2f} %{after}; {printable(best)}"]
+    if printable(best + data) == best + data:  # with escapes in them the commands would name files that do not exist
+        lines += [
+            f"score it    zoo validate {shlex.quote(best)} {shlex.quote(data)}",
+            f"use it      zoo predict {shlex.quote(best)} IMAGE",
+        ]
     return "\n".join(lines)
 
 

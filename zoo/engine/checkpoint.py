@@ -156,9 +156,11 @@ def read(path: Path) -> dict[str, Any]:
             f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
             f"original project among them, can start a new training with --weights"
         )
-    if content["format_version"] != FORMAT_VERSION:
+    version = content["format_version"]
+    if type(version) is not int or version != FORMAT_VERSION:
+        shown = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
         raise CheckpointError(
-            f"checkpoint format {brief(repr(content['format_version']))}, but this version reads {FORMAT_VERSION}; "
+            f"checkpoint format {shown}, but this version reads {FORMAT_VERSION}; "
             f"{printable(path)}: continue with the version of zoo that wrote it"
         )
     return content

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +17,14 @@ import torch.distributed as dist
 from zoo.engine.breakdown import one_line_breakdowns
 from zoo.errors import ConfigError, ZooError
 
+logger = logging.getLogger(__name__)
+
 BACKENDS = ("nccl", "gloo")
 CPU = torch.device("cpu")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAST_PORT = 65535
 MAX_DIGITS = 9
+PATIENCE_S = 15.0  # before a process says that it waits for the others
 
 ResultT = TypeVar("ResultT")
 
@@ -103,7 +108,8 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
 
 def _joined(world_size: int, local_rank: int, device: torch.device, backend: str | None) -> Iterator[Process]:
     """Yield this process as one of a group, which is left at the end."""
-    dist.init_process_group(_backend(backend, device))
+    with _said_after_a_while(f"waiting for the other {world_size - 1} process(es) of the run"):
+        dist.init_process_group(_backend(backend, device))
     try:
         control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
         yield Process(dist.get_rank(), local_rank, world_size, device, control)
@@ -112,6 +118,18 @@ def _joined(world_size: int, local_rank: int, device: torch.device, backend: str
         dist.barrier(control)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _said_after_a_while(line: str) -> Iterator[None]:
+    """Log ``line`` if what is done here takes longer than `PATIENCE_S`."""
+    timer = threading.Timer(PATIENCE_S, logger.warning, ["%s", line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _world_size() -> int:

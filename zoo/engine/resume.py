@@ -82,7 +82,7 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
         same_ranks = saved["world_size"] == state.process.world_size
         if not same_ranks and not allow_world_size_change:
             raise CheckpointError(
-                f"the checkpoint is of {printable(saved['world_size'])} process(es), this run has "
+                f"the checkpoint is of {brief(saved['world_size'])} process(es), this run has "
                 f"{state.process.world_size}; {printable(found.path)}: start as many, or give "
                 "--allow-world-size-change (it will not be the same run to the bit)"
             )

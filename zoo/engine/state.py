@@ -18,8 +18,14 @@ from zoo.engine.distribute import distribute
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
+from zoo.errors import listed
 
 POSITION = ("epoch", "batch", "step", "num_pictures")
+MAX_COUNT = 2**53  # beyond it TensorBoard and float64 cannot tell one step from the next
+# What the optimizers keep of each parameter; all but Adam's count of steps has the parameter's shape.
+MOMENTA = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
+# Entries of parameter groups that are this run's own: ways to compute the same step, which depend on the device.
+OF_THE_DEVICE = ("fused", "foreach")
 
 
 @dataclass
@@ -133,18 +139,21 @@ def rank_state(state: TrainState) -> dict[str, Any]:
 
 
 def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
-    """Overwrite the state with what `shared_state` returned; keys and shapes have to match exactly.
+    """Overwrite the state with what `shared_state` returned; keys, shapes and kinds of number have to match exactly.
 
-    Anything else raises what Python and torch raise: LookupError, TypeError, ValueError, RuntimeError, AttributeError.
+    Only the learning rate of the optimizer's settings comes from ``saved``: the others are the configuration's, and
+    ``saved`` has to agree. Anything else raises what Python and torch raise: LookupError, TypeError, ValueError,
+    RuntimeError, AttributeError.
     """
-    state.model.load_state_dict(saved["state_dict"])
-    state.optimizer.load_state_dict(saved["optimizer"])
-    _check_momentum(state.optimizer)
+    _load_network(state.model, "state_dict", saved["state_dict"])
+    _load_optimizer(state.optimizer, saved["optimizer"])
     if saved["scaler"].keys() != state.scaler.state_dict().keys():  # a scaler that is off would ignore them
-        raise ValueError(f"scaler has the keys {list(saved['scaler'])}")
+        raise ValueError(f"scaler has the keys {listed(saved['scaler'])}")
     state.scaler.load_state_dict(saved["scaler"])
     if state.ema is not None:
-        state.ema.load_state_dict(saved["ema"])
+        _load_network(state.ema, "ema", saved["ema"])
+    elif saved.get("ema") is not None:
+        raise ValueError("ema holds a moving average, but optimizer.ema_decay is not set")
     state.best_top1 = _percent(saved["best_prec1"])
     best_epoch = saved.get("best_epoch")  # files of the same format may be older than this key
     state.best_epoch = None if best_epoch is None else _count("best_epoch", best_epoch)
@@ -152,9 +161,73 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
         setattr(state, key, _count(f"position.{key}", saved["position"][key]))
 
 
+def _load_network(model: nn.Module, name: str, saved: Any) -> None:
+    """Load the state dict ``saved``, called ``name`` in messages; nothing is converted, as resumes are exact."""
+    for key, tensor in model.state_dict().items():
+        if key in saved and isinstance(tensor, torch.Tensor):
+            _check_alike(f"{name}[{key!r}]", saved[key], tensor)
+    model.load_state_dict(saved)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Load momenta and learning rates; ValueError if they do not fit, or if another setting of a group differs."""
+    own = optimizer.state_dict()["param_groups"]
+    groups = [
+        {**group, **{key: mine[key] for key in OF_THE_DEVICE}}
+        for group, mine in zip(saved["param_groups"], own, strict=True)
+    ]
+    if [group["params"] for group in groups] != [mine["params"] for mine in own]:
+        raise ValueError("optimizer.param_groups are of other parameters")
+    momenta = _momenta(optimizer, saved["state"])
+    optimizer.load_state_dict(
+        {"state": momenta, "param_groups": groups}
+    )  # torch adds keys that are younger than a file
+    for index, (group, mine) in enumerate(zip(optimizer.param_groups, own, strict=True)):
+        for key in mine.keys() - {"params"}:
+            value = group.get(key)
+            agrees = type(value) in (int, float) if key == "lr" else value == mine[key]
+            if key not in group or not agrees:
+                given = repr(value) if key in group else "missing"
+                raise ValueError(
+                    f"optimizer.param_groups[{index}].{key} is {given}, by the settings of this run {mine[key]!r}"
+                )
+
+
+def _momenta(optimizer: torch.optim.Optimizer, saved: Any) -> dict[int, dict[str, torch.Tensor]]:
+    """Return copies of an optimizer's saved momenta, which share no memory with each other, by index and name.
+
+    ValueError for what the optimizer itself would load, and then fall over or compute something else with.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = MOMENTA[type(optimizer)]
+    momenta: dict[int, dict[str, torch.Tensor]] = {}
+    for index, values in saved.items():
+        if type(index) is not int or not 0 <= index < len(parameters):
+            raise ValueError(f"optimizer.state is of a parameter {index!r}, but there are {len(parameters)}")
+        if values.keys() != names:
+            raise ValueError(f"optimizer.state[{index}] has the keys {listed(values)}, not {listed(sorted(names))}")
+        for name, value in values.items():
+            like = torch.zeros(()) if name == "step" else parameters[index]
+            _check_alike(f"optimizer.state[{index}].{name}", value, like)
+        momenta[index] = {name: value.detach().clone() for name, value in values.items()}
+    return momenta
+
+
+def _check_alike(name: str, value: Any, like: torch.Tensor) -> None:
+    """Raise ValueError unless ``value`` is a plain tensor of the same shape and kind of number as ``like``."""
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{name} is of type {type(value).__name__}, not a tensor")
+    if value.layout != like.layout or value.is_meta or value.is_nested:
+        raise ValueError(f"{name} is not a plain tensor with values")
+    if (value.dtype, value.shape) != (like.dtype, like.shape):
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)} and {value.dtype}, not {tuple(like.shape)} and {like.dtype}"
+        )
+
+
 def _count(name: str, value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{name} is {value!r}, not a whole number of at least 0")
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{name} is {value!r}, not a whole number from 0 to {MAX_COUNT}")
     return value
 
 
@@ -162,14 +235,6 @@ def _percent(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= 100:
         raise ValueError(f"best_prec1 is {value!r}, not a number from 0 to 100")
     return float(value)
-
-
-def _check_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for a momentum of another shape than its parameter, which the optimizer itself would load."""
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape != parameter.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
 
 
 def load_rank_state(state: TrainState, saved: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,15 @@ class Board:
     """
 
     def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:
-        self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
         self._mean = torch.tensor(config.input.mean).view(3, 1, 1)
         self._std = torch.tensor(config.input.std).view(3, 1, 1)
         indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
-        self._writer.add_text("config", f"    {indented}", step)
-        self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))))
+        with ExitStack() as opened:
+            opened.enter_context(_quiet_writer_thread())
+            self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
+            self._writer.add_text("config", f"    {indented}", step)
+            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))))
+            self._opened = opened.pop_all()
 
     def _add_hparams(self, values: dict[str, Any]) -> None:
         """Write the summaries of SummaryWriter.add_hparams, which would put them into a run of its own."""
@@ -75,5 +80,26 @@ class Board:
                 self._writer.add_histogram(name, parameter.detach().float().cpu(), step)
 
     def close(self) -> None:
-        """Write what is pending and close the event file."""
-        self._writer.close()
+        """Write what is pending and close the event file; OSError if something of it could not be written."""
+        with self._opened:
+            try:
+                self._writer.flush()  # closing alone does not say that the thread which writes has failed
+            finally:
+                self._writer.close()
+
+
+@contextmanager
+def _quiet_writer_thread() -> Iterator[None]:
+    """Print no traceback of an OSError in TensorBoard's thread, which raises it in this thread at the next record."""
+    before = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
+            before(failure)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -45,6 +46,24 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
 
         process.on_main(claim)
         yield
+
+
+def check_place(folder: Path, data: Path) -> None:
+    """Raise ConfigError for a log folder that TensorBoard cannot name, or that is ``data`` or in its train/ or val/."""
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the name of the log folder is not UTF-8, which TensorBoard needs; {printable(folder)}: give another "
+            "--log-dir"
+        ) from None
+    place = Path(os.path.realpath(folder))  # unlike Path.resolve this takes links that lead in a circle
+    parts = [os.path.realpath(data / part) for part in ("train", "val")]
+    if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
+        raise ConfigError(
+            f"the log folder is among the images of {printable(data)}, where checkpoints would be mixed with class "
+            f"folders; {printable(folder)}: give another --log-dir"
+        )
 
 
 @contextmanager
