@@ -15,7 +15,7 @@ from zoo.layers.norm import norm_act
 from zoo.models import ARCHITECTURES, Network
 from zoo.models.arguments import check_size, depth_of
 from zoo.weights.fit import check_fits
-from zoo.weights.record import NetworkRecord, option_defaults
+from zoo.weights.record import NetworkRecord, option_defaults, shown
 
 
 def build_empty(
@@ -37,15 +37,15 @@ def check_fits_record(state_dict: Mapping[str, Tensor], record: NetworkRecord, s
 
     Nothing of the network's size is allocated, so that no small file makes its reader build a large network. The
     number of tensors is looked at first: even without values a network of thousands of blocks takes seconds.
-    Images of any number of channels are accepted. Raises ConfigError for an unknown architecture, and for options that it
-    cannot have.
+    Images of any number of channels are accepted. Raises ConfigError for an unknown architecture, and for options that
+    it cannot have.
     """
     _check_values(record.arch, record.options)
     depth = depth_of({**option_defaults(record.arch), **record.options})
     if depth > len(state_dict):
         raise WeightsError(
-            f"{source}: network: {record.arch} with the options {dict(record.options)} has {depth:,} layers or blocks, "
-            f"and the file only {len(state_dict):,} tensors; ask who made it, or make it again"
+            f"{source}: network: {record.arch} with the options {shown(dict(record.options))} has {depth:,} layers or "
+            f"blocks, and the file only {len(state_dict):,} tensors; ask who made it, or make it again"
         )
     model = build_empty(
         record.arch, record.classes, record.norm, record.activation, record.activation_param, record.options
