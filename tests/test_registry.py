@@ -316,3 +316,32 @@ def test_published_weights_by_name_say_what_they_are_too(tmp_path, monkeypatch):
     assert norms_of(zoo.get("resnet34", weights="resnet34_ipabn-sync_lr_512")) == {InPlaceABNSync}
     with pytest.raises(zoo.WeightsError, match="norm='sync' in the file, but norm='standard'"):
         zoo.get("resnet34", norm="standard", weights="resnet34_ipabn-sync_lr_512")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "assumed"),
+    [
+        ("resnet18", {}, "with norm='standard', activation='leaky_relu'; "),
+        ("resnet18", {"norm": "standard"}, "with activation='leaky_relu'; "),
+        ("resnet18", {"activation": "elu"}, "with norm='standard'; "),
+        ("resnet18", {"norm": "standard", "activation": "leaky_relu"}, None),
+        ("resnet18", {"norm": ABN}, None),
+    ],
+)
+def test_what_is_assumed_of_a_file_that_does_not_say_its_network_is_logged_once(
+    name, arguments, assumed, tmp_path, caplog
+):
+    torch.save(zoo.get("resnet18", classes=2).state_dict(), tmp_path / "bare.pth")
+    zoo.get(name, classes=2, weights=tmp_path / "bare.pth", **arguments)
+    messages = [record.getMessage() for record in caplog.records if "does not say" in record.getMessage()]
+    assert len(messages) == (assumed is not None)
+    if assumed is not None:
+        assert f"bare.pth does not say which network it belongs to: taken for resnet18 {assumed}" in messages[0]
+
+
+def test_nothing_is_assumed_of_a_file_or_a_name_that_says_its_network(tmp_path, caplog):
+    path = _with_record(zoo.get("resnet18", classes=2), tmp_path / "w.pth")
+    zoo.get("resnet18", weights=path)
+    torch.save(zoo.get("resnet34_ipabn-sync_lr_512").state_dict(), tmp_path / "bare.pth")
+    zoo.get("resnet34_ipabn-sync_lr_512", weights=tmp_path / "bare.pth")
+    assert "does not say" not in caplog.text

@@ -6,7 +6,7 @@ import fnmatch
 import inspect
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -105,6 +105,11 @@ def get(
             f"zoo.get takes the name of a network, and everything else by name, got {too_many} too; write for "
             "instance zoo.get(NAME, pretrained=True)"
         )
+    if isinstance(weights, Mapping):  # whose values nobody wants to read
+        raise ConfigError(
+            "weights must be the path of a weights file or a published name, got a state dict; build the network "
+            "without it and give it to model.load_state_dict(...)"
+        )
     check_values({"pretrained": pretrained, "weights": weights, "norm": norm, "activation": activation,
                   "activation_param": activation_param, "classes": classes, "features_only": features_only,
                   "out_indices": out_indices, "output_stride": output_stride, "in_chans": in_chans,
@@ -138,7 +143,11 @@ def get(
     if stored is not None and record is not None:
         settings = _completed(settings, record, given, printable(stored.path), features_only, signed_scale)
         images = images or record.preprocessing
-    settings = _with_defaults({**settings, **given})
+    said, settings = {**settings, **given}, _with_defaults({**settings, **given})
+    if stored is not None and not callable(norm):
+        stored.warn_of_assumptions(
+            settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in said}
+        )
     images = images or preprocessing_of(CIFAR_INPUT if settings["arch"] in FOR_CIFAR else config.Input())
     model = _build(settings, features_only, in_chans=in_chans or 3, drop_rate=drop_rate or 0.0)
     if out_indices is not None:
@@ -302,7 +311,7 @@ def _completed(
     ``signed_scale`` asks for another norm than the file's, whose scales are to be read as that norm reads them.
     """
     wanted = {key: value for key, value in {**settings, **given}.items() if not (key == "norm" and signed_scale)}
-    check_record(record, wanted, source)
+    check_record(record, wanted, source, "the arguments")
     completed = {**record.settings(), **settings}
     if "norm" in given:
         completed.pop("memory", None)  # it may need another norm

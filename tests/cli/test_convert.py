@@ -258,3 +258,28 @@ def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_do
     (output,) = session.run(None, {session.input_names[0]: images.numpy()})
     with torch.no_grad():
         assert torch.allclose(torch.from_numpy(output), zoo.get(finished.checkpoint).eval()(images), atol=1e-4)
+
+
+def test_what_is_assumed_of_a_file_without_a_record_is_logged(files, tmp_path, caplog):
+    assert convert("fold", files / "zoo.pth", tmp_path / "a.pth", "--norm", "standard", "--no-compare") == 0
+    assert "zoo.pth does not say which network it belongs to: taken for resnet18 with activation='leaky" in caplog.text
+    caplog.clear()
+    options = ["--norm", "standard", "--activation", "leaky_relu", "--no-compare"]
+    assert convert("fold", files / "zoo.pth", tmp_path / "b.pth", *options) == 0
+    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "c.pth", "--no-compare") == 0
+    assert "does not say" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["export", "fold"])
+def test_torchvisions_file_gets_the_command_that_converts_it(kind, files, tmp_path, capsys):
+    assert convert(kind, files / "tv.pth", tmp_path / "x.pt2") == 2
+    message = capsys.readouterr().err
+    assert f"`zoo convert from-torchvision {files / 'tv.pth'} TARGET --arch resnet18`" in message
+    assert "load TARGET with activation" not in message
+
+
+def test_relu_is_to_be_converted_before_the_norms_become_inplace(relu_file, tmp_path, capsys):
+    assert run("standard-to-inplace", relu_file, tmp_path / "x.pth") == 2
+    message = capsys.readouterr().err
+    assert "zoo convert relu-to-leaky-relu" in message
+    assert "train again" not in message

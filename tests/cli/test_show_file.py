@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import zoo
 from tests.cli.conftest import Run
 from zoo.cli import main
-from zoo.weights import md5_of, read_checkpoint
+from zoo.weights import md5_of, read_checkpoint, read_weights
 
 
 def _shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, str]:
@@ -82,3 +84,36 @@ def test_a_file_that_is_no_weights_file_is_one_error(tmp_path: Path, capsys: pyt
     (tmp_path / "x.pth").write_text("hello")
     assert main(["show", str(tmp_path / "x.pth")]) == 2
     assert "x.pth" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(finished.checkpoint), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["network"] == read_weights(finished.checkpoint).record.to_json()
+    assert (shown["epochs_done"], shown["steps_done"], shown["moving_average"]) == (2, 6, False)
+    assert 0 <= shown["best_top1"] <= 100
+    assert shown["settings"]["optimizer"]["batch_size"] == 8
+
+
+def test_a_log_folder_is_told_apart_and_its_files_are_named(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(finished.log_dir)]) == 2
+    message = capsys.readouterr().err
+    assert f"{finished.log_dir}: is a folder; show a file in it" in message
+    assert f"zoo show {finished.log_dir}/model_best.pth.tar" in message
+    assert f"zoo show {finished.checkpoint}" in message
+
+
+def test_a_pipe_and_a_link_to_itself_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["show", str(tmp_path / "pipe")]) == 2
+    assert "it is a pipe and no regular file" in capsys.readouterr().err
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["show", str(tmp_path / "loop")]) == 2
+    assert "Too many levels of symbolic links" in capsys.readouterr().err
+
+
+def test_fewer_names_than_outputs_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = zoo.get("resnet18", classes=10)
+    record = {**model.built_as.to_json(), "class_names": ["cat", "cow", "dog"]}
+    torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
+    assert _shown(capsys, tmp_path / "w.pth")["classes"] == "10 outputs, 3 of them named: cat, cow, dog"

@@ -288,3 +288,44 @@ def test_three_launched_processes_score_every_picture_once(finished: Run, tmp_pa
     assert done.stdout.count("| center10-scale12") == 1
     classes = [[line.rsplit(",", 2)[0] for line in file.read_text().splitlines()] for file in files]
     assert classes[0] == classes[1]
+
+
+def test_what_is_assumed_of_weights_without_a_record_is_logged(
+    golden_retrievers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_folder(tmp_path / "data" / "val", {"n02099601": 2}, width=40, height=40)
+    command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
+    assert main([*command, "-s", "36", "-c", "32"]) == 0
+    assert caplog.text.count("taken for resnet18 with norm='standard', activation='leaky_relu'") == 1
+    caplog.clear()
+    config = tmp_path / "said.json"
+    config.write_text(json.dumps({"network": {"arch": "resnet18", "activation": "leaky_relu"}}))
+    assert main(["validate", str(config), *command[2:], "-s", "36", "-c", "32"]) == 0
+    assert "does not say" not in caplog.text
+
+
+def test_a_contradiction_says_who_asks_and_what_can_be_done(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "standard.json"
+    config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "bn_mode": "standard"}}))
+    assert main(["validate", str(config), str(finished.data), "--weights", str(finished.checkpoint)]) == 2
+    message = capsys.readouterr().err
+    assert "norm='standard' is asked for by the experiment" in message
+    assert "zoo convert inplace-to-standard" in message
+    assert "leave these out" not in message
+    other = zoo.get("resnet18", classes=2)
+    torch.save({"state_dict": other.state_dict(), "network": other.built_as.to_json()}, tmp_path / "other.pth")
+    command = ["validate", str(finished.checkpoint), str(finished.data), "--weights", str(tmp_path / "other.pth")]
+    assert main(command) == 2
+    assert "is asked for by the checkpoint" in capsys.readouterr().err
+
+
+def test_odd_characters_of_a_file_name_do_not_reach_the_table(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shutil.copy(finished.checkpoint, tmp_path / "new\nline\x1b[31m.pth")
+    assert main(["validate", str(path), str(finished.data), "-j", "0"]) == 0
+    table = capsys.readouterr().out
+    assert "\x1b" not in table
+    assert "new\\nline\\x1b[31m.pth" in table

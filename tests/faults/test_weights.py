@@ -8,6 +8,7 @@ import io
 import os
 import struct
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 
 import zoo
+from zoo.cli import main
 from zoo.engine import checkpoint
 from zoo.errors import CheckpointError, WeightsError, ZooError
-from zoo.weights import load_weights, read_checkpoint, read_state_dict
+from zoo.weights import load_weights, read_checkpoint, read_state_dict, read_weights
 from zoo.weights.cache import weights_path
 from zoo.weights.index import all_published
 from zoo.weights.verify import audit_cache, open_weights
@@ -216,7 +218,7 @@ def test_what_is_loaded_is_what_was_verified(monkeypatch: pytest.MonkeyPatch, tm
         other.replace(path)
 
     monkeypatch.setattr(reader, "check_md5", check_and_swap)
-    assert "other" not in read_state_dict(path, published=NAME)
+    assert "other" not in read_checkpoint(path, published=NAME)
     assert "other" in read_state_dict(path)
 
 
@@ -315,3 +317,129 @@ def test_a_safetensors_file_is_read_where_the_package_is(tmp_path: Path, monkeyp
 def test_a_web_page_in_the_place_of_weights_is_still_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "w.pth").write_bytes(b"\xef\xbb\xbf\n<!DOCTYPE html>")
     assert "is a web page" in refused(tmp_path / "w.pth")
+
+
+def lying_files() -> dict[str, Any]:
+    """Checkpoints with the tensors of a small network, beside a claim that they belong to one of 3,000 blocks."""
+    small = zoo.get("resnet32_cifar")
+    own = small.built_as.to_json()
+    lie = {"arch": "irevnet_cifar", "options": {"blocks": [1000] * 3}}
+    config = {"network": {**lie, "classes": 10, "activation": "leaky_relu"}}
+    state_dict = small.state_dict()
+    return {
+        "record": {"state_dict": state_dict, "network": {**own, **lie}},
+        "config": {"state_dict": state_dict, "config": config},
+        "both": {"state_dict": state_dict, "network": {**own, **lie}, "config": config, "format_version": 1},
+        "config beside an honest record": {
+            "state_dict": state_dict,
+            "network": own,
+            "config": config,
+            "format_version": 1,
+        },
+        "sizes": {
+            "state_dict": state_dict,
+            "network": {**own, "arch": "revnext_flat", "options": {"channels": 512}},
+        },
+    }
+
+
+@pytest.mark.parametrize("kind", ["record", "config", "both", "config beside an honest record", "sizes"])
+def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_built(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.pth"
+    torch.save(lying_files()[kind], path)
+
+    def must_not_run(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("a network was built")
+
+    monkeypatch.setattr("zoo.registry._build", must_not_run)
+    monkeypatch.setattr(torch.nn.Module, "to_empty", must_not_run)
+    start = time.monotonic()
+    with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|says two things of its network|does not fit"):
+        zoo.get(path)
+    for command in (["validate", str(path), str(tmp_path)], ["convert", "fold", str(path), str(tmp_path / "t.pth")]):
+        assert main(command) == 2
+        assert "w.pth: " in capsys.readouterr().err
+    assert time.monotonic() - start < 10
+
+
+def test_a_config_of_another_trainer_beside_a_record_says_nothing(finished: Any, tmp_path: Path) -> None:
+    content = read_checkpoint(finished.checkpoint)
+    kept = {"state_dict": content["state_dict"], "network": content["network"]}
+    torch.save({**kept, "config": {"lr": 0.1}}, tmp_path / "w.pth")
+    assert main(["validate", str(tmp_path / "w.pth"), str(finished.data), "-j", "0"]) == 0
+
+
+@pytest.mark.parametrize("network", [{"type": "resnet", "depth": 50}, [1], "resnet50", {}])
+def test_what_another_trainer_keeps_under_network_is_no_record(network: Any, tmp_path: Path) -> None:
+    torch.save({"state_dict": {"a": torch.ones(1)}, "network": network}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth").record is None
+
+
+def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = zoo.get("resnet18", classes=2)
+    state_dict = {**model.state_dict(), "classifier.fc.weight": torch.tensor(1.0)}
+    torch.save({"state_dict": state_dict, "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"w.pth: classifier\.fc\.weight is a single number"):
+        zoo.get(tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
+        zoo.convert.fold(state_dict, "resnet18")
+    torch.save(state_dict, tmp_path / "bare.pth")
+    command = ["convert", "fold", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
+    assert main(command) == 2
+    assert "bare.pth: classifier.fc.weight is a single number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"channels": 4096}, {"layers": "many"}, {"layers": [10**4] * 3}])
+def test_a_record_of_impossible_sizes_is_refused_with_the_file(options: dict[str, Any], tmp_path: Path) -> None:
+    model = zoo.get("revnext_flat")
+    record = {**model.built_as.to_json(), "options": options}
+    torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"w\.pth: network: "):
+        zoo.get(tmp_path / "w.pth")
+
+
+def test_weights_for_images_of_other_channels_say_what_they_are_too(tmp_path: Path) -> None:
+    model = zoo.get("resnet18", classes=2, in_chans=1)
+    torch.save({"state_dict": model.state_dict(), "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    assert zoo.get(tmp_path / "w.pth", in_chans=1).in_chans == 1
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
+def test_an_exported_network_is_named_as_such(tmp_path: Path) -> None:
+    zoo.convert.export(torch.nn.Conv2d(3, 1, 1), tmp_path / "net.pt2", 8)
+    assert "is an exported network (torch.export) and no weights file" in refused(tmp_path / "net.pt2")
+    (tmp_path / "net.onnx").write_bytes(b"\x08\n\x12\x07pytorch\x1a\x0c2.15.0")
+    assert "is an exported network (ONNX) and no weights file; run it with an ONNX" in refused(tmp_path / "net.onnx")
+    (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04" + bytes(100))
+    assert "damaged or cut short" in refused(tmp_path / "cut.pth")
+
+
+def test_a_state_dict_or_swapped_arguments_get_a_short_message() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ZooError, match=r"model\.load_state_dict") as caught:
+        zoo.get("resnet18", weights=model.state_dict())
+    assert "tensor(" not in str(caught.value)
+    with pytest.raises(WeightsError, match=r"the network comes first.*zoo\.load_weights\(model, FILE\)"):
+        load_weights("z18.pth", model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factor", [1, 1e300])
+def test_a_file_of_two_kinds_of_number_is_folded_and_zoo_is_not_blamed(factor: float, tmp_path: Path) -> None:
+    """The first tensor is in float64, the others are not: their rounding is what counts."""
+    model = zoo.get("resnet18", classes=2)
+    state_dict = {**model.state_dict(), "mod1.conv1.weight": model.mod1.conv1.weight.detach().double() * factor}
+    torch.save({"state_dict": state_dict, "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 0
+
+
+def test_weights_beyond_float32_are_blamed_on_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = zoo.get("resnet18", classes=2)
+    mean = torch.full((64,), 1e300, dtype=torch.float64)
+    state_dict = {**model.state_dict(), "mod1.bn1.running_mean": mean}
+    torch.save({"state_dict": state_dict, "network": model.built_as.to_json()}, tmp_path / "w.pth")
+    assert main(["convert", "fold", str(tmp_path / "w.pth"), str(tmp_path / "t.pth")]) == 2
+    message = capsys.readouterr().err
+    assert "are not finite" in message
+    assert "fault of zoo" not in message

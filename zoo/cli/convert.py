@@ -109,10 +109,13 @@ def run(args: argparse.Namespace) -> int:
     from zoo.config import Input
     from zoo.report.files import write_json
     from zoo.weights import read_weights
+    from zoo.weights.build import check_fits_record
     from zoo.weights.record import preprocessing_of
 
     stored = read_weights(args.source)
     source = _source_record(args, stored)
+    if args.kind not in ("from-torchvision", "to-torchvision"):  # these name what differs in their own terms
+        check_fits_record(stored.state_dict, source, printable(args.source))
     images = source.preprocessing or preprocessing_of(Input())
     args.scale, args.crop = args.scale or images.scale, args.crop or images.crop
     try:
@@ -167,7 +170,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     and WeightsError for options that contradict the file. ``memory`` is left out: converted networks have other norms.
     """
     from zoo.weights import NetworkRecord
-    from zoo.weights.fit import CLASSIFIER_WEIGHT
+    from zoo.weights.fit import CLASSIFIER_WEIGHT, num_outputs
     from zoo.weights.record import check_record
 
     given = _network_options(args)
@@ -183,15 +186,18 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
                 f"{path}: does not say which network it belongs to; give --arch NAME (resnet50)"
                 + (f", and {', '.join(others)} where they differ from the defaults" if others else "")
             )
-        weight = stored.state_dict.get("fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT)
+        key = "fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT
+        classes = num_outputs(stored.state_dict, path, key)
         settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, **given, **needed}
         options = {"input_3x3": True} if settings.pop("input_3x3", False) else {}
-        return NetworkRecord(**settings, classes=0 if weight is None else len(weight), options=options)
+        said = {**given, **needed}
+        stored.warn_of_assumptions(args.arch, {key: settings[key] for key in ("norm", "activation") if key not in said})
+        return NetworkRecord(**settings, classes=classes, options=options)
     if args.kind == "from-torchvision":
         raise ConversionError(
             f"{path}: {args.kind} is for torchvision's files, and this is a {record.arch} of zoo already"
         )
-    check_record(record, given, path)
+    check_record(record, given, path, "the options")
     for key, value in needed.items():
         own = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
         if own != value:

@@ -81,12 +81,10 @@ def run_show(args: argparse.Namespace) -> int:
         raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
     if args.name.endswith(".json") or _is_bundled_only(args.name):
         return _show_experiment(args)
-    if os.path.isfile(args.name):
+    if os.path.isfile(args.name) or _is_path_only(args.name):
         from zoo.cli.show_file import show_file
 
-        if args.json:
-            raise ConfigError("--json is for networks and experiments; command line: leave it out for a weights file")
-        return show_file(Path(args.name))
+        return show_file(Path(args.name), args.json)
     return _show_network(args)
 
 
@@ -96,6 +94,13 @@ def _is_bundled_only(name: str) -> bool:
     from zoo.registry import list_models
 
     return name in experiment_names() and name not in list_models() and not os.path.exists(name)
+
+
+def _is_path_only(name: str) -> bool:
+    """Return whether something that is no plain file has this name (a folder, a pipe), and no network."""
+    from zoo.registry import list_models
+
+    return os.path.lexists(name) and name not in list_models()
 
 
 def _show_schema(args: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.fetch import published_name
-from zoo.weights.record import check_record
+from zoo.weights.record import check_record, experiment_in
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
     """
     path, file = Path(name), find_experiment(name)
     stored = None if weights is None else read_weights(weights)
-    title = name if file is None else file.stem
+    title = printable(name if file is None else file.stem)
     if file is not None:
         experiment = load_experiment(file)
         if stored is None:
@@ -76,7 +76,7 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
         experiment = _experiment_of(own)
         model = registry.build_from_config(experiment.network)
     elif stored is not None and stored.record is not None and name in ARCHITECTURES:
-        check_record(stored.record, {"arch": name}, printable(stored.path))
+        check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
         experiment = _experiment_of(stored)
         model = registry.build_from_config(experiment.network)
     else:  # an architecture of which no file says more, or a name that there is not
@@ -85,7 +85,9 @@ def load_subject(name: str, weights: Path | None = None) -> Subject:
         model, experiment = network, _experiment_from(network.built_as)
         if stored is None:
             return Subject(title, model, experiment, None, imagenet_wnids())
-    _load(model, stored)
+        if name in ARCHITECTURES:  # published networks say theirs
+            stored.warn_of_assumptions(name, {"norm": network.built_as.norm, "activation": network.built_as.activation})
+    _load(model, stored, "the checkpoint" if file is None else "the experiment")
     return Subject(title, model, experiment, stored.path, _class_names(title, weights, stored))
 
 
@@ -97,10 +99,7 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
             f"the file does not say which network it belongs to; {printable(stored.path)}: name the network or its "
             "experiment, and give the file as its --weights"
         )
-    settings = stored.content.get("config")
-    if isinstance(settings, dict):
-        return parse_experiment(settings, printable(stored.path))
-    return _experiment_from(record)
+    return experiment_in(stored.content, printable(stored.path)) or _experiment_from(record)
 
 
 def _experiment_from(record: NetworkRecord) -> Experiment:
@@ -133,9 +132,9 @@ def _published(title: str) -> nn.Module:
     return registry.get(title, pretrained=True)
 
 
-def _load(model: nn.Module, stored: StoredWeights) -> None:
+def _load(model: nn.Module, stored: StoredWeights, asked_by: str) -> None:
     """Load a file strictly; of a run with a moving average this is that average, which its validations scored."""
-    report = load_stored(model, stored)
+    report = load_stored(model, stored, asked_by)
     if report.classifier != "loaded":
         raise WeightsError(
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "

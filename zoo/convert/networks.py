@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.config import check_option
-from zoo.errors import ConfigError, ConversionError, VerificationError, nearest
-from zoo.layers.norm import norm_act
-from zoo.models import ARCHITECTURES
-from zoo.models.arguments import check_size
+from zoo.errors import ConversionError, VerificationError
 from zoo.weights import load_state_dict
-from zoo.weights.record import option_defaults
+from zoo.weights.build import build_empty
+from zoo.weights.fit import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
 # Differences of this many roundings, relative to the largest output, are rounding; more is a fault.
 ROUNDINGS = 1e4
-
-
-def build_empty(
-    arch: str, classes: int, norm: str, activation: str, activation_param: float, options: dict[str, Any]
-) -> nn.Module:
-    """Return the architecture on the meta device; ConfigError for unknown names and options."""
-    if arch not in ARCHITECTURES:
-        names = ", ".join(nearest(arch, ARCHITECTURES))
-        raise ConfigError(f"unknown architecture {arch!r}; the nearest names are {names}")
-    try:
-        for option, value in options.items():
-            check_option(option, value)
-        build = partial(ARCHITECTURES[arch], norm_act(norm, activation, activation_param), classes, **options)
-        check_size(arch, options, option_defaults(arch), build)
-        with torch.device("meta"):
-            return build()
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: torch's, of sizes that no tensor can have
-        raise ConfigError(f"{arch} cannot be built: {error}") from error
 
 
 def load_network(
@@ -53,10 +31,11 @@ def load_network(
 
     The number of classes is that of the state dict, none without a classifier. Raises WeightsError if it does not fit.
     """
-    weight = state_dict.get("classifier.fc.weight")
-    model = build_empty(arch, 0 if weight is None else len(weight), norm, activation, activation_param, options)
+    source = f"the state dict given for {arch}"
+    model = build_empty(arch, num_outputs(state_dict, source), norm, activation, activation_param, options)
+    check_fits(model, state_dict, source=source)
     model = model.double().to_empty(device="cpu").eval()
-    load_state_dict(model, state_dict, source=f"the state dict given for {arch}")
+    load_state_dict(model, state_dict, source=source)
     return model
 
 
@@ -91,9 +70,13 @@ def compare(source: nn.Module, target: nn.Module, images: Tensor | None = None) 
 
 
 def compare_exact(source: nn.Module, target: nn.Module, images: Tensor | None, given: StateDict) -> dict[str, Any]:
-    """Return what `compare` does; VerificationError if the difference is more than rounding of ``given``."""
+    """Return what `compare` does; VerificationError if the difference is more than rounding of ``given``.
+
+    Where its tensors are of several kinds of number, it is the coarsest that explains the difference.
+    """
     measured = compare(source, target, images)
-    dtype = next((tensor.dtype for tensor in given.values() if tensor.is_floating_point()), torch.float32)
+    dtypes = {tensor.dtype for tensor in given.values() if tensor.is_floating_point()} or {torch.float32}
+    dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)
     allowed = ROUNDINGS * torch.finfo(dtype).eps * measured["max_output"]
     if measured["max_difference"] > allowed:
         raise VerificationError(

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from zoo.convert.networks import StateDict, compare, compare_exact, load_network, state_dict_like
 from zoo.convert.report import ConversionReport
+from zoo.errors import ConversionError
 from zoo.layers.convert import apply_plans, plan_norms
 from zoo.layers.norm import ABN
+from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 
 
 def inplace_to_standard(
@@ -61,8 +63,14 @@ def standard_to_inplace(
     sign, so that normalised values do too, and the weight becomes |w| - eps; shift and variance stay. That is exact,
     in training too, where the norm directly follows a convolution that feeds nothing else. Raises ConversionError
     with the names of the norms where it does not, or where |w| < eps; with ``allow_approximate`` such scales become
-    the nearest that there is, eps.
+    the nearest that there is, eps; and for an activation that in-place norms cannot have.
     """
+    if activation not in INVERTIBLE_ACTIVATIONS:
+        first = "convert to leaky_relu first: zoo convert relu-to-leaky-relu SOURCE TARGET (it measures the loss too)"
+        raise ConversionError(
+            f"in-place norms cannot have the activation {activation}, they have {', '.join(INVERTIBLE_ACTIVATIONS)}"
+            + (f"; {first}" if activation == "relu" else "")
+        )
     settings = {"activation": activation, "activation_param": activation_param, **options}
     model = load_network(state_dict, arch, **settings)
     plans = plan_norms(model, "inplace", allow_approximate)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.convert.networks import StateDict, build_empty, compare_exact, load_network
+from zoo.convert.networks import StateDict, compare_exact, load_network
 from zoo.convert.report import ConversionReport
 from zoo.errors import ConfigError, ConversionError, listed
 from zoo.models.resnet import ARCHITECTURES
+from zoo.weights.build import build_empty
 from zoo.weights.fit import MAX_KEYS
 from zoo.weights.keys import torchvision_arch
 

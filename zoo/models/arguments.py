@@ -122,6 +122,11 @@ def check_norm_function(norm: Callable[[int], nn.Module]) -> None:
         )
 
 
+def depth_of(options: Mapping[str, Any]) -> int:
+    """Return the number of blocks or layers that a network's options set, each of which has weights; 0 if none do."""
+    return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
+
+
 def check_size(
     arch: str, options: Mapping[str, Any], defaults: Mapping[str, Any], build: Callable[[], nn.Module]
 ) -> None:
@@ -133,8 +138,7 @@ def check_size(
     """
     if options.keys().isdisjoint(SIZES):
         return
-    sizes = {**defaults, **options}
-    depth = sum(sizes.get("blocks", sizes.get("layers", ()))) * sizes.get("units", 1)
+    depth = depth_of({**defaults, **options})
     if depth > MAX_TOTAL_DEPTH:
         raise ConfigError(
             f"{arch} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "

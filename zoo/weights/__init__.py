@@ -4,7 +4,7 @@ from zoo.weights.fetch import fetch_weights
 from zoo.weights.fit import LoadReport, load_state_dict
 from zoo.weights.read import read_checkpoint, read_state_dict
 from zoo.weights.record import NetworkRecord
-from zoo.weights.stored import StoredWeights, load_stored, load_weights, locate_weights, read_weights
+from zoo.weights.stored import StoredWeights, load_stored, load_weights, read_weights
 from zoo.weights.verify import md5_of
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "load_state_dict",
     "load_stored",
     "load_weights",
-    "locate_weights",
     "md5_of",
     "read_checkpoint",
     "read_state_dict",

@@ -73,29 +73,67 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     own = model.state_dict()
     _refuse_meta(own, source)
     _refuse_odd_tensors(state_dict, source)
-    state_dict, input_channels = fit_input(state_dict, model)
-    classifier = _compare_classifiers(state_dict, own)
-    given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
-    kept = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
-    counters = [key for key in own if key.endswith(COUNTER) and key not in given]
-    complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
-    _check_fits(complete, own, type(model).__name__, source)
+    match = _matched(model, own, state_dict, source)
+    given = match.given
     # Everything that can fail or has to be counted comes before the first value changes.
     num_not_finite_in_file = _count_not_finite(given)
     given = {key: tensor.to(own[key].dtype) for key, tensor in given.items()}
     num_not_finite = _count_not_finite(given)
-    model.load_state_dict(complete | given)
+    model.load_state_dict(match.complete | given)
     report = LoadReport(
         source,
         len(given),
-        classifier,
-        tuple(counters),
+        match.classifier,
+        match.counters,
         _negative_scales(model, given),
-        input_channels=input_channels,
+        input_channels=match.input_channels,
         num_not_finite=num_not_finite,
     )
     _log(report, state_dict, own, num_not_finite_in_file)
     return report
+
+
+def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> None:
+    """Raise WeightsError where `load_state_dict` would; ``model``, left as it is, may be on the meta device."""
+    _refuse_odd_tensors(state_dict, source)
+    _matched(model, model.state_dict(), state_dict, source)
+
+
+def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str = CLASSIFIER_WEIGHT) -> int:
+    """Return the number of outputs of the classifier whose weight is at ``key``, 0 if there is none.
+
+    Raises WeightsError, which names ``source``, for a weight that has no dimension.
+    """
+    weight = state_dict.get(key)
+    if weight is not None and weight.ndim == 0:
+        raise WeightsError(
+            f"{source}: {key} is a single number, where a classifier's weight has the shape (classes, features); "
+            "give the weights of a classification network"
+        )
+    return 0 if weight is None else len(weight)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """What of a file goes into a network: its tensors that are used, and with the network's own ones, all of them."""
+
+    given: dict[str, Tensor]
+    complete: dict[str, Tensor]
+    classifier: ClassifierOutcome
+    counters: tuple[str, ...]
+    input_channels: int
+
+
+def _matched(model: nn.Module, own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str) -> _Match:
+    """Return what of a state dict goes into ``model``, whose own is ``own``; WeightsError if it does not fit."""
+    state_dict, input_channels = fit_input(state_dict, model)
+    classifier = _compare_classifiers(state_dict, own)
+    given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
+    kept = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
+    counters = tuple(key for key in own if key.endswith(COUNTER) and key not in given)
+    complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
+    _check_same(complete, own, type(model).__name__, source)
+    return _Match(given, complete, classifier, counters, input_channels)
 
 
 def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
@@ -152,7 +190,7 @@ def _differ_in_classes_only(given: Mapping[str, Tensor], own: Mapping[str, Tenso
     return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 
 
-def _check_fits(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
+def _check_same(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
     """Raise WeightsError that names the differences, grouped by kind."""
     common = [key for key in own if key in given]
     differences = {
@@ -183,7 +221,8 @@ def _advice(given: Mapping[str, Tensor], source: str) -> str:
     if arch in ARCHITECTURES:
         return (
             f"these are torchvision's names, of its {arch}: convert them with "
-            f"`zoo convert from-torchvision {source} TARGET --arch {arch}`, and load TARGET with activation='relu'"
+            f"`zoo convert from-torchvision {source} TARGET --arch {arch}`, and give TARGET, which says "
+            "that its activation is relu"
         )
     return f"these are torchvision's names, of its {arch}, which this package does not have"
 

@@ -65,15 +65,15 @@ def read_checkpoint(path: str | os.PathLike[str], *, published: str | None = Non
     return content
 
 
-def read_state_dict(path: str | os.PathLike[str], *, published: str | None = None) -> dict[str, Tensor]:
+def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return the network's tensors in the file at ``path``, on the CPU, with the keys that the networks have now.
 
     The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS` and perhaps a
     moving average of the weights under "ema", which then is what is returned: training validated it. A "module."
-    before all keys and the ".bn" level of old norms are dropped. ``published`` is the name of the published weights
-    that the file must be. Raises WeightsError for anything else, as `read_checkpoint` does.
+    before all keys and the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as
+    `read_checkpoint` does.
     """
-    return state_dict_in(read_checkpoint(path, published=published), path)
+    return state_dict_in(read_checkpoint(path), path)
 
 
 def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -235,7 +235,25 @@ def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
     try:
         return load_bounded(file)
     except Exception as error:  # a damaged pickle can raise anything
+        _refuse_programs(file, path)
         raise _load_error(path, error) from None
+
+
+def _refuse_programs(file: IO[bytes], path: Path) -> None:
+    """Raise WeightsError for a file of torch.export or ONNX, which is a network to run and no weights file."""
+    kind = runs_with = None
+    if path.suffix == ".onnx":
+        kind, runs_with = "ONNX", "an ONNX runtime"
+    elif zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+        if {"archive_format", "models/model.json"} <= names:
+            kind, runs_with = "torch.export", "torch.export.load"
+    if kind is not None:
+        raise WeightsError(
+            f"{printable(path)}: is an exported network ({kind}) and no weights file; run it with {runs_with}, or give "
+            "the weights file that it was made from"
+        )
 
 
 def _load_error(path: Path, error: Exception) -> WeightsError:

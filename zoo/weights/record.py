@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
-from zoo.config import Input, Network, parse_experiment
+from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.config.options import is_number, is_whole
 from zoo.config.section import MAX_CLASSES
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
@@ -23,6 +23,7 @@ FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same wei
 # Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
 MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 255, 65_536, 64, 65_536
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
+ASKED_BY_NETWORK = "the network that it is loaded into"
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
 
 
@@ -173,24 +174,51 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
     """
     if not isinstance(content.get("state_dict"), dict):
         return None
-    if isinstance(content.get("network"), dict):
-        return NetworkRecord.from_json(content["network"], source)
-    if not isinstance(content.get("config"), dict):
+    network = content.get("network")
+    record = NetworkRecord.from_json(network, source) if _is_record(network) else None
+    experiment = experiment_in(content, source)
+    if experiment is None or experiment.network.arch not in ARCHITECTURES:
+        return record  # of a network of the user's own, which `zoo.engine.start` can be given, there is none
+    own = NetworkRecord.of_config(experiment.network, experiment.input).to_json()
+    if record is None:
+        return NetworkRecord.from_json(own, source)
+    differences = [
+        f"{key}: {shown(record.to_json()[key])} under network, {shown(own[key])} under config"
+        for key in ("arch", "norm", "activation", "activation_param", "classes", "options")
+        if record.to_json()[key] != own[key]
+    ]
+    if differences:
+        raise WeightsError(f"{source}: says two things of its network: {'; '.join(differences)}; {REMEDY}")
+    return record
+
+
+def experiment_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
+    """Return the experiment whose settings a checkpoint holds; None for other files, with settings of another trainer.
+
+    Raises ConfigError for a checkpoint of this package's trainer whose settings are wrong.
+    """
+    is_own = "format_version" in content
+    if not isinstance(content.get("config"), dict) or (_is_record(content.get("network")) and not is_own):
         return None
     try:
-        experiment = parse_experiment(content["config"], source)
+        return parse_experiment(content["config"], source)
     except ConfigError:
-        if "format_version" in content:  # a checkpoint of this package's trainer
+        if is_own:
             raise
-        return None  # other trainers have settings of their own
-    if experiment.network.arch not in ARCHITECTURES:
-        return None  # a network of the user's own, which `zoo.engine.start` can be given
-    return NetworkRecord.from_json(NetworkRecord.of_config(experiment.network, experiment.input).to_json(), source)
+        return None
 
 
-def check_record(record: NetworkRecord, wanted: Mapping[str, Any], source: str) -> None:
+def _is_record(network: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether what is under "network" is a record, right or wrong; other trainers have settings there."""
+    return isinstance(network, dict) and not network.keys().isdisjoint(field.name for field in fields(NetworkRecord))
+
+
+def check_record(
+    record: NetworkRecord, wanted: Mapping[str, Any], source: str, asked_by: str = ASKED_BY_NETWORK
+) -> None:
     """Raise WeightsError if ``wanted`` (arguments of `zoo.get`) contradicts what a file says of its network.
 
+    ``asked_by`` says in the message who wants it so ("the experiment", "the arguments").
     Keys that are not in ``wanted`` agree with everything. No contradictions are another number of classes, "inplace"
     beside "sync", a norm that is a function, and options that change no weights.
     """
@@ -211,12 +239,13 @@ def check_record(record: NetworkRecord, wanted: Mapping[str, Any], source: str) 
     if not differences:
         return
     parts = [
-        f"{key}={shown(own)} in the file, but {key}={shown(value)} is asked for" for key, own, value in differences
+        f"{key}={shown(own)} in the file, but {key}={shown(value)} is asked for by {asked_by}"
+        for key, own, value in differences
     ]
     raise WeightsError(
-        f"{source}: belongs to another network: {'; '.join(parts)}; leave these out or set them as the file says"
-        f"{_conversions(differences)}; to load the file all the same: "
-        "model.load_state_dict(zoo.weights.read_state_dict(FILE))"
+        f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
+        f"was trained with{_conversions(differences)}; in Python, "
+        "model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.errors import WeightsError, printable
-from zoo.weights.fetch import fetch_weights, provide_weights, published_name
-from zoo.weights.fit import CLASSIFIER_WEIGHT, LoadReport, load_state_dict
+from zoo.errors import ConfigError, WeightsError, printable
+from zoo.weights.build import check_fits_record
+from zoo.weights.fetch import provide_weights, published_name
+from zoo.weights.fit import LoadReport, load_state_dict, num_outputs
 from zoo.weights.read import read_checkpoint, state_dict_in
-from zoo.weights.record import NetworkRecord, check_record, option_defaults, record_in
+from zoo.weights.record import ASKED_BY_NETWORK, REMEDY, NetworkRecord, check_record, option_defaults, record_in
+
+logger = logging.getLogger("zoo")
 
 
 @dataclass(frozen=True)
@@ -29,23 +33,35 @@ class StoredWeights:
     def record_to_build(self) -> NetworkRecord | None:
         """Return the record for somebody who will build the network before the tensors are compared with it.
 
-        Raises WeightsError where it claims another number of classes than the classifier beside it has: no file of a
-        few bytes shall make its reader allocate a classifier of gigabytes.
+        Raises WeightsError where it claims another number of classes than the classifier beside it has, or a network
+        that the tensors beside it do not fit: no small file shall make its reader allocate a network of gigabytes.
         """
-        weight = self.state_dict.get(CLASSIFIER_WEIGHT)
-        found = 0 if weight is None else len(weight)
-        if self.record is not None and found != self.record.classes:
+        source = printable(self.path)
+        if self.record is None:
+            return None
+        check_record(self.record, {}, source)  # a folded network is not built like others
+        found = num_outputs(self.state_dict, source)
+        if found != self.record.classes:
             raise WeightsError(
-                f"{printable(self.path)}: network.classes = {self.record.classes}: the classifier beside it has "
+                f"{source}: network.classes = {self.record.classes}: the classifier beside it has "
                 f"{found} outputs; take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made it"
             )
+        try:
+            check_fits_record(self.state_dict, self.record, source)
+        except ConfigError as error:
+            raise WeightsError(f"{source}: network: {error}; {REMEDY}") from error
         return self.record
 
-
-def locate_weights(path_or_name: str | os.PathLike[str]) -> Path:
-    """Return ``path_or_name`` as a path; of published weights that of their verified file, downloaded if need be."""
-    name = published_name(path_or_name)
-    return Path(path_or_name) if name is None else fetch_weights(name)
+    def warn_of_assumptions(self, arch: str, assumed: Mapping[str, Any]) -> None:
+        """Log what is taken for granted of a file that does not say its network; ``assumed``: norm, activation."""
+        if self.record is None and assumed:
+            settings = ", ".join(f"{key}={value!r}" for key, value in assumed.items())
+            logger.warning(
+                "%s does not say which network it belongs to: taken for %s with %s; if it was trained otherwise, name "
+                "its experiment, or give %s to zoo.get or --%s to zoo convert",
+                printable(self.path), arch, settings, " and ".join(f"{key}=" for key in assumed),
+                " and --".join(assumed),
+            )  # fmt: skip
 
 
 def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
@@ -70,12 +86,17 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     were trained with another activation or kind of norm have the same shapes, but compute something else. Raises
     WeightsError if the file is missing, damaged, unsafe or does not fit; the model is then unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise WeightsError(
+            f"the network comes first, got a {type(model).__name__}: write zoo.load_weights(model, FILE)"
+        )
     return load_stored(model, read_weights(path))
 
 
-def load_stored(model: nn.Module, stored: StoredWeights) -> LoadReport:
-    """Do what `load_weights` does with a file that was read already."""
+def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
+    """Do what `load_weights` does with a file that was read already; ``asked_by``: see `check_record`."""
     own = getattr(model, "built_as", None)
     if own is not None and stored.record is not None:
-        check_record(stored.record, {**option_defaults(own.arch), **own.settings()}, printable(stored.path))
+        wanted = {**option_defaults(own.arch), **own.settings()}
+        check_record(stored.record, wanted, printable(stored.path), asked_by)
     return load_state_dict(model, stored.state_dict, source=printable(stored.path))

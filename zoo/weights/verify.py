@@ -35,7 +35,8 @@ def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
     """
     try:
         if not stat.S_ISREG(mode := os.stat(path).st_mode):
-            raise OSError(errno.EINVAL, "Is a directory" if stat.S_ISDIR(mode) else "it is no regular file")
+            kind = "Is a directory" if stat.S_ISDIR(mode) else "it is no regular file"
+            raise OSError(errno.EINVAL, "it is a pipe and no regular file" if stat.S_ISFIFO(mode) else kind)
         return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or error
