@@ -95,10 +95,10 @@ def get(
             2017 were trained: the network is built with the standard norm, whose scale is signed.
         **arch: options of the family, which `zoo.config.OPTIONS` and ``zoo show NAME`` explain: ``memory``, what is
             kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those
-            that set sizes may make 5,000 blocks and 2,000,000,000 parameters together.
+            that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
 
     Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
-    have; WeightsError for weights x.
+    have; WeightsError for weights that cannot be had, do not fit or belong to another network.
     """
     if too_many:
         raise ConfigError(
@@ -143,7 +143,8 @@ def get(
     if stored is not None and record is not None:
         settings = _completed(settings, record, given, printable(stored.path), features_only, signed_scale)
         images = images or record.preprocessing
-    said, settings = {**settings, **given}, _with_defaults({**settings, **given})
+    said = {**settings, **given}
+    settings = _with_defaults(said)
     if stored is not None and not callable(norm):
         stored.warn_of_assumptions(
             settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in said}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 import zoo
 from tests.cli.conftest import NUM_VAL, Run
 from tests.data.imagenet import NUM_PICTURES, make_imagenet, shrink_imagenet
+from tests.weights.server import names_are_unknown
 from zoo.cli import main, scoring
 from zoo.cli.scoring import Subject
 from zoo.config import parse_experiment
@@ -177,13 +177,7 @@ def test_missing_weights_leave_their_rows_open_and_say_where_they_belong(
 def test_without_a_network_the_server_is_asked_for_once_and_the_reason_told_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-
-    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> list[Any]:
-        asked.append(host)
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    asked = names_are_unknown(monkeypatch)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ZOO_WEIGHTS_URL", "https://mirror.example/weights")
     monkeypatch.delenv("ZOO_OFFLINE")

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 Answer = Callable[["Handler"], None]
 
 
@@ -140,3 +142,15 @@ def sends_another_part(handler: Handler) -> None:
 
 def void(_: object) -> None:
     return None
+
+
+def names_are_unknown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let no name of a host be known, as without a network; return the list that those asked for are added to."""
+    asked: list[str] = []
+
+    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> list[Any]:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return asked

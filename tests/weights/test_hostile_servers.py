@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.weights.conftest import CONTENT, MD5, NAME
-from tests.weights.server import Answer, Handler, Server, fails, redirects, sends, truncates
+from tests.weights.server import Answer, Handler, Server, fails, names_are_unknown, redirects, sends, truncates
 from zoo.cli import main
 from zoo.errors import WeightsError
 from zoo.weights import download, fetch_weights
@@ -280,13 +279,7 @@ def test_a_retry_after_that_says_nothing_is_none(header: str) -> None:
 def test_a_name_that_is_not_known_is_not_tried_again(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
-
-    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> list[Any]:
-        asked.append(host)
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    asked = names_are_unknown(monkeypatch)
     monkeypatch.setenv("ZOO_WEIGHTS_URL", "https://mirror.example/weights")
     with pytest.raises(UnresolvedError, match=r"is not known here .*for lack of a network;") as caught:
         fetch_weights(NAME, sleep=lambda pause_s: pytest.fail("there was a pause"))

@@ -68,15 +68,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Prints the version; it is looked up only when it is asked for."""
+    """Prints the version, also in a checkout that is not installed; it is looked up only when it is asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        from zoo.engine.program import version_of
 
-        print(f"zoo {version('zoo')}")
+        print(f"zoo {version_of('zoo') or 'of a checkout that is not installed'}")
         parser.exit()
 
 
