@@ -11,16 +11,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROWS = [
     "errors",
+    "architectures",
     "config",
     "ops",
     "layers",
     "models",
     "weights",
     "convert",
-    "registry",
     "data",
+    "registry",
     "engine",
     "report",
+    "scoring",
+    "benchmark",
+    "reproduce",
     "cli",
 ]
 FILES = sorted((ROOT / "zoo").rglob("*.py"))
@@ -61,6 +65,6 @@ def test_every_file_of_the_package_belongs_to_a_row():
 
 def test_the_top_level_holds_only_what_belongs_there():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md"}
+    expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md", "docs"}
     expected |= {"pyproject.toml", "Makefile", "LICENSE", ".ci", ".gitignore"}
     assert {name.split("/")[0] for name in tracked} <= expected

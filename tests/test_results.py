@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from zoo.benchmark.schema import markdown
 from zoo.cli import build_parser
-from zoo.report.benchmark.schema import markdown
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "results"
 FILES = sorted(FOLDER.glob("*.json"))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, weights
+    from zoo.benchmark.held import measure_memory
+    from zoo.benchmark.storages import count_memory
     from zoo.data.transforms import transforms
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models
-    from zoo.report.measure import measure_memory
-    from zoo.report.measure_storages import count_memory
     from zoo.weights import load_weights
 
     __version__: str
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "count_memory": "zoo.report.measure_storages",
+    "count_memory": "zoo.benchmark.storages",
     "get": "zoo.registry",
     "list_models": "zoo.registry",
     "load_weights": "zoo.weights",
-    "measure_memory": "zoo.report.measure",
+    "measure_memory": "zoo.benchmark.held",
     "transforms": "zoo.data.transforms",
 }
 

@@ -15,7 +15,7 @@ SMALL = ["--size", "32", "--structure", "1x1x1x1", "--threads", "1"]
 
 @pytest.fixture(autouse=True)
 def _allocator_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.report.benchmark.timing.keep_heap", lambda: "left alone")
+    monkeypatch.setattr("zoo.benchmark.timing.keep_heap", lambda: "left alone")
 
 
 def run(out: Path, *words: str) -> tuple[int, dict]:
@@ -30,7 +30,7 @@ def run(out: Path, *words: str) -> tuple[int, dict]:
 
 
 def test_layer_measures_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.report.benchmark.layer._compiled", lambda layer: layer)
+    monkeypatch.setattr("zoo.benchmark.layer._compiled", lambda layer: layer)
     code, content = run(tmp_path / "layer", "layer", "--shapes", "2x4x3x3", "3x2x5x1", "--dtypes", "float32",
                         "--layouts", "channels_last", "--rounds", "2", "--threads", "1")  # fmt: skip
     assert code == 0
@@ -85,7 +85,7 @@ def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
 
 
 def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.report.benchmark.fit.TOLERANCE", -1)
+    monkeypatch.setattr("zoo.benchmark.fit.TOLERANCE", -1)
     code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--check", "2", *SMALL)
     assert code == 3
     assert "difference" in {record["metric"] for record in content["records"]}

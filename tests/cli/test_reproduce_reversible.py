@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.report.test_reversible import make_run
+from tests.reproduce.test_reversible import make_run
 from zoo.cli import main
-from zoo.report.reversible import revnet, revnext
-from zoo.report.reversible.schema import Line, Panel, Published, Section, compare
+from zoo.reproduce import revnet, revnext
+from zoo.reproduce.schema import Line, Panel, Published, Section, compare
 
 
 def _section() -> Section:

@@ -21,9 +21,9 @@ import zoo
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
 from tests.data.pictures import make_folder
 from zoo.cli import main
-from zoo.cli.scoring import Subject, score
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
+from zoo.scoring import Subject, score
 from zoo.weights import md5_of, read_checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -140,7 +140,7 @@ def test_the_batch_size_is_the_experiments_share_of_each_process(
     subject = Subject("net", nn.Identity(), experiment, None)
     protocol = subject.own_protocol._replace(ten_crops=ten_crops)
     with (
-        mock.patch("zoo.cli.scoring.build_val_loader", side_effect=StopIteration) as build,
+        mock.patch("zoo.scoring.build_val_loader", side_effect=StopIteration) as build,
         pytest.raises(StopIteration),
     ):
         score(subject, protocol, Process(world_size=world_size), Path(), workers=0)

@@ -14,7 +14,7 @@ def shrink_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let six pictures in two classes count as all of ImageNet."""
     monkeypatch.setattr("zoo.data.imagenet.NUM_PICTURES", NUM_PICTURES)
     monkeypatch.setattr("zoo.data.imagenet.NUM_CLASSES", 2)
-    monkeypatch.setattr("zoo.report.compare.NUM_PICTURES", NUM_PICTURES)
+    monkeypatch.setattr("zoo.reproduce.compare.NUM_PICTURES", NUM_PICTURES)
 
 
 def make_imagenet(data: Path, side_px: int = 8) -> Path:

@@ -8,9 +8,9 @@ import torch._functorch.config
 from torch import nn
 
 from tests.formula import relative_error
+from zoo.benchmark.held import measure_memory
 from zoo.engine import compiled
 from zoo.engine.validate import unwrap
-from zoo.report.measure import measure_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 

@@ -13,12 +13,12 @@ from torch import nn
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
+from zoo.benchmark.storages import count_memory
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
 from zoo.ops.mean_pool import mean_pool2d
-from zoo.report.measure_storages import count_memory
 
 MEMORY = ["auto", "plain", "checkpoint"]
 

@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
+from zoo.benchmark.held import measure_memory
+from zoo.benchmark.storages import count_memory
 from zoo.layers import (
     ABN,
     InPlaceABN,
@@ -21,8 +23,6 @@ from zoo.layers import (
 )
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import out_of_place
-from zoo.report.measure import measure_memory
-from zoo.report.measure_storages import count_memory
 
 
 def batch_norm(channels, momentum=0.1) -> nn.Sequential:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import zoo
+from zoo.benchmark.storages import count_memory
 from zoo.config.network import MEMORY
 from zoo.models import FOR_CIFAR
 from zoo.models.revnet import REVERSIBLE_TWINS
-from zoo.report.measure_storages import count_memory
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"

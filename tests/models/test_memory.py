@@ -11,6 +11,7 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from zoo.benchmark.storages import count_memory
 from zoo.config.network import MEMORY, NEEDS_INPLACE
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
@@ -21,7 +22,6 @@ from zoo.models.memory import KEEP, build_stage
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
-from zoo.report.measure_storages import count_memory
 
 SMALL = {
     "resnet": [

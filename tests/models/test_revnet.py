@@ -12,6 +12,7 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from zoo.benchmark.storages import count_memory
 from zoo.config import parse_experiment
 from zoo.config.network import MEMORY, Network, family_of
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
@@ -22,7 +23,6 @@ from zoo.models.preact import PreactResNet
 from zoo.models.revnet import ARCHITECTURES as REVNETS
 from zoo.models.revnet import RevNet
 from zoo.registry import build_from_config
-from zoo.report.measure_storages import count_memory
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
 COUNTS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from zoo.benchmark.storages import StorageLog
 from zoo.ops.abn import meta, reference
 from zoo.ops.abn.reference import Form
-from zoo.report.measure_storages import StorageLog
 
 FORM = Form(torch.ones(5), torch.zeros(5), 1e-5, "leaky_relu", 0.01)
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from zoo.benchmark.held import measure_memory
 from zoo.layers.stem import MaxPool2d
 from zoo.ops.max_pool import max_pool2d
-from zoo.report.measure import measure_memory
 
 
 def gradients(pool, x, *args):

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.formula import activated_batch_norm, relative_error
+from zoo.benchmark.variants import STRATEGIES, bn_act_conv
 from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.recompute import Geometry, join, norm_act_conv
 from zoo.ops.abn.reference import Form, statistics
-from zoo.ops.abn.variants import STRATEGIES, bn_act_conv
 
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
 # kernel size, geometry

@@ -12,8 +12,8 @@ from zoo.cli import benchmark_options as options
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from zoo.report.benchmark.networks import Setup
-    from zoo.report.benchmark.schema import Results
+    from zoo.benchmark.networks import Setup
+    from zoo.benchmark.schema import Results
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     _set_up_threads(args.threads)
     import torch
 
-    from zoo.report.benchmark.schema import Results
-    from zoo.report.benchmark.timing import Clock, describe_timing, involuntary_switches, keep_heap
+    from zoo.benchmark.schema import Results
+    from zoo.benchmark.timing import Clock, describe_timing, involuntary_switches, keep_heap
     from zoo.report.environment import warn_of_changes
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -59,22 +59,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure_layer(args: argparse.Namespace, results: Results) -> None:
-    from zoo.report.benchmark.layer import SHAPES, measure_layers
+    from zoo.benchmark.layer import SHAPES, measure_layers
 
     measure_layers(results, args.shapes or SHAPES, args.dtypes, args.layouts, args.rounds, args.blocks)
 
 
 def _measure_model(args: argparse.Namespace, results: Results) -> None:
-    from zoo.report.benchmark.model import measure_networks
+    from zoo.benchmark.model import measure_networks
 
     setups = [_setup(args, results, network) for network in args.network]
     measure_networks(results, setups, args.modes, args.rounds)
 
 
 def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
-    from zoo.report.benchmark.pareto import measure_front
-    from zoo.report.benchmark.picture import check_matplotlib, draw
-    from zoo.report.benchmark.strategies import all_strategies, choose_strategies
+    from zoo.benchmark.pareto import measure_front
+    from zoo.benchmark.plot import check_matplotlib, draw
+    from zoo.benchmark.strategies import all_strategies, choose_strategies
     from zoo.report.files import write_bytes
 
     with_picture = not args.no_picture and args.rounds > 0
@@ -87,8 +87,8 @@ def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
 
 
 def _measure_fit(args: argparse.Namespace, results: Results) -> None:
-    from zoo.report.benchmark.fit import check_predictions, parse_bytes, report_fits
-    from zoo.report.benchmark.strategies import EAGER, choose_strategies
+    from zoo.benchmark.fit import check_predictions, parse_bytes, report_fits
+    from zoo.benchmark.strategies import EAGER, choose_strategies
 
     if args.memory is None and args.check is None:
         raise ConfigError("nothing to do: give --memory SIZE, --check N, or both")
@@ -106,7 +106,7 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 
 
 def _setup(args: argparse.Namespace, results: Results, network: str) -> Setup:
-    from zoo.report.benchmark.networks import Setup
+    from zoo.benchmark.networks import Setup
 
     return Setup(
         network,

@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the best classes of each image and draw the grid; returns 0, or raises DataError for those left out."""
     if args.grid is not None and args.grid.suffix.lower() != PNG:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
-    from zoo.cli.scoring import load_subject
     from zoo.data.classes import class_names
     from zoo.data.transforms import val_transform
     from zoo.engine.predict import AT_ONCE, predict
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
+    from zoo.scoring import load_subject
 
     paths = _find(args.images)
     with open_process() as process:

@@ -76,9 +76,9 @@ class Run(NamedTuple):
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
-    from zoo.cli.scoring import load_subject, score
     from zoo.cli.train import train_experiment
     from zoo.engine.checkpoint import CHECKPOINT
+    from zoo.scoring import load_subject, score
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     train_experiment(config, process, _train_arguments(data, log_dir))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zoo.cli import reproduce_imagenet, reproduce_reversible
+from zoo.cli import reproduce_reversible
 from zoo.cli.options import add_loader_options, add_process_options, positive
-from zoo.cli.reproduce_imagenet import OUT
 from zoo.engine.protocols import PROTOCOLS
+from zoo.reproduce import imagenet
+from zoo.reproduce.imagenet import OUT
 
 BENCHMARKS = {
-    "imagenet": reproduce_imagenet.run,
+    "imagenet": imagenet.run,
     "revnet": reproduce_reversible.run,
     "revnext": reproduce_reversible.run,
 }

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from zoo.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from zoo.report.reversible.runs import Run
-    from zoo.report.reversible.schema import Section
+    from zoo.reproduce.runs import Run
+    from zoo.reproduce.schema import Section
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure one section after the other and write the report after each; returns 0."""
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
-    from zoo.report.benchmark.picture import check_matplotlib
+    from zoo.benchmark.plot import check_matplotlib
     from zoo.report.environment import warn_of_changes
-    from zoo.report.reversible.run_files import draw_runs, write_runs
-    from zoo.report.reversible.writing import write_report
+    from zoo.reproduce.run_files import draw_runs, write_runs
+    from zoo.reproduce.writing import write_report
 
     if not args.no_picture:
         check_matplotlib()
@@ -72,14 +72,14 @@ def _make_folder(folder: Path) -> None:
 
 def _builders(args: argparse.Namespace) -> tuple[list[Callable[[], Section]], list[Run], list[str]]:
     """Return the functions that measure the sections, in the order of the report, the runs, and remarks on others."""
-    from zoo.report.reversible.runs import read_runs
+    from zoo.reproduce.runs import read_runs
 
     if args.benchmark == "revnet":
-        from zoo.report.reversible import revnet
+        from zoo.reproduce import revnet
 
         runs, remarks = read_runs(args.runs, revnet.EXPERIMENTS)
         return revnet.revnet_sections(runs, args.data), runs, remarks
-    from zoo.report.reversible import revnext
+    from zoo.reproduce import revnext
 
     runs, remarks = read_runs(args.runs, revnext.EXPERIMENTS)
     return revnext.revnext_sections(runs), runs, remarks

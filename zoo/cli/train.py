@@ -79,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     """Score given weights by the experiment's own protocol; the original scored random ones without a word."""
-    from zoo.cli.scoring import load_subject, score
     from zoo.engine.process import open_process
     from zoo.engine.resume import AUTO
     from zoo.report.results import results_table
+    from zoo.scoring import load_subject, score
 
     given = [path for path in (args.resume, args.weights) if path]
     if len(given) != 1:

@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
-    from zoo.cli.scoring import load_subject, score
     from zoo.engine.predict import Recorder
     from zoo.engine.process import open_process
     from zoo.report.files import write_json
     from zoo.report.predictions import write_predictions
     from zoo.report.results import results_table
+    from zoo.scoring import load_subject, score
 
     with open_process(args.local_rank, args.dist_backend) as process:
         subject = load_subject(args.name, args.weights)

@@ -1,0 +1,479 @@
+"""Benchmarks measure what they say, in one format; no absolute time is looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zoo.benchmark import fit, layer, plot, variants
+from zoo.benchmark.held import measure_memory, measure_peak
+from zoo.benchmark.model import MODES, measure_networks
+from zoo.benchmark.networks import Setup, room_for_compilations
+from zoo.benchmark.pareto import measure_front
+from zoo.benchmark.schema import Case, Results, markdown, median_and_spread
+from zoo.benchmark.scratch import Scratch
+from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
+from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
+from zoo.config.network import MEMORY
+from zoo.engine import compiled
+from zoo.engine.compiled import compile_network
+from zoo.errors import ConfigError, VerificationError
+from zoo.layers import InPlaceABN
+from zoo.ops.abn import backend, native
+
+CPU = torch.device("cpu")
+REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")
+TINY = Setup("resnet18", batch=2, size=32, structure=(1, 1, 1, 1))
+pytestmark = [
+    # Raised while torch.compile looks at an input that is no leaf.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own decompositions
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # and its torch.compile
+]
+NATIVE = pytest.mark.skipif(native.why_not() is not None, reason="the CPU kernels are not built")
+
+
+def new_results() -> Results:
+    return Results("model", "zoo benchmark model x", CPU, {"threads": 1, "rounds": 2})
+
+
+def values_of(results: Results, metric: str) -> dict[str, float]:
+    return {record.provider: record.median for record in results.records if record.metric == metric}
+
+
+# --- format ---
+
+
+def test_median_and_interquartile_range() -> None:
+    assert median_and_spread([5.0, 1.0, 4.0, 2.0, 3.0]) == (3.0, 2.0)
+    assert median_and_spread([7.0]) == (7.0, 0.0)
+
+
+def test_a_record_says_all_that_the_schema_has(tmp_path: Path) -> None:
+    results = new_results()
+    results.add(Case("net", (2, 3), "float32", "contiguous"), "ours", "time", "ms", [1.0, 2.0, 4.0])
+    results.note("a remark")
+    results.note("a remark")
+    text = results.write(tmp_path / "some.name")
+    content = json.loads((tmp_path / "some.name.json").read_text())
+    assert content["records"] == [
+        {"subject": "net", "provider": "ours", "shape": [2, 3], "dtype": "float32", "layout": "contiguous",
+         "metric": "time", "unit": "ms", "median": 2.0, "spread": 1.5, "n": 3}
+    ]  # fmt: skip
+    assert {"machine", "versions", "commit", "settings", "command"} <= content.keys()
+    assert content["settings"]["spread"] == "interquartile range"
+    assert content["notes"] == ["a remark"]
+    assert (tmp_path / "some.name.md").read_text() == text == markdown(content)
+
+
+def test_the_table_has_a_row_per_case_and_provider_and_a_column_per_metric() -> None:
+    results, case = new_results(), Case("net", (2, 3), "float32", "contiguous")
+    results.add(case, "std", "held", "MB", [12.5])
+    results.add(case, "ours", "held", "MB", [6.25])
+    results.add(case, "ours", "ratio", "1", [0.4, 0.5, 0.8])
+    lines = markdown(results.content()).splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert table[0] == ["subject", "shape", "dtype", "layout", "provider", "held, MB", "ratio"]
+    assert table[2:] == [
+        ["net", "2x3", "float32", "contiguous", "std", "12.5", ""],
+        ["net", "2x3", "float32", "contiguous", "ours", "6.250", "0.500 (0.200)"],
+    ]
+
+
+def test_rows_that_share_no_metric_stand_in_tables_of_their_own() -> None:
+    results, case = new_results(), Case("net", (2, 3), "float32", "contiguous")
+    results.add(case, "ours", "largest batch", "pictures", [3])
+    results.add(case, "std", "predicted", "MB", [1.0])
+    results.add(case, "std", "taken", "MB", [1.5])
+    results.add(case, "std", "largest batch", "pictures", [2])
+    lines = markdown(results.content()).splitlines()
+    assert len([line for line in lines if line.startswith("| subject")]) == 1  # "std" has all metrics
+    results.records = results.records[:3]
+    tables = "\n".join(markdown(results.content()).splitlines()).split("\n\n")[-2:]
+    heads = [[cell.strip() for cell in table.splitlines()[0].strip("|").split("|")][5:] for table in tables]
+    assert heads == [["largest batch, pictures"], ["predicted, MB", "taken, MB"]]
+
+
+# --- timing ---
+
+
+class _FakeClock(Clock):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_steps_take_turns_and_begin_each_round_with_another_one() -> None:
+    clock, order = _FakeClock(), []
+
+    def step(name: str, seconds: float) -> Step:
+        def run(times: int) -> None:
+            order.append((name, times))
+            clock.now += times * seconds
+
+        return Step(run)
+
+    seconds = time_interleaved({"slow": step("slow", 0.5), "fast": step("fast", 0.002)}, clock, rounds=3, warmup=1)
+    assert order[:2] == [("slow", 1), ("fast", 1)]  # the warm-up, from which follow the calls per sample
+    assert order[2:] == [("slow", 1), ("fast", 5), ("fast", 5), ("slow", 1), ("slow", 1), ("fast", 5)]
+    assert seconds["slow"] == pytest.approx([0.5] * 3)
+    assert seconds["fast"] == pytest.approx([0.002] * 3)
+
+
+def test_preparations_are_not_timed() -> None:
+    clock = _FakeClock()
+
+    def prepare() -> None:
+        clock.now += 100
+
+    def run(times: int) -> None:
+        clock.now += times
+
+    assert time_interleaved({"step": Step(run, prepare)}, clock, rounds=2) == {"step": [1.0, 1.0]}
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    assert ratios([1.0, 4.0], [2.0, 2.0]) == [0.5, 2.0]
+
+
+KEPT = """
+import re, torch
+from zoo.benchmark.timing import keep_heap
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1))
+
+print(keep_heap())
+x = torch.ones(25_000_000)
+before = resident()
+del x
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_heap_is_kept_where_it_says_so() -> None:
+    said, given_back_kb = subprocess.run(
+        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert (int(given_back_kb) < 50_000) == said.startswith("heap kept")
+
+
+# --- layer ---
+
+
+@pytest.fixture
+def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling by inductor takes seconds a layer: what torch captures is run by torch itself."""
+    captured = compiled.lookup_backend("aot_eager_decomp_partition")
+    monkeypatch.setattr(compiled, "lookup_backend", lambda name: captured)
+
+
+@pytest.mark.usefixtures("_no_inductor")
+def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
+    results = new_results()
+    layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["contiguous"], rounds=2, with_blocks=True)
+    providers = {record.provider for record in results.records if record.subject == "norm + activation"}
+    assert {BASELINE, "checkpointed std-BN", "compiled std-BN", "compiled iABN", "iABN reference"} <= providers
+    assert ("iABN native" in providers) == (native.why_not() is None)
+    held = values_of(results, "held")
+    assert held[BASELINE] == pytest.approx(2, abs=0.05)  # x and z
+    assert held["iABN reference"] == pytest.approx(1, abs=0.05)  # z
+    assert held["checkpointed std-BN"] < 2 * 1 + 0.05
+    assert set(variants.STRATEGIES) <= held.keys()
+    assert held["inplace_2"] < held["standard"]
+    for metric in ("time", "time ratio", "peak"):
+        assert all(value > 0 for value in values_of(results, metric).values())
+    assert values_of(results, "time ratio")[BASELINE] == 1
+    assert values_of(results, "traffic").keys() == values_of(results, "/ minimal traffic").keys()
+    assert results.settings["copy bandwidth, GB/s"] > 0
+
+
+@NATIVE
+@pytest.mark.usefixtures("_no_inductor")
+def test_the_native_layer_holds_its_output_alone_and_the_raw_operators_are_timed() -> None:
+    results = new_results()
+    layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["channels_last"], rounds=2)
+    assert values_of(results, "held")["iABN native"] == pytest.approx(1, abs=0.05)
+    assert {"raw native", "raw native, dx into dz"} <= values_of(results, "time").keys()
+
+
+def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other() -> None:
+    x, dz = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+    norm, other = InPlaceABN(4), InPlaceABN(4)
+    token, buffer = torch.ones((), requires_grad=True), x.clone()
+    z = norm(layer._Made.apply(token, buffer))
+    z.backward(dz)
+    leaf = x.clone().requires_grad_()
+    expected = other(leaf * 1)
+    expected.backward(dz)
+    torch.testing.assert_close(buffer, expected.detach())
+    torch.testing.assert_close(norm.weight.grad, other.weight.grad)
+
+
+# --- networks ---
+
+
+@pytest.mark.usefixtures("_no_inductor")
+def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU())])
+
+    x, held = torch.randn(512, 64), []
+    with room_for_compilations():
+        for budget in (1.0, 0.0, 1.0):
+            model = build()
+            call = compile_network(model, budget)
+            held.append(measure_memory(lambda: call(x).sum(), model.parameters()).held)  # noqa: B023
+    assert held[0] == held[2]
+    assert held[1] < held[0] / 2
+
+
+def test_faults_in_the_choice_of_a_network_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"resnet19.*resnet18"):
+        replace(TINY, arch="resnet19").build("standard", "plain")
+    with pytest.raises(ConfigError, match="4 stages"):
+        replace(TINY, structure=(1, 1)).build("standard", "plain")
+    with pytest.raises(ConfigError, match=r"resnet18.*input_3x3"):
+        replace(TINY, input_3x3=True).build("standard", "plain")
+    with pytest.raises(ConfigError, match="revnext has no structure"):
+        Setup("revnext", batch=2, size=32, structure=(1, 1)).build("standard", "plain")
+    with pytest.raises(ConfigError, match="no strategy is called 'nothing'"):
+        choose_strategies(EAGER, ["nothing"])
+
+
+def test_every_value_of_the_memory_option_is_a_strategy() -> None:
+    assert {strategy.memory for strategy in EAGER} == {value for values in MEMORY.values() for value in values}
+
+
+def test_the_baseline_is_always_among_the_strategies() -> None:
+    names = [strategy.name for strategy in choose_strategies(all_strategies([0.5]), ["iABN", "compiled * 0.5"])]
+    assert names == [BASELINE, "iABN", "compiled std-BN 0.5", "compiled iABN 0.5"]
+
+
+def test_networks_are_measured_relative_to_eager_std_bn() -> None:
+    results = new_results()
+    measure_networks(results, [TINY], ["eager"], rounds=2)
+    assert [*values_of(results, "held")] == [BASELINE, "iABN plain", "iABN"]
+    assert values_of(results, "held ratio")[BASELINE] == values_of(results, "step ratio")[BASELINE] == 1
+    assert values_of(results, "held ratio")["iABN"] < values_of(results, "held ratio")["iABN plain"] < 1
+    assert results.records[0].subject == "resnet18 (1-1-1-1)"
+
+
+@pytest.mark.usefixtures("_no_inductor")
+def test_without_rounds_only_bytes_are_measured() -> None:
+    results = new_results()
+    measure_networks(results, [TINY], MODES[1:], rounds=0)
+    assert [*values_of(results, "held")] == [BASELINE, "compiled std-BN", "compiled iABN"]
+    assert not values_of(results, "step")
+
+
+def test_installed_packages_of_the_same_name_are_peers() -> None:
+    results = new_results()
+    measure_networks(results, [Setup("resnet18", batch=2, size=32)], ["eager"], rounds=0)
+    held = values_of(results, "held")
+    assert held["torchvision eager"] == pytest.approx(held[BASELINE], rel=0.05)  # torch's norms and ReLU, in place
+
+
+def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> None:
+    single, half = new_results(), new_results()
+    measure_front(single, TINY, choose_strategies(EAGER, ["iABN*"]), rounds=0)
+    strategies = choose_strategies(EAGER, ["iABN*"], "bfloat16")
+    measure_front(half, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
+    assert FUSED not in values_of(single, "held")
+    assert values_of(half, "held")[FUSED] < values_of(half, "held")["iABN"]
+    assert any("iABN unwound" in note for note in single.notes)  # which this network does not have
+
+
+def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
+    results = new_results()
+    setup = Setup("resnet32_cifar", batch=2, size=32)
+    measure_front(results, setup, choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0)
+    held = values_of(results, "held")
+    assert [*held] == [BASELINE, "std-BN checkpointed", "RevNet stored", "RevNet", "RevNet, iABN"]
+    assert held["RevNet, iABN"] < held["RevNet"] < held["std-BN checkpointed"] < held["RevNet stored"]
+
+
+def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
+    results = new_results()
+    measure_front(results, TINY, choose_strategies(EAGER, ["RevNet"]), rounds=0)
+    assert [*values_of(results, "held")] == [BASELINE]
+    assert "resnet101_preact" in results.notes[0]
+
+
+# --- fit ---
+
+
+@pytest.mark.parametrize(("text", "count"), [("16GiB", 2**34), ("1.5 MB", 1_500_000), ("7", 7), ("2kib", 2048)])
+def test_amounts_of_memory_are_read(text: str, count: int) -> None:
+    assert fit.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "16 GiBi", "-1GB"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="16GiB"):
+        fit.parse_bytes(text)
+
+
+def test_one_picture_more_than_the_largest_batch_does_not_fit() -> None:
+    on_paper = fit.OnPaper(TINY, EAGER[0])
+    limit = on_paper.need(29).total
+    assert on_paper.largest_batch(limit) == (29, on_paper.need(29))
+    assert on_paper.largest_batch(limit - 1)[0] == 28
+    assert on_paper.largest_batch(1000) == (0, on_paper.need(2))
+
+
+def test_where_not_even_two_pictures_fit_the_table_says_so() -> None:
+    results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
+    limit = (fit.OnPaper(TINY, EAGER[0]).need(2).total + fit.OnPaper(TINY, EAGER[3]).need(2).total) // 2
+    assert fit.report_fits(results, TINY, strategies, limit)
+    assert values_of(results, "largest batch") == {BASELINE: 0, "iABN": 2}
+    assert [*values_of(results, "needed")] == ["iABN"]
+    (note,) = results.notes
+    assert note.startswith("does not fit: std-BN needs ")
+    assert "for a batch of 2 at 32 px" in note
+    assert not fit.report_fits(new_results(), TINY, strategies, 1000)
+
+
+@pytest.mark.parametrize("arch", ["resnet32_cifar", "revnet38_cifar"])
+def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
+    """Both have the same strategies, the reversible twin among them, and count the same bytes for each."""
+    front, fits = new_results(), new_results()
+    setup = Setup(arch, batch=4, size=32)
+    strategies = choose_strategies(EAGER, ["*RevNet*", "iABN"])
+    measure_front(front, setup, strategies, rounds=0)
+    fit.check_predictions(fits, setup, strategies, [4])
+    taken = values_of(fits, "taken")
+    assert [*taken] == [*values_of(front, "held")]
+    constant = {
+        strategy.name: fit.constant_bytes(strategy.build(setup), setup) / 1e6
+        for strategy in strategies
+        if strategy.name in taken
+    }
+    for name, peak in values_of(front, "peak").items():
+        assert taken[name] - constant[name] == pytest.approx(peak, rel=0.01), name
+    assert front.notes == fits.notes
+
+
+def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
+    with pytest.raises(ConfigError, match="benchmark resnet32_cifar, whose reversible twin it is"):
+        Setup("revnet38_cifar", batch=2, size=32).reversible_twin()
+
+
+def test_a_network_without_a_twin_has_no_reversible_row_in_fit() -> None:
+    results = new_results()
+    setup = Setup("resnext50", batch=2, size=32, structure=(1, 1, 1, 1))
+    fit.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
+    assert [*values_of(results, "largest batch")] == [BASELINE, "iABN"]
+    assert [note for note in results.notes if note.startswith("not measured: RevNet (only ")]
+
+
+def test_on_paper_a_reversible_twin_needs_less() -> None:
+    setup = Setup("resnet32_cifar", batch=2, size=32)
+    need = {name: fit.OnPaper(setup, choose_strategies(EAGER, [name])[-1]).need(16).step for name in REVNETS}
+    assert need["RevNet, iABN"] < need["RevNet"] < need["RevNet stored"] / 2
+
+
+def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
+    with pytest.raises(ConfigError, match="resnet18"):
+        fit.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
+
+
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=NATIVE)])
+@pytest.mark.parametrize("arch", ["resnet50", "resnext50", "densenet121"])
+def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str) -> None:
+    setup, results = Setup(arch, batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
+    strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN unwound"])
+    with backend.forced(kernels):
+        fit.check_predictions(results, setup, strategies, [6])
+    assert len(values_of(results, "difference")) >= 3  # and none of them raised
+
+
+def test_the_scratch_memory_of_a_convolution_is_measured_for_any_batch() -> None:
+    x, weight = torch.randn(16, 24, 20, 20), torch.randn(40, 24, 3, 3)
+    func = torch.ops.aten.convolution.default
+    settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    foretold = Scratch(CPU).bytes_of(func, (x.to("meta"), weight.to("meta"), *settings), {})
+    result_bytes = 16 * 40 * 20 * 20 * 4
+    assert foretold + result_bytes == pytest.approx(measure_peak(lambda: func(x, weight, *settings), CPU), rel=0.01)
+
+
+def test_a_prediction_that_is_off_is_reported_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = fit.OnPaper.need
+    monkeypatch.setattr(fit.OnPaper, "need", lambda self, batch: fit.Need(need(self, batch).constant, 0))
+    results = new_results()
+    with pytest.raises(VerificationError, match=r"std-BN at batch 2: -\d\d\.\d %"):
+        fit.check_predictions(results, TINY, EAGER[:1], [2])
+    assert values_of(results, "difference")[BASELINE] < -5
+
+
+# --- picture ---
+
+
+def front() -> dict[str, Any]:
+    """Points as crowded as those of a real run."""
+    results = Results("pareto", "zoo benchmark pareto x", CPU, {"threads": 1})
+    case = Case("net", (2, 3, 8, 8), "float32", "contiguous")
+    for index, strategy in enumerate(all_strategies([0.2, 0.5, 1.0])):
+        results.add(case, strategy.name, "step ratio", "1", [1 + 0.05 * (index % 5)])
+        for metric in ("peak ratio", "held ratio"):
+            results.add(case, strategy.name, metric, "1", [1 - 0.04 * (index % 7)])
+    results.add(case, "without a time", "peak ratio", "1", [0.1])
+    return results.content()
+
+
+def test_the_picture_is_a_png() -> None:
+    pytest.importorskip("matplotlib")
+    assert plot.draw(front()).startswith(b"\x89PNG\r\n")
+
+
+def test_labels_cover_neither_each_other_nor_points() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    figure = Figure(figsize=(7, 7))
+    canvas, axes = FigureCanvasAgg(figure), figure.subplots()
+    points = plot.points_of(front(), "peak ratio")
+    assert len(points) == len(all_strategies([0.2, 0.5, 1.0]))
+    plot._draw_points(axes, points)
+    canvas.draw()  # which sets the scales
+    plot._place_labels(axes, points)
+    canvas.draw()
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    marks = axes.transData.transform([(point.time, point.bytes) for point in points])
+    assert not any(box.fully_overlaps(other) for box, other in combinations(boxes, 2))
+    assert not any(box.contains(x, y) for box in boxes for x, y in marks)
+
+
+def test_every_strategy_has_a_style() -> None:
+    families = {strategy.name: plot.Point(strategy.name, 1, 1).family for strategy in all_strategies([0.5])}
+    assert families["std-BN checkpointed"] == "std-BN"
+    assert families["iABN unwound"] == "iABN"
+    assert families["RevNet, iABN"] == "RevNet"
+    assert families["compiled iABN 0.5"] == "compiled iABN"
+    assert plot.Point("compiled iABN 0.5", 1, 1).label == "0.5"
+
+
+def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="--no-picture"):
+        plot.check_matplotlib()
+
+
+def test_a_strategy_is_compiled_only_with_a_budget() -> None:
+    model = nn.Linear(2, 2)
+    assert Strategy("a", "standard", "plain").prepare(model) is model
+    assert Strategy("a", "standard", "plain", 0.5).prepare(model) is not model

@@ -1,0 +1,99 @@
+"""A verdict is given only where two numbers mean the same, and a number is shown only where it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zoo.data.imagenet import ValidationSet
+from zoo.reproduce.compare import Row, markdown_report
+
+IMAGENET = ValidationSet("data/val", 50_000, 1000, "digest")
+OTHER = replace(IMAGENET, difference="it has 7 pictures")
+ENVIRONMENT = {"torch": "2.15", "device": "cpu"}
+ROW = Row("net", "center224", {"top1": 77.04, "top5": 93.5}, "a paper", "md5", "zoo reproduce net")
+
+
+def _measured(top1: float, top5: float = 93.5, count: int = 50_000, limit: int | None = None) -> Row:
+    finished = "2026-01-02T03:04:05+00:00"
+    values: dict[str, Any] = {"top1": top1, "top5": top5, "count": count, "limit": limit, "environment": ENVIRONMENT}
+    return replace(ROW, measured={**values, "finished": finished})
+
+
+@pytest.mark.parametrize(
+    ("top1", "top5", "verdict"),
+    [
+        (77.04, 93.5, "within 0.1 point"),
+        (77.14, 93.4, "within 0.1 point"),
+        (76.944, 93.5, "within 0.1 point"),
+        (76.93, 93.5, "off by -0.11 (top1)"),
+        (77.1, 94.0, "off by +0.50 (top5)"),
+        (77.5, 93.0, "off by -0.50 (top5)"),
+    ],
+)
+def test_a_tenth_of_a_point_in_either_score_is_the_limit(top1: float, top5: float, verdict: str) -> None:
+    row = _measured(top1, top5)
+    assert row.verdict(IMAGENET) == verdict
+    assert row.is_off(IMAGENET) == verdict.startswith("off")
+
+
+@pytest.mark.parametrize(
+    ("row", "data"),
+    [(_measured(77.04, count=7), OTHER), (_measured(77.04, count=7, limit=7), IMAGENET),
+     (_measured(77.04, count=49_999), IMAGENET)],
+)  # fmt: skip
+def test_other_data_a_limit_and_pictures_left_out_get_no_verdict_and_no_difference(
+    row: Row, data: ValidationSet
+) -> None:
+    assert row.verdict(data).startswith("not comparable: ")
+    assert row.verdict(data).endswith(" pictures")
+    assert row.difference(data) is None
+    assert not row.is_off(data)
+
+
+def test_a_row_not_run_shows_no_number_but_the_published() -> None:
+    row = replace(ROW, reason="no weights")
+    content = row.to_json(IMAGENET)
+    assert (content["measured"], content["difference"], content["verdict"]) == (None, None, "not run")
+    report = markdown_report([row], IMAGENET, ["the weights are missing"], ENVIRONMENT)
+    cells = [cell.strip() for cell in report.split("\n| net ")[1].split("\n")[0].split("|")]
+    assert cells == ["", "center224", "77.04 / 93.50", "", "", "not run", "", "", "md5", ""]
+    assert "- the weights are missing" in report
+    assert "- net, center224: no weights\n\n  `zoo reproduce net`" in report
+
+
+def test_rows_not_run_for_one_reason_are_told_once() -> None:
+    rows = [replace(ROW, reason="no data"), replace(ROW, protocol="center320", reason="no data")]
+    assert markdown_report(rows, IMAGENET, [], ENVIRONMENT).count("`zoo reproduce net`") == 1
+
+
+def test_a_network_without_published_scores_gets_no_verdict() -> None:
+    row = replace(_measured(50.0), published=None)
+    assert (row.verdict(IMAGENET), row.difference(IMAGENET)) == ("nothing published", None)
+
+
+def test_a_score_measured_elsewhere_says_when_and_with_what() -> None:
+    row = replace(_measured(77.0), reused=True)
+    changed = markdown_report([row], IMAGENET, [], {**ENVIRONMENT, "device": "GPU"})
+    assert "reused, of 2026-01-02, device cpu" in changed
+    assert "reused, of 2026-01-02 |" in markdown_report([row], IMAGENET, [], ENVIRONMENT)
+    assert "reused" not in markdown_report([_measured(77.0)], IMAGENET, [], ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(IMAGENET, "the ImageNet validation set, by"), (OTHER, "not the ImageNet validation set** (it has 7 pictures)"),
+     (ValidationSet("x", fault="there is no folder x"), "Data: none. there is no folder x")],
+)  # fmt: skip
+def test_the_report_says_which_data_it_is_about(data: ValidationSet, words: str) -> None:
+    assert words in markdown_report([ROW], data, [], ENVIRONMENT)
+
+
+def test_where_only_top1_was_published_only_top1_is_compared() -> None:
+    row = replace(_measured(76.5, top5=10.0), published={"top1": 76.9})
+    assert row.difference(IMAGENET) == {"top1": -0.4}
+    assert row.verdict(IMAGENET) == "off by -0.40 (top1)"
+    text = " ".join(markdown_report([row], IMAGENET, [], ENVIRONMENT).split())
+    assert "| 76.90 | 76.50 / 10.00 | -0.40 | off by -0.40 (top1) |" in text

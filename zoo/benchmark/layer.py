@@ -1,0 +1,222 @@
+"""Time and traffic of one norm with its activation, forward and backward, by every back end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.benchmark import variants
+from zoo.benchmark.held import clear_gradients, measure_memory
+from zoo.benchmark.networks import DTYPES, LAYOUTS, room_for_compilations
+from zoo.benchmark.schema import Case, Results
+from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
+from zoo.engine.compiled import compile_network
+from zoo.layers.norm import InPlaceABN
+from zoo.layers.recompute import checkpoint
+from zoo.ops.abn import backend, native
+from zoo.ops.abn.reference import Form
+
+BASELINE = "std-BN"
+PASSES = 3 + 5  # read x twice, write z; read z and dz twice, write dx
+COPY_BYTES = 256 * 2**20
+SHAPES = (
+    (32, 64, 112, 112),
+    (32, 256, 56, 56),
+    (32, 512, 28, 28),
+    (32, 1024, 14, 14),
+    (2, 64, 7, 7),
+    (2, 2048, 7, 7),
+)  # fmt: skip
+
+
+class Provider(NamedTuple):
+    """A layer, what calls it, and the context that it is called in: for ours, the back end that is forced."""
+
+    layer: nn.Module
+    call: Callable[[Tensor], Tensor]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def providers(channels: int, device: torch.device) -> dict[str, Provider]:
+    """Return all ways to norm and activate; the first is the baseline of the ratios."""
+
+    def standard(inplace: bool = True) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(channels), nn.LeakyReLU(0.01, inplace)).to(device)
+
+    def ours(name: str) -> Provider:
+        layer = InPlaceABN(channels).to(device)
+        return Provider(layer, layer, lambda: backend.forced(name))
+
+    eager, redone, fused = standard(), standard(), InPlaceABN(channels).to(device)
+    compiled = standard(inplace=False)  # inductor's code for the other is several times slower than eager
+    found = {
+        BASELINE: Provider(eager, eager),
+        "checkpointed std-BN": Provider(redone, lambda x: checkpoint(redone, x)),
+        "compiled std-BN": Provider(compiled, _compiled(compiled)),
+        "compiled iABN": Provider(fused, _compiled(fused)),
+        "iABN reference": ours("reference"),
+    }
+    for name, (kind, module) in backend.DEVICES.items():
+        if kind == device.type and module.why_not() is None:
+            found[f"iABN {name}"] = ours(name)
+    return found
+
+
+def _compiled(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    return compile_network(layer, 1.0, fullgraph=True, dynamic=False)
+
+
+def blocks(channels: int, device: torch.device) -> dict[str, Provider]:
+    """Return the five strategies of the paper's Figure 2 for norm, activation and a 1x1 convolution, in plain torch."""
+    found = {name: Block(channels, name).to(device) for name in variants.STRATEGIES}
+    return {name: Provider(block, block) for name, block in found.items()}
+
+
+class Block(nn.Module):
+    """The paper's block BN + ACT + CONV, which saves memory by one of `variants.STRATEGIES`."""
+
+    def __init__(self, channels: int, strategy: str) -> None:
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.kernel = nn.Parameter(torch.randn(channels, channels, 1, 1) / channels**0.5)
+        self.strategy = strategy
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution's output, of the shape of x."""
+        return variants.bn_act_conv(x, self.gamma, self.beta, self.kernel, self.strategy)
+
+
+def measure_layers(
+    results: Results,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    rounds: int,
+    with_blocks: bool = False,
+) -> None:
+    """Add time, its ratios to the baseline and to the minimal traffic, and bytes, of each provider in each case.
+
+    ``with_blocks`` adds the paper's blocks, in float32, relative to the standard one.
+    """
+    bytes_per_s = copy_bandwidth(results.device, rounds)
+    results.settings["copy bandwidth, GB/s"] = round(bytes_per_s / 1e9, 2)
+    results.settings["minimal traffic, passes"] = PASSES
+    for shape, dtype, layout in product(shapes, dtypes, layouts):
+        case = Case("norm + activation", shape, dtype, layout)
+        _measure_case(results, case, providers(shape[1], results.device), bytes_per_s, rounds)
+        if with_blocks and dtype == "float32":
+            case = Case("norm + activation + convolution", shape, dtype, layout)
+            _measure_case(results, case, blocks(shape[1], results.device), None, rounds)
+
+
+def copy_bandwidth(device: torch.device, rounds: int) -> float:
+    """Return the bytes per second, read and written, of the copy of a tensor that no cache holds."""
+    source, target = (torch.ones(COPY_BYTES // 4, device=device) for _ in range(2))
+    step = Step(lambda times: [target.copy_(source) for _ in range(times)])
+    seconds = time_interleaved({"copy": step}, Clock(device), rounds=max(rounds, 5))["copy"]
+    return 2 * COPY_BYTES / sorted(seconds)[len(seconds) // 2]
+
+
+def _measure_case(
+    results: Results, case: Case, found: dict[str, Provider], bytes_per_s: float | None, rounds: int
+) -> None:
+    """Add the bytes and times of the providers; the traffic too where the bandwidth is given."""
+    print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
+    x, dz = (_random(case, results.device) for _ in range(2))
+    with room_for_compilations():
+        for name, provider in found.items():
+            with provider.context():
+                memory = measure_memory(_forward(provider, x, dz), provider.layer.parameters())
+            results.add(case, name, "held", "tensors", [memory.held / x.nbytes])
+            results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
+        steps = {name: _layer_step(provider, x, dz) for name, provider in found.items()}
+        if bytes_per_s is not None and results.device.type == "cpu" and native.why_not() is None:
+            steps |= _raw_steps(x, dz)
+        seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
+    torch._dynamo.reset()  # the compiled layers of the next case are others
+    baseline = seconds[next(iter(found))]
+    for name, values in seconds.items():
+        results.add(case, name, "time", "ms", [1e3 * value for value in values])
+        results.add(case, name, "time ratio", "1", ratios(values, baseline))
+        if bytes_per_s is not None:
+            minimal = PASSES * x.nbytes
+            results.add(case, name, "/ minimal traffic", "1", [value * bytes_per_s / minimal for value in values])
+            results.add(case, name, "traffic", "GB/s", [minimal / value / 1e9 for value in values])
+
+
+def _random(case: Case, device: torch.device) -> Tensor:
+    x = torch.randn(case.shape, device=device).to(DTYPES[case.dtype])
+    return x.contiguous(memory_format=LAYOUTS[case.layout])
+
+
+class _Made(torch.autograd.Function):
+    """A tensor as if an operation had just made it, so that it requires grad and may be overwritten."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, x: Tensor) -> Tensor:
+        # The same memory in a tensor that autograd does not know.
+        return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.detach())  # type: ignore[call-overload]
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> Step:
+    """Return forward and backward of the layer alone, with dx, on a copy of x that is made anew for each sample."""
+    token = torch.ones((), device=x.device, requires_grad=True)
+    buffer = x.clone()
+
+    def run(times: int) -> None:
+        with provider.context():
+            for _ in range(times):
+                provider.call(_Made.apply(token, buffer)).backward(dz)
+                clear_gradients(provider.layer.parameters())
+
+    return Step(run, lambda: buffer.copy_(x))
+
+
+def _forward(provider: Provider, x: Tensor, dz: Tensor) -> Callable[[], Tensor]:
+    """Return the layer between an operation that makes its input and one that makes its gradient."""
+    token = torch.ones((), dtype=x.dtype, device=x.device, requires_grad=True)
+    return lambda: (provider.call(x * token) * dz).sum()
+
+
+def _raw_steps(x: Tensor, dz: Tensor) -> dict[str, Step]:
+    """Return the compiled CPU operators without autograd: dx in a new tensor, and dx written into dz.
+
+    The latter is safe only for a gradient that nobody else has, which an operator cannot know: no layer does it.
+    """
+    channels = x.shape[1]
+    form = Form(torch.ones(channels), torch.zeros(channels), 1e-5, "leaky_relu", 0.01)
+    buffer, gradient = x.clone(), dz.clone()
+    count = x.numel() // channels
+    settings = native._settings(form)
+
+    def forward_and_sums(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, var = native.statistics(buffer)
+        native.apply_(buffer, mean, var, form)
+        sum_dy, sum_dy_xhat = native.backward_reduce(buffer, g, form)
+        return var, sum_dy / count, sum_dy_xhat / count
+
+    def new(times: int) -> None:
+        for _ in range(times):
+            var, *means = forward_and_sums(dz)
+            native.backward_apply(buffer, dz, var, (means[0], means[1]), form)
+
+    def overwrite(times: int) -> None:
+        for _ in range(times):
+            var, *means = forward_and_sums(gradient)
+            torch.ops.zoo.abn_backward_apply_(buffer, gradient, var, *means, *settings)
+
+    def refill() -> None:
+        buffer.copy_(x)
+        gradient.copy_(dz)
+
+    return {"raw native": Step(new, refill), "raw native, dx into dz": Step(overwrite, refill)}

@@ -1,0 +1,116 @@
+"""Networks to benchmark, in training: built in a given variant, compiled or not, fed with random pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
+
+from zoo.benchmark.held import clear_gradients
+from zoo.benchmark.schema import Case
+from zoo.benchmark.timing import Step
+from zoo.errors import ConfigError, nearest
+from zoo.layers.init import init_weights
+from zoo.layers.norm import norm_act
+from zoo.models import ARCHITECTURES
+from zoo.models.revnet import REVERSIBLE_TWINS
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Half precision is autocast, as in training; float16 would need a scaled loss.
+NETWORK_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A network and what it is fed with; ``structure`` are blocks per stage in place of the architecture's own."""
+
+    arch: str
+    batch: int
+    size: int
+    structure: tuple[int, ...] | None = None
+    input_3x3: bool = False
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def case(self) -> Case:
+        """What the results call it."""
+        blocks = "" if self.structure is None else f" ({'-'.join(map(str, self.structure))})"
+        stem = " 3x3 stem" if self.input_3x3 else ""
+        return Case(self.arch + blocks + stem, (self.batch, 3, self.size, self.size), self.dtype, self.layout)
+
+    def build(self, norm: str, memory: str) -> nn.Module:
+        """Return the initialised network in training mode; ConfigError for what the architecture does not have."""
+        if self.arch not in ARCHITECTURES:
+            known = ", ".join(nearest(self.arch, ARCHITECTURES))
+            raise ConfigError(f"unknown network {self.arch!r}; the nearest names are {known}")
+        builder: Any = ARCHITECTURES[self.arch]
+        options: dict[str, Any] = {"memory": memory}
+        if self.input_3x3:
+            options["input_3x3"] = True
+        if self.structure is not None:
+            usual = getattr(builder, "keywords", {}).get("structure")
+            if usual is None:
+                raise ConfigError(f"{self.arch} has no structure of blocks per stage to change")
+            stages = len(usual)
+            if len(self.structure) != stages:
+                raise ConfigError(f"{self.arch} has {stages} stages, the structure {self.structure} is of other length")
+            options["structure"] = self.structure
+        try:
+            with torch.device("meta" if self.device.type == "meta" else "cpu"):
+                model = builder(norm_act(norm), 1000, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.arch}: {error}") from error
+        init_weights(model)
+        return self.place(model)
+
+    def reversible_twin(self) -> Setup:
+        """Return the same for the RevNet that the paper compares with; ConfigError if there is none of this shape."""
+        ordinary = {reversible: arch for arch, reversible in REVERSIBLE_TWINS.items()}.get(self.arch)
+        if ordinary is not None:
+            raise ConfigError(f"benchmark {ordinary}, whose reversible twin it is")
+        if self.arch not in REVERSIBLE_TWINS or self.structure is not None:
+            raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} in their own structure have a reversible twin")
+        return replace(self, arch=REVERSIBLE_TWINS[self.arch])
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Return the model on the device, in the layout, in training mode."""
+        return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
+
+    def forward_of(self, model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+        """Return the function that computes the loss of random pictures, which exist from now on."""
+        layout = LAYOUTS[self.layout]
+        pictures = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
+        classes = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        if self.dtype == "float32":
+            return lambda: F.cross_entropy(model(pictures), classes)
+
+        def forward() -> Tensor:
+            with torch.autocast(self.device.type, DTYPES[self.dtype]):
+                return F.cross_entropy(model(pictures), classes)
+
+        return forward
+
+
+def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
+    """Return the step to time: forward, backward, gradients dropped; the optimizer is the same for all and left out."""
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            forward().backward()
+            clear_gradients(model.parameters())
+
+    return Step(run)
+
+
+def room_for_compilations() -> AbstractContextManager[Any]:
+    """Return the context in which any number of compiled models may be run: torch gives up after a few otherwise."""
+    return dynamo_config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)

@@ -1,0 +1,192 @@
+"""The picture of a pareto benchmark: bytes against time, the peak on the left and what is held on the right."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from zoo.benchmark.strategies import BASELINE
+from zoo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Told apart by colour-blind readers (Okabe and Ito's palette) and without colour, by their markers.
+STYLES: dict[str, dict[str, Any]] = {
+    "std-BN": {"color": "#000000", "marker": "s"},
+    "iABN": {"color": "#D55E00", "marker": "o"},
+    "RevNet": {"color": "#009E73", "marker": "D"},
+    "compiled std-BN": {"color": "#0072B2", "marker": "^", "linestyle": "--"},
+    "compiled iABN": {"color": "#CC79A7", "marker": "v", "linestyle": ":"},
+}
+FONT_SIZE = 9
+DISTANCES = (8, 16, 26, 38, 52, 68, 86)  # of a label from its point, in points of print
+SIDES = ((1, 0), (1, 1), (1, -1), (-1, 0), (-1, 1), (-1, -1), (0, 1), (0, -1))  # across and up
+
+Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
+
+
+class Point(NamedTuple):
+    """A strategy: time of a step and bytes, both relative to the baseline."""
+
+    provider: str
+    time: float
+    bytes: float
+
+    @property
+    def family(self) -> str:
+        """The style that the point is drawn in: the longest that the name begins with."""
+        return max((style for style in STYLES if self.provider.startswith(style)), key=len)
+
+    @property
+    def label(self) -> str:
+        """The name, without the family where that is a line: then what is left is the budget."""
+        return self.provider.removeprefix(self.family).strip() if "compiled" in self.family else self.provider
+
+
+def check_matplotlib() -> None:
+    """Raise ConfigError where there is no matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "the picture needs matplotlib: pip install matplotlib (the package's extra `plot`), or leave the picture "
+            "out with --no-picture"
+        ) from error
+
+
+def draw(content: dict[str, Any]) -> bytes:
+    """Return the PNG picture of a pareto benchmark's JSON ``content``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 7), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(_title(content), fontsize=11)
+    panels = {}
+    for axes, metric in zip(figure.subplots(1, 2), ("peak", "held"), strict=True):
+        panels[axes] = points_of(content, f"{metric} ratio")
+        _draw_points(axes, panels[axes])
+        axes.set(xlabel=f"time of a step / {BASELINE}", ylabel=f"{metric} bytes / {BASELINE}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(STYLES), frameon=False)
+    canvas.draw()  # what the places of labels depend on is fixed from here on
+    figure.set_layout_engine("none")
+    for axes, points in panels.items():
+        _place_labels(axes, points)
+    file = io.BytesIO()
+    figure.savefig(file, dpi=120, format="png")
+    return file.getvalue()
+
+
+def points_of(content: dict[str, Any], metric: str) -> list[Point]:
+    """Return the points of all providers that have both a time and the ``metric``."""
+    values: dict[str, dict[str, float]] = {}
+    for record in content["records"]:
+        values.setdefault(record["provider"], {})[record["metric"]] = record["median"]
+    return [
+        Point(provider, found["step ratio"], found[metric])
+        for provider, found in values.items()
+        if {"step ratio", metric} <= found.keys()
+    ]
+
+
+def _title(content: dict[str, Any]) -> str:
+    record, settings = content["records"][0], content["settings"]
+    shape = "x".join(map(str, record["shape"]))
+    return (
+        f"{record['subject']}, {shape}, {record['dtype']}, {record['layout']}\n{content['machine']['cpu']}, device "
+        f"{content['machine']['device']}, {settings['threads']} threads, torch {content['versions']['torch']}"
+    )
+
+
+def _draw_points(axes: Axes, points: Sequence[Point]) -> None:
+    for family, style in STYLES.items():
+        members = [point for point in points if point.family == family]
+        if members:
+            times, sizes = [point.time for point in members], [point.bytes for point in members]
+            label = family + (" (budget)" if "compiled" in family else "")
+            axes.plot(times, sizes, label=label, **{"linestyle": "none", "markersize": 7, "linewidth": 1, **style})
+    axes.margins(0.12)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _place_labels(axes: Axes, points: Sequence[Point]) -> None:
+    """Write each label beside its point where it covers the least of points, lines, other labels and the border."""
+    taken = _covered_by_points(axes, points)
+    offsets = [(distance, side) for distance in DISTANCES for side in SIDES]
+    for point in points:
+        boxes = [_label_box(axes, point, distance, side) for distance, side in offsets]
+        covered = [_covered(box, np.array(taken), np.array(axes.bbox.extents)) for box in boxes]
+        best = covered.index(min(covered))
+        taken.append(boxes[best])
+        _annotate(axes, point, *offsets[best])
+
+
+def _label_box(axes: Axes, point: Point, distance: float, side: tuple[int, int]) -> Box:
+    """Return the box of the point's label in that place."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    pixels = figure.dpi / 72  # per point of print
+    width, height = _width(point.label) * pixels + 4, 1.2 * FONT_SIZE * pixels
+    x, y = axes.transData.transform((point.time, point.bytes))
+    left = x + side[0] * distance * pixels - (1 - side[0]) / 2 * width
+    bottom = y + side[1] * distance * pixels - (1 - side[1]) / 2 * height
+    return left, bottom, left + width, bottom + height
+
+
+def _covered_by_points(axes: Axes, points: Sequence[Point]) -> list[Box]:
+    """Return the boxes of the points, and of small parts of the lines between those of a family."""
+
+    def box(x: float, y: float, half: float) -> Box:
+        return x - half, y - half, x + half, y + half
+
+    places = {point: axes.transData.transform((point.time, point.bytes)) for point in points}
+    boxes = [box(x, y, 6) for x, y in places.values()]
+    for (start, from_), (end, to) in pairwise(places.items()):
+        if start.family == end.family and "linestyle" in STYLES[start.family]:
+            boxes += [box(x, y, 2) for x, y in np.linspace(from_, to, 41)]
+    return boxes
+
+
+def _covered(box: Box, taken: np.ndarray, inside: np.ndarray) -> float:
+    """Return the area of ``box`` that is taken, and ten times that outside of the axes."""
+    outside = (box[2] - box[0]) * (box[3] - box[1]) - _overlap(box, inside[None])
+    return _overlap(box, taken) + 10 * outside
+
+
+def _overlap(box: Box, others: np.ndarray) -> float:
+    """Return the sum of the areas that ``box`` shares with each of the others, shape (n, 4)."""
+    width = np.minimum(box[2], others[:, 2]) - np.maximum(box[0], others[:, 0])
+    height = np.minimum(box[3], others[:, 3]) - np.maximum(box[1], others[:, 1])
+    return float((width.clip(0) * height.clip(0)).sum())
+
+
+@functools.cache
+def _width(label: str) -> float:
+    """Return how wide a label is, in points of print."""
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), label, size=FONT_SIZE).get_extents().width)
+
+
+def _annotate(axes: Axes, point: Point, distance: float, side: tuple[int, int]) -> None:
+    axes.annotate(
+        point.label,
+        (point.time, point.bytes),
+        (side[0] * distance, side[1] * distance),
+        textcoords="offset points",
+        ha=("center", "left", "right")[side[0]],
+        va=("center", "bottom", "top")[side[1]],
+        fontsize=FONT_SIZE,
+        color=STYLES[point.family]["color"],
+        arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.6}
+        if side[1] or distance > DISTANCES[0]
+        else None,
+    )

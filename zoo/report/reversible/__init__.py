@@ -1,1 +1,0 @@
-"""The tables and figures of the two reversible papers: what was published beside what is measured here."""

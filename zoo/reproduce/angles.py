@@ -1,0 +1,150 @@
+"""Figure 4 of Gomez et al. 2017: the angle between gradients from stored and from reconstructed activations."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.data.folder import ImageFolder
+from zoo.data.transforms import val_transform
+from zoo.errors import DataError, printable
+from zoo.layers.reversible import ReversibleSequential
+from zoo.registry import CIFAR_INPUT
+from zoo.reproduce.networks import build
+from zoo.reproduce.schema import Line, Panel, Published, Section, trend, unpublished, within_axis
+
+AXIS = Published(10.0, "read off a figure", "Figure 4")  # degrees: its top
+TREND = Published("rises", "printed", "section 5.2")
+NETWORKS = {"revnet38_cifar": 60, "revnet164_cifar": 20}  # and training steps
+MEASUREMENTS = 6  # over the training, the first before it
+BATCH = 16
+SIZE = 32
+CLASSES = 10
+LR = 0.1
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+class Angles(NamedTuple):
+    """In degrees, at one step: stored to reconstructed, and either one in float32 to stored in float64."""
+
+    step: int
+    between: float
+    stored: float
+    reconstructed: float
+
+
+def open_pictures(data: Path, batch: int = BATCH) -> ImageFolder:
+    """Return the pictures below train/; DataError unless they make a batch, of classes that the networks have."""
+    pictures = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
+    if len(pictures) < batch or len(pictures.classes) > CLASSES:
+        raise DataError(
+            f"{len(pictures)} pictures of {len(pictures.classes)} classes; {printable(pictures.root)}: give at least "
+            f"{batch} pictures of at most {CLASSES} classes, as CIFAR-10 has them"
+        )
+    return pictures
+
+
+def measure_angles(data: ImageFolder | None, networks: dict[str, int] | None = None, batch: int = BATCH) -> Section:
+    """Train each of the ``networks`` for its number of steps and return the angles on the way.
+
+    Without ``data`` the pictures are random and so are the labels.
+    """
+    networks = NETWORKS if networks is None else networks
+    pictures = "random pictures (with --data DIR those of CIFAR-10)" if data is None else f"pictures of {data.root}"
+    steps = ", ".join(f"{name} {count} steps" for name, count in networks.items())
+    section = Section(
+        "figure4", "Figure 4: angle between stored and reconstructed gradients",
+        f"Trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {pictures}: {steps}; the paper's RevNet-164 was "
+        "trained for 160 epochs and more with batches of 100. At a measurement, all three gradients belong to the same "
+        "weights and pictures. Angle: 2 arcsin(|u - v| / 2) of the unit vectors.",
+    )  # fmt: skip
+    section.notes.append(
+        "the paper's angle is that of a whole training on CIFAR-10, of which these are the first steps: what it does "
+        "here neither confirms nor contradicts that it rises there. The paper states no bound: its axis ends at "
+        f"{AXIS.value:g} degrees"
+    )
+    for name, count in networks.items():
+        torch.manual_seed(0)
+        model = build(name)
+        found = _train(model, _batches(data, batch), count)
+        section.figures += [
+            within_axis(f"{name}: stored to reconstructed, largest", AXIS, max(a.between for a in found), "degrees"),
+            trend(f"{name}: stored to reconstructed, first to last", TREND, [a.between for a in found], "degrees"),
+            unpublished(f"{name}: stored to float64, largest", max(a.stored for a in found), "degrees"),
+            unpublished(f"{name}: reconstructed to float64, largest", max(a.reconstructed for a in found), "degrees"),
+        ]
+        section.panels.append(_panel(name, found))
+    return section
+
+
+def gradients(model: nn.Module, pictures: Tensor, classes: Tensor, *, store: bool) -> Tensor:
+    """Return the gradient with respect to all parameters as one vector; no running statistics are left changed."""
+    model = copy.deepcopy(model)
+    for chain in model.modules():
+        if isinstance(chain, ReversibleSequential):
+            chain.store = store
+    loss = F.cross_entropy(model(pictures), classes)
+    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def angle(u: Tensor, v: Tensor) -> float:
+    """Return the angle between two vectors in degrees, exact for small ones too."""
+    u, v = u.double() / u.double().norm(), v.double() / v.double().norm()
+    return math.degrees(2 * math.asin(min(1.0, float((u - v).norm()) / 2)))
+
+
+def _train(model: nn.Module, batches: Batches, steps: int) -> list[Angles]:
+    """Train and return the angles at equal distances, the first before and the last after the training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=2e-4)
+    measured = {round(index * steps / (MEASUREMENTS - 1)) for index in range(MEASUREMENTS)}
+    found = []
+    for step in range(steps + 1):
+        pictures, classes = next(batches)
+        if step in measured:
+            found.append(_angles(step, model, pictures, classes))
+        optimizer.zero_grad()
+        F.cross_entropy(model(pictures), classes).backward()
+        optimizer.step()
+    return found
+
+
+def _angles(step: int, model: nn.Module, pictures: Tensor, classes: Tensor) -> Angles:
+    stored = gradients(model, pictures, classes, store=True)
+    reconstructed = gradients(model, pictures, classes, store=False)
+    exact = gradients(copy.deepcopy(model).double(), pictures.double(), classes, store=True)
+    return Angles(step, angle(stored, reconstructed), angle(stored, exact), angle(reconstructed, exact))
+
+
+def _batches(data: ImageFolder | None, batch: int) -> Batches:
+    """Yield pictures (batch, 3, SIZE, SIZE) and their classes without end."""
+    if data is None:
+        return iter(lambda: (torch.randn(batch, 3, SIZE, SIZE), torch.randint(CLASSES, (batch,))), None)
+    return _read(data, batch)
+
+
+def _read(pictures: ImageFolder, batch: int) -> Batches:
+    while True:
+        order = torch.randperm(len(pictures)).tolist()
+        for start in range(0, len(order) - batch + 1, batch):
+            samples = [pictures[0, index] for index in order[start : start + batch]]
+            images = [sample.image for sample in samples if sample.image is not None]
+            yield torch.stack(images), torch.tensor([sample.target for sample in samples])
+
+
+def _panel(name: str, found: list[Angles]) -> Panel:
+    columns: dict[str, Callable[[Angles], float]] = {
+        "stored to reconstructed": lambda a: a.between,
+        "stored to float64": lambda a: a.stored,
+        "reconstructed to float64": lambda a: a.reconstructed,
+    }
+    steps = [a.step for a in found]
+    lines = [Line(label, steps, [value(a) for a in found]) for label, value in columns.items()]
+    return Panel(name, "training step", "angle, degrees", lines, y_log=True)

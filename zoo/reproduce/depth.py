@@ -1,0 +1,169 @@
+"""Table 1 of Gomez et al. 2017: what a training step keeps and computes, against the number of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.benchmark.held import measure_memory
+from zoo.benchmark.storages import count_memory
+from zoo.layers import init_weights, norm_act
+from zoo.layers.preact import build_preact_branch
+from zoo.layers.recompute import checkpoint
+from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
+from zoo.reproduce.networks import build, forward_of
+from zoo.reproduce.schema import Figure, Line, Panel, Published, Section, compare, unpublished
+
+DEPTHS = (4, 16, 36, 100)
+UNITS = (3, 9, 18)
+HALF, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, side of the maps, and maps
+EXPONENT_TOLERANCE = 0.1
+# Strategy -> the exponent of the order of memory that Table 1 prints as O(L), O(sqrt(L)) and O(1).
+EXPONENTS = {
+    "naive": Published(1.0, "derived", "Table 1: O(L)"),
+    "checkpoint sqrt(L)": Published(0.5, "derived", "Table 1: O(sqrt(L))"),
+    "reversible": Published(0.0, "derived", "Table 1: O(1)"),
+}
+# The cost of a step in forward passes: one forward and two for the backward pass, and what is run again.
+PASSES = {
+    "naive": Published(3, "printed", "section 5.1"),
+    "checkpoint sqrt(L)": Published(4, "derived", "section 3.2: the same overhead as a RevNet's"),
+    "reversible": Published(4, "printed", "section 5.1"),
+}
+RECURSIVE = Published("O(log L), O(L log L)", "printed", "Table 1")
+NO_GROWTH = Published(0.0, "derived", "section 3.2: storage independent of the depth")
+
+
+class Cost(NamedTuple):
+    """Of one step: most bytes at once without the parameters' gradients, and calls of F and G per function."""
+
+    peak: int
+    calls: float
+
+
+def measure_depth(depths: Sequence[int] = DEPTHS, units: Sequence[int] = UNITS) -> Section:
+    """Return the growth of memory with depth, and the cost in forward passes, of one chain of blocks."""
+    section = Section(
+        "table1", "Table 1: memory and computation against depth",
+        f"A chain of L additive blocks, each F and G two 3x3 convolutions on {HALF} channels, {BATCH} maps of "
+        f"{SIZE} pixels, L = {', '.join(map(str, depths))}. Peak: most bytes that a step takes from the allocator, "
+        "without the parameters' gradients. Cost in forward passes N: the counted calls of F and G, and 2N for the "
+        "gradients.",
+    )  # fmt: skip
+    costs = {name: [_measure(strategy, depth) for depth in depths] for name, strategy in STRATEGIES.items()}
+    for name, found in costs.items():
+        section.figures += _growth(name, depths, found)
+    for name, found in costs.items():
+        section.figures.append(_passes(name, found[-1].calls))
+    section.figures.append(Figure("recursive checkpoint: memory and cost", RECURSIVE, None, "", "not in this package"))
+    section.figures += _networks(units)
+    section.notes += [
+        "the authors' own code runs the forward a second time: 5N in place of 4N (section 5.1)",
+        "torch's checkpoint does not run the last G of a segment again, as nothing needs its output",
+    ]
+    lines = [Line(name, list(depths), [cost.peak / 1e6 for cost in found]) for name, found in costs.items()]
+    section.panels.append(Panel("a chain of L blocks", "blocks L", "peak of a step, MB", lines, True, True))
+    return section
+
+
+def _naive(blocks: Sequence[nn.Module]) -> nn.Module:
+    return ReversibleSequential(blocks, store=True)
+
+
+class _Checkpointed(nn.Module):
+    """Segments of blocks, of which backward keeps the inputs only."""
+
+    def __init__(self, blocks: Sequence[nn.Module], length: int) -> None:
+        super().__init__()
+        starts = range(0, len(blocks), length)
+        self.segments = nn.ModuleList(ReversibleSequential(blocks[i : i + length], store=True) for i in starts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last segment's output."""
+        for segment in self.segments:
+            x = checkpoint(segment, x)
+        return x
+
+
+STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
+    "naive": _naive,
+    "checkpoint each block": lambda blocks: _Checkpointed(blocks, 1),
+    "checkpoint sqrt(L)": lambda blocks: _Checkpointed(blocks, math.isqrt(len(blocks))),
+    "reversible": lambda blocks: ReversibleSequential(blocks),
+}
+
+
+def _measure(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: int) -> Cost:
+    norm = norm_act("standard", "relu")
+    blocks = [ReversibleBlock(*(build_preact_branch(HALF, HALF, norm, False) for _ in "fg")) for _ in range(depth)]
+    chain = strategy(blocks).train()
+    init_weights(chain)
+    x = torch.randn(BATCH, 2 * HALF, SIZE, SIZE)
+    with counted_calls(blocks) as calls:
+        chain(x).square().mean().backward()
+    memory = measure_memory(lambda: chain(x).square().mean(), chain.parameters(), warmup=0)
+    return Cost(memory.peak_without_gradients, len(calls) / (2 * depth))
+
+
+@contextmanager
+def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
+    """Within, the list grows by one entry for each call of a block's F or G."""
+    calls: list[str] = []
+
+    def note(module: nn.Module, *_: object) -> None:
+        calls.append(type(module).__name__)
+
+    handles = [block.get_submodule(name).register_forward_hook(note) for block in blocks for name in "fg"]
+    yield calls
+    for handle in handles:
+        handle.remove()
+
+
+def _growth(name: str, depths: Sequence[int], costs: Sequence[Cost]) -> list[Figure]:
+    """Return the exponent of the growth between the two largest depths."""
+    (a, low), (b, high) = list(zip(depths, costs, strict=True))[-2:]
+    exponent = math.log(high.peak / low.peak) / math.log(b / a)
+    published = EXPONENTS.get(name)
+    what = f"{name}: exponent of the peak's growth from {a} to {b} blocks"
+    if published is None:
+        return [unpublished(what, exponent)]
+    difference = exponent - float(published.value)
+    close = abs(difference) <= EXPONENT_TOLERANCE
+    verdict = f"within {EXPONENT_TOLERANCE}" if close else f"off by {difference:+.2f}"
+    return [Figure(what, published, exponent, "", verdict)]
+
+
+def _passes(name: str, calls: float) -> Figure:
+    published = PASSES.get(name)
+    what = f"{name}: forward passes of a step"
+    if published is None:
+        return unpublished(what, calls + 2, "N")
+    return compare(what, published, calls + 2, "N", 0.05)
+
+
+def _networks(units: Sequence[int]) -> list[Figure]:
+    """Return the held bytes of CIFAR RevNets of different depths, stored and reconstructed."""
+    figures = []
+    for memory in ("plain", "auto"):
+        held = [_held(count, memory) for count in units]
+        slope = (held[-1] - held[0]) / (3 * (units[-1] - units[0]))
+        what = {"plain": "stored", "auto": "reconstructed"}[memory]
+        text = " / ".join(f"{count / 1e6:.2f}" for count in held)
+        label = f"RevNet-38's widths, batch 8, {'-'.join(map(str, units))} units per stage, {what}"
+        figures.append(unpublished(f"{label}: held", text, "MB"))
+        is_constant = memory == "auto"
+        figures.append(
+            Figure(f"{label}: per unit", NO_GROWTH if is_constant else None, slope / 1e6, "MB",
+                   ("equal" if slope == 0 else "off") if is_constant else "nothing published")
+        )  # fmt: skip
+    return figures
+
+
+def _held(units: int, memory: str) -> int:
+    model = build("revnet38_cifar", "meta", structure=(units,) * 3, memory=memory)
+    return count_memory(forward_of(model, 8, 32), model.parameters()).held
