@@ -100,7 +100,7 @@ ALWAYS_INLINE void sample_means(const Layout& layout, const T* x, Range range, L
   const int64_t samples = std::min<int64_t>(periods, 32);
   std::vector<Compute<T>> mean(layout.channels);
   for (int64_t s = 0; s < samples; ++s) {
-    // Not the same position of every picture, which may be its corner: one further into each stretch of periods.
+    // Not the same position of every image, which may be its corner: one further into each stretch of periods.
     const T* row = x + range.begin + (periods * s / samples + periods / samples * s / samples) * period;
     for (int64_t channel = 0; channel < layout.channels; ++channel)  // one position of several is sample enough
       mean[channel] += load(row[channel * layout.inner]);

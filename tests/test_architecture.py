@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = [
     "errors",
     "architectures",
+    "files",
     "config",
     "ops",
     "layers",

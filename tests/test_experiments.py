@@ -138,7 +138,7 @@ def test_a_row_of_the_revnet_papers_tables_has_its_settings_and_its_error(line: 
     assert (optimizer.type, optimizer.learning_rate, optimizer.momentum) == ("SGD", 0.1, 0.9)
     assert (optimizer.nesterov, optimizer.clip, schedule.warmup_epochs) == (False, 0, 0)
     assert (optimizer.decay_norms, optimizer.decay_biases) == (False, False)
-    # Of ImageNet 4 x 64 pictures, but the ResNet takes twice 4 x 32 one after the other, as more do not fit.
+    # Of ImageNet 4 x 64 images, but the ResNet takes twice 4 x 32 one after the other, as more do not fit.
     assert optimizer.accumulate_steps == (2 if name == "resnet101_preact" else 1)
     assert scores_of(experiment) == {f"center{32 if is_cifar else 224}": {"top1": round(100 - float(error), 2)}}
 
@@ -196,7 +196,7 @@ def test_only_what_a_paper_reports_is_expected() -> None:
 
 
 @pytest.mark.parametrize("short", sorted(experiments_dir().glob("*_short.json")), ids=lambda path: path.stem)
-def test_a_short_variant_takes_few_epochs_of_the_same_pictures(short: Path) -> None:
+def test_a_short_variant_takes_few_epochs_of_the_same_images(short: Path) -> None:
     experiment = load_experiment(short)
     sizes = experiment.input
     assert experiment.optimizer.schedule.epochs <= 8

@@ -77,7 +77,7 @@ def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is wanted where there is a GPU")
-def test_networks_are_built_and_listed_without_compilers_and_readers_of_pictures() -> None:
+def test_networks_are_built_and_listed_without_compilers_and_readers_of_images() -> None:
     """They take longer to import than all of the package."""
     modules = modules_after("import zoo; zoo.get('resnet18'); zoo.get('revnet38_cifar')")
     assert not modules & set(IMPORTED_LATE)

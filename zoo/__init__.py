@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from zoo import convert, layers, weights
     from zoo.benchmark.held import measure_memory
     from zoo.benchmark.storages import count_memory
-    from zoo.data.transforms import transforms
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
-    from zoo.registry import get, list_models
+    from zoo.registry import get, list_models, transforms
     from zoo.weights import load_weights
 
     __version__: str
@@ -43,7 +42,7 @@ _HOMES = {
     "list_models": "zoo.registry",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.benchmark.held",
-    "transforms": "zoo.data.transforms",
+    "transforms": "zoo.registry",
 }
 
 

@@ -35,7 +35,7 @@ class ConversionError(ZooError):
 
 
 class DataError(ZooError):
-    """A data folder or a picture cannot be used."""
+    """A data folder or an image cannot be used."""
 
 
 class CheckpointError(ZooError):

@@ -8,10 +8,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
 
 from zoo import config
-from zoo.errors import ConfigError, WeightsError, nearest, printable
+from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
@@ -21,6 +24,10 @@ from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weig
 from zoo.weights.index import drive_page, published
 from zoo.weights.record import Preprocessing, check_record, option_defaults, preprocessing_of
 
+if TYPE_CHECKING:
+    from zoo.data.transforms import Transform
+
+CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 OF_EVERY_NETWORK = ("arch", "norm", "activation", "activation_param", "classes")
 CIFAR_INPUT = config.Input(
     crop_train=32,
@@ -382,3 +389,72 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 def _natural_order(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def transforms(
+    name_or_cfg: str | nn.Module | Mapping[str, Any],
+    *,
+    training: bool = False,
+    ten_crops: bool = False,
+    scale: int | None = None,
+    crop: int | None = None,
+) -> Transform:
+    """Return the preprocessing of a model: a callable from an image to a normalised (3, crop, crop) tensor.
+
+    Args:
+        name_or_cfg: a model's name, a model, or its ``pretrained_cfg``.
+        training: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong
+            to an experiment, see ``train_transform``.
+        ten_crops: return (10, 3, crop, crop); validation only.
+        scale, crop: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in
+            px, in place of the model's.
+
+    The callable takes a PIL image, a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), which is treated as PIL
+    would, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors
+    (N, C, H, W) gives (N, 3, crop, crop), each image drawn on its own in training. The published scores are those of
+    PIL images. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8 bits: their
+    values differ by up to 1/255 before the normalisation.
+
+    Raises ConfigError for an unknown name and for settings that do not go together; the callable raises DataError for
+    what is no image, and for one that the crop does not fit into.
+    """
+    from zoo.data.transforms import train_transform, val_transform  # here: they import torchvision and PIL
+
+    cfg = _cfg_of(name_or_cfg)
+    if cfg["interpolation"] != "bilinear":
+        raise ConfigError(f"interpolation is {cfg['interpolation']!r}; pretrained_cfg: only 'bilinear' is known")
+    if training and ten_crops:
+        raise ConfigError("ten crops are for validation; zoo.transforms: give training or ten_crops, not both")
+    if training and scale is not None:
+        raise ConfigError(f"scale={scale!r} belongs to validation; zoo.transforms: give training or scale, not both")
+    crop = cfg["crop"] if crop is None else crop
+    sizes = (
+        {"crop_train": crop} if training else {"crop_val": crop, "scale_val": cfg["scale"] if scale is None else scale}
+    )
+    content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
+    settings = config.parse_experiment(content, "zoo.transforms").input
+    if training:
+        return train_transform(settings)
+    return val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops=ten_crops)
+
+
+def _cfg_of(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(name_or_cfg, Mapping):
+        missing = [key for key in CFG_KEYS if key not in name_or_cfg]
+        if missing:
+            raise ConfigError(
+                f"the mapping has no {listed(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, "
+                f"or a mapping with {listed(CFG_KEYS)}"
+            )
+        return name_or_cfg
+    if isinstance(name_or_cfg, str):
+        # Without memory and initialisation, to look at its settings alone; a file's weights need memory to go to.
+        with torch.device("cpu" if os.path.isfile(name_or_cfg) else "meta"):
+            name_or_cfg = get(name_or_cfg)
+    cfg = getattr(name_or_cfg, "pretrained_cfg", None)
+    if cfg is None:
+        raise ConfigError(
+            f"{type(name_or_cfg).__name__} has no pretrained_cfg; zoo.transforms: give a model of zoo.get, "
+            "a name of zoo.list_models, or a mapping with mean, std, scale, crop and interpolation"
+        )
+    return dict(cfg)

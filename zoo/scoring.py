@@ -155,9 +155,9 @@ def score(
     print_freq: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
-    """Return the scores on the pictures of ``data``/val that all processes have together.
+    """Return the scores on the images of ``data``/val that all processes have together.
 
-    ``batch_size``: pictures at once per process; default the experiment's batch size (a tenth of it for ten
+    ``batch_size``: images at once per process; default the experiment's batch size (a tenth of it for ten
     crops) over the number of processes. ``record`` is called with each batch of this process and its logits.
     Class folders are matched to the network's outputs by name, see `match_classes`. Raises DataError and ConfigError
     for data or crops that do not fit.
@@ -188,7 +188,7 @@ def score(
             "training.amp": settings.training.amp,
             "--on-bad-image": on_bad_image,
             "weights": weights_digest(subject.model),
-            "val": image_facts(loader.dataset, loader.batch_sampler.num_pictures),
+            "val": image_facts(loader.dataset, loader.batch_sampler.num_images),
         },
         "give every process the same command, weights and images",
     )
@@ -198,7 +198,7 @@ def score(
             loader,
             process.device,
             process.world_size,
-            num_pictures=loader.batch_sampler.num_pictures,
+            num_images=loader.batch_sampler.num_images,
             protocol=protocol,
             amp=settings.training.amp,
             advance=progress.advance,

@@ -91,16 +91,16 @@ def test_the_table_has_a_row_per_case_and_provider_and_a_column_per_metric() -> 
 
 def test_rows_that_share_no_metric_stand_in_tables_of_their_own() -> None:
     results, case = new_results(), Case("net", (2, 3), "float32", "contiguous")
-    results.add(case, "ours", "largest batch", "pictures", [3])
+    results.add(case, "ours", "largest batch", "images", [3])
     results.add(case, "std", "predicted", "MB", [1.0])
     results.add(case, "std", "taken", "MB", [1.5])
-    results.add(case, "std", "largest batch", "pictures", [2])
+    results.add(case, "std", "largest batch", "images", [2])
     lines = markdown(results.content()).splitlines()
     assert len([line for line in lines if line.startswith("| subject")]) == 1  # "std" has all metrics
     results.records = results.records[:3]
     tables = "\n".join(markdown(results.content()).splitlines()).split("\n\n")[-2:]
     heads = [[cell.strip() for cell in table.splitlines()[0].strip("|").split("|")][5:] for table in tables]
-    assert heads == [["largest batch, pictures"], ["predicted, MB", "taken, MB"]]
+    assert heads == [["largest batch, images"], ["predicted, MB", "taken, MB"]]
 
 
 # --- timing ---
@@ -326,7 +326,7 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
         fit.parse_bytes(text)
 
 
-def test_one_picture_more_than_the_largest_batch_does_not_fit() -> None:
+def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
     on_paper = fit.OnPaper(TINY, EAGER[0])
     limit = on_paper.need(29).total
     assert on_paper.largest_batch(limit) == (29, on_paper.need(29))
@@ -334,7 +334,7 @@ def test_one_picture_more_than_the_largest_batch_does_not_fit() -> None:
     assert on_paper.largest_batch(1000) == (0, on_paper.need(2))
 
 
-def test_where_not_even_two_pictures_fit_the_table_says_so() -> None:
+def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
     limit = (fit.OnPaper(TINY, EAGER[0]).need(2).total + fit.OnPaper(TINY, EAGER[3]).need(2).total) // 2
     assert fit.report_fits(results, TINY, strategies, limit)
@@ -418,7 +418,7 @@ def test_a_prediction_that_is_off_is_reported_with_the_records(monkeypatch: pyte
     assert values_of(results, "difference")[BASELINE] < -5
 
 
-# --- picture ---
+# --- image ---
 
 
 def front() -> dict[str, Any]:
@@ -433,7 +433,7 @@ def front() -> dict[str, Any]:
     return results.content()
 
 
-def test_the_picture_is_a_png() -> None:
+def test_the_image_is_a_png() -> None:
     pytest.importorskip("matplotlib")
     assert plot.draw(front()).startswith(b"\x89PNG\r\n")
 

@@ -47,7 +47,7 @@ def count(counter: Counter, forward: Callable[[], Tensor]) -> Memory:
 @pytest.mark.parametrize("counter", COUNTERS)
 @pytest.mark.parametrize(("norm", "units"), [("out of place", 18), ("in-place activation", 12), ("in-place norm", 6)])
 def test_held_bytes_are_those_counted_by_hand(counter: Counter, norm: str, units: int) -> None:
-    # The last convolution's output is saved by the square; the picture is not counted, statistics are vectors.
+    # The last convolution's output is saved by the square; the image is not counted, statistics are vectors.
     assert count(counter, net(norm)).held / UNIT == pytest.approx(units + 1, abs=0.01)
 
 

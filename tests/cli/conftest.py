@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.engine.tiny import make_pictures
+from tests.engine.tiny import make_images
 from zoo.cli import main
 
 SETTINGS = {
@@ -20,7 +20,7 @@ NUM_VAL = 7
 
 
 class Run(NamedTuple):
-    """A finished run: its experiment file, its pictures, and the folder that it wrote."""
+    """A finished run: its experiment file, its images, and the folder that it wrote."""
 
     config: Path
     data: Path
@@ -33,11 +33,11 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of two epochs of 3 steps on 24 pictures; 7 pictures to validate with."""
+    """A run of two epochs of 3 steps on 24 images; 7 images to validate with."""
     root = tmp_path_factory.mktemp("run")
     config = root / "tiny.json"
     config.write_text(json.dumps(SETTINGS))
-    data = make_pictures(root / "data", num_train=24, num_val=NUM_VAL)
+    data = make_images(root / "data", num_train=24, num_val=NUM_VAL)
     command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1", "--log-hist"]
     assert main(command) == 0
     return Run(config, data, root / "log")

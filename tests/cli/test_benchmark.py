@@ -52,7 +52,7 @@ def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.Ca
     assert {record["subject"] for record in content["records"]} == {"resnet18 (1-1-1-1)"}
 
 
-def test_pareto_draws_a_picture(tmp_path: Path) -> None:
+def test_pareto_draws_a_image(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code, content = run(tmp_path / "front", "pareto", "resnet18", "--batch", "2", "--strategies", "iABN*",
                         "--rounds", "1", *SMALL)  # fmt: skip
@@ -74,7 +74,7 @@ def test_fit_foretells_and_checks(tmp_path: Path) -> None:
 def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """More memory, or a smaller picture, is for the user to choose."""
+    """More memory, or a smaller image, is for the user to choose."""
     code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "iABN", "--memory", "2", *SMALL)
     assert code == 2
     assert [(record["provider"], record["median"]) for record in content["records"]] == [("std-BN", 0), ("iABN", 0)]

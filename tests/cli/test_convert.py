@@ -14,8 +14,8 @@ import torchvision
 
 import zoo
 from tests.convert.networks import scramble
-from tests.data.pictures import make_folder
-from tests.engine.tiny import make_pictures
+from tests.data.sample_images import make_folder
+from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.convert import fold_network
 from zoo.weights import read_state_dict, read_weights
@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with torchvision's and this package's weights of a ResNet-18 with 2 classes, and pictures."""
+    """A folder with torchvision's and this package's weights of a ResNet-18 with 2 classes, and images."""
     folder = tmp_path_factory.mktemp("convert")
     torch.manual_seed(0)
     torch.save(scramble(torchvision.models.resnet18(num_classes=2)).state_dict(), folder / "tv.pth")
     torch.save(scramble(zoo.get("resnet18", classes=2)).state_dict(), folder / "zoo.pth")
-    make_pictures(folder / "data", num_train=24, num_val=7)
+    make_images(folder / "data", num_train=24, num_val=7)
     return folder
 
 
@@ -87,7 +87,7 @@ def test_export_writes_a_program_that_computes_what_the_network_does(files, tmp_
     [
         ("fold", ["--data", "d"], "--data goes with relu-to-leaky-relu, not with fold"),
         ("from-torchvision", ["--input-3x3"], "--input-3x3 goes with"),
-        ("relu-to-leaky-relu", ["--reestimate", "2"], "--reestimate needs pictures"),
+        ("relu-to-leaky-relu", ["--reestimate", "2"], "--reestimate needs images"),
         ("to-torchvision", [], "missing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``zoo predict`` names what is in pictures."""
+"""``zoo predict`` names what is in images."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from PIL import Image
 
 import zoo
 from tests.cli.conftest import Run
-from tests.data.pictures import make_folder, random_picture
+from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main
-from zoo.data.reading import read_picture
+from zoo.data.reading import read_image
 from zoo.data.scan import scan_folder
 from zoo.report.grid import MARGIN_PX, TILE_PX
 from zoo.weights import read_checkpoint
@@ -32,12 +32,12 @@ def _predict(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[
 def test_predictions_are_those_of_the_network_with_its_own_preprocessing(
     finished: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = finished.data / "val" / "class1" / "1.png"
+    image = finished.data / "val" / "class1" / "1.png"
     model = zoo.get(finished.checkpoint).eval()
     with torch.no_grad():
-        expected = model(zoo.transforms(model)(read_picture(picture))[None]).softmax(1)[0]
-    (found,) = _predict(capsys, finished.checkpoint, picture, "--classes", finished.data / "train")
-    assert found["path"] == str(picture)
+        expected = model(zoo.transforms(model)(read_image(image))[None]).softmax(1)[0]
+    (found,) = _predict(capsys, finished.checkpoint, image, "--classes", finished.data / "train")
+    assert found["path"] == str(image)
     assert [entry["name"] for entry in found["predictions"]] == [
         f"class{entry['class']}" for entry in found["predictions"]
     ]
@@ -71,10 +71,10 @@ def test_a_thousand_classes_have_imagenet_names(tmp_path: Path, capsys: pytest.C
 def test_the_table_has_a_line_per_class_and_the_grid_is_drawn(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures = sorted(map(str, finished.data.glob("val/*/*.png")))
+    images = sorted(map(str, finished.data.glob("val/*/*.png")))
     grid = tmp_path / "new" / "grid.png"
-    assert main(["predict", str(finished.checkpoint), *pictures, "--grid", str(grid)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 2 * len(pictures)
+    assert main(["predict", str(finished.checkpoint), *images, "--grid", str(grid)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 2 * len(images)
     assert grid.read_bytes().startswith(PNG_MAGIC)
 
 
@@ -84,7 +84,7 @@ def test_the_table_has_a_line_per_class_and_the_grid_is_drawn(
 def test_bad_images_are_named_and_the_others_keep_their_results(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: tuple[str, ...], code: int
 ) -> None:
-    (broken := tmp_path / "broken.jpg").write_bytes(b"no picture")
+    (broken := tmp_path / "broken.jpg").write_bytes(b"no image")
     good = str(finished.data / "val/class0/0.png")
     images = [str(broken), good, str(tmp_path / "missing.png")]
     command = ["predict", str(finished.checkpoint), *images, "--json", "--grid", str(tmp_path / "g.png"), *policy]
@@ -116,7 +116,7 @@ def test_folders_give_their_images_in_the_order_of_a_validation(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make_folder(tmp_path / "images", {"b": 2, "a": 1, "a/deep": 1, "a.x": 1, ".hidden": 1})
-    random_picture(0).save(root / "z.png")
+    random_image(0).save(root / "z.png")
     (root / "b" / "notes.txt").write_text("no image")
     single = finished.data / "val/class0/0.png"
     assert main(["predict", str(finished.checkpoint), str(single), str(root), "--json"]) == 0
@@ -125,7 +125,7 @@ def test_folders_give_their_images_in_the_order_of_a_validation(
     paths = [entry["path"] for entry in json.loads(output.out)]
     assert paths == [str(single), str(root / "z.png"), *scanned]
     assert len(scanned) == 5
-    assert "2 entries are not pictures and are left out" in output.err
+    assert "2 entries are not images and are left out" in output.err
 
 
 def test_a_folder_without_images_is_refused_before_anything_is_loaded(
@@ -139,7 +139,7 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / os.fsdecode("\x1b[31mé\n|".encode() + b"\xff.png")
-    random_picture(0).save(path)
+    random_image(0).save(path)
     (names := tmp_path / "names.txt").write_text("one\x1b[0m\ntwo\n")
     command = ["predict", str(finished.checkpoint), str(path), "--classes", str(names)]
     assert main([*command, "--json"]) == 0
@@ -167,11 +167,11 @@ def test_a_grid_of_many_images_shows_the_first(
 
 
 def test_a_grid_that_is_no_png_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "no-such-network", "no-such-picture", "--grid", "grid.jpg"]) == 2
+    assert main(["predict", "no-such-network", "no-such-image", "--grid", "grid.jpg"]) == 2
     assert "grid.jpg is not called .png" in capsys.readouterr().err
 
 
-def test_a_picture_predicted_alone_is_what_validation_scored(
+def test_a_image_predicted_alone_is_what_validation_scored(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "predictions.csv"

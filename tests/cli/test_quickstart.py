@@ -14,7 +14,7 @@ from zoo.cli.quickstart import EXPERIMENT
 
 @pytest.fixture
 def in_small(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, where the quickstart takes the settings and pictures of the tiny run."""
+    """An empty folder to work in, where the quickstart takes the settings and images of the tiny run."""
     (tmp_path / f"{EXPERIMENT}.json").write_text(json.dumps(SETTINGS))
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
     monkeypatch.setattr("zoo.data.sample.unpack_sample", lambda: finished.data)

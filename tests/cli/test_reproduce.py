@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests.cli.conftest import NUM_VAL, Run
-from tests.data.imagenet import NUM_PICTURES, make_imagenet, shrink_imagenet
+from tests.data.imagenet import NUM_IMAGES, make_imagenet, shrink_imagenet
 from tests.weights.server import names_are_unknown
 from zoo import scoring
 from zoo.cli import main
@@ -32,7 +32,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Brightness(nn.Module):
-    """Knows a bright picture from a dark one, and says the opposite if ``wrong``."""
+    """Knows a bright image from a dark one, and says the opposite if ``wrong``."""
 
     wrong = False
 
@@ -58,7 +58,7 @@ class Loads:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loads:
-    """Let six pictures count as ImageNet, and a network of two classes as each published one; scores are 100 %."""
+    """Let six images count as ImageNet, and a network of two classes as each published one; scores are 100 %."""
     shrink_imagenet(monkeypatch)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     loads = Loads()
@@ -85,7 +85,7 @@ def test_all_protocols_are_measured_and_compared(loads: Loads, data: Path, tmp_p
     assert [row["protocol"] for row in content["rows"]] == ["center224", "tencrop224", "center320"]
     for row in content["rows"]:
         assert (row["verdict"], row["difference"]) == ("within 0.1 point", {"top1": 0.0, "top5": 0.0})
-        assert row["measured"]["count"] == NUM_PICTURES
+        assert row["measured"]["count"] == NUM_IMAGES
         assert row["measured"]["weights_md5"] == row["weights_md5"] == published()[NAME]["md5"]
         assert row["measured"]["environment"]["torch"] == torch.__version__
     assert content["data"]["is_imagenet"]
@@ -117,7 +117,7 @@ def test_other_data_another_limit_and_other_weights_are_measured_anew(
 
     rows()
     assert not rows("--limit", "4")[0]["reused"]
-    assert rows("--limit", "100")[0]["reused"], "a limit above the number of pictures is none"
+    assert rows("--limit", "100")[0]["reused"], "a limit above the number of images is none"
     with (data / "val/n01443537/ILSVRC2012_val_00000001.JPEG").open("ab") as file:
         file.write(b"more")
     assert not rows()[0]["reused"]
@@ -131,7 +131,7 @@ def test_a_limited_run_gets_no_verdict(loads: Loads, data: Path, tmp_path: Path)
     loads.model.wrong = True
     code, content = _reproduce(data, tmp_path, "--protocols", "center224", "--limit", "4")
     assert code == 0
-    assert content["rows"][0]["verdict"] == "not comparable: 4 pictures"
+    assert content["rows"][0]["verdict"] == "not comparable: 4 images"
     assert content["rows"][0]["difference"] is None
     assert content["limit"] == 4
     assert "of which only 4 are scored" in (tmp_path / "imagenet.md").read_text()
@@ -210,7 +210,7 @@ def test_a_checkpoint_is_scored_with_its_own_crop_beside_the_published(finished:
     code, content = _reproduce(finished.data, tmp_path, models=(str(finished.checkpoint),))
     assert code == 0
     assert [row["protocol"] for row in content["rows"]] == ["center10-scale12", "tencrop10-scale12"]
-    assert {row["verdict"] for row in content["rows"]} == {f"not comparable: {NUM_VAL} pictures"}
+    assert {row["verdict"] for row in content["rows"]} == {f"not comparable: {NUM_VAL} images"}
     assert {row["weights_md5"] for row in content["rows"]} == {md5_of(finished.checkpoint)}
     assert "not the ImageNet validation set" in (tmp_path / "imagenet.md").read_text()
 
@@ -279,4 +279,4 @@ def test_verified_weights_from_the_cache_are_what_gets_scored(
     assert code == 0
     assert {key: content["rows"][0]["measured"][key] for key in expected} == expected
     assert expected["weights_md5"] == md5_of(file)
-    assert content["rows"][0]["verdict"] == f"not comparable: {NUM_PICTURES} pictures"
+    assert content["rows"][0]["verdict"] == f"not comparable: {NUM_IMAGES} images"

@@ -39,9 +39,7 @@ def benchmark_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return str(request.param)
 
 
-def test_report_and_pictures_are_written(
-    benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_and_images_are_written(benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main(["reproduce", benchmark_name, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / f"{benchmark_name}.json").read_text())

@@ -205,4 +205,4 @@ def test_notices_about_the_images_are_in_the_log_of_the_run(finished: Run, tmp_p
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     (data / "train" / "class0" / "notes.txt").touch()
     assert main(["train", str(finished.config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
-    assert (tmp_path / "log" / "training_0.log").read_text().count("entries are not pictures") == 1
+    assert (tmp_path / "log" / "training_0.log").read_text().count("entries are not images") == 1

@@ -19,7 +19,7 @@ from torch import nn
 
 import zoo
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
-from tests.data.pictures import make_folder
+from tests.data.sample_images import make_folder
 from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
@@ -76,9 +76,9 @@ def test_a_protocol_leaves_nothing_to_choose(
     assert "--protocol center224 fixes scale, crop" in capsys.readouterr().err
 
 
-def test_a_crop_larger_than_the_scaled_picture_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crop_larger_than_the_scaled_image_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(finished.checkpoint), str(finished.data), "--crop", "320"]) == 2
-    assert "a crop of 320 px does not fit into pictures scaled to 12 px" in capsys.readouterr().err
+    assert "a crop of 320 px does not fit into images scaled to 12 px" in capsys.readouterr().err
 
 
 def test_an_architecture_without_published_weights_needs_a_file(
@@ -106,7 +106,7 @@ def test_a_moving_average_is_what_gets_scored(finished: Run, tmp_path: Path) -> 
     averaged["classifier.fc.bias"].copy_(torch.tensor([0.0, 1000.0]))
     torch.save({**content, "ema": averaged}, tmp_path / "checkpoint.pth.tar")
     result = _result(["validate", str(tmp_path / "checkpoint.pth.tar"), str(finished.data), "-j", "0"], tmp_path)
-    assert result["top1"] == pytest.approx(100 * 3 / 7)  # 3 of 7 pictures are of the second class
+    assert result["top1"] == pytest.approx(100 * 3 / 7)  # 3 of 7 images are of the second class
 
 
 def test_the_original_test_script_still_works(
@@ -120,7 +120,7 @@ def test_the_original_test_script_still_works(
     assert f" {NUM_VAL} |        0 |" in capsys.readouterr().out
 
 
-def test_pictures_of_a_class_that_the_network_does_not_know_are_refused(
+def test_images_of_a_class_that_the_network_does_not_know_are_refused(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
@@ -155,7 +155,7 @@ def test_a_file_without_settings_asks_for_the_name_of_its_network(
     assert "does not say which network it belongs to" in capsys.readouterr().err
 
 
-def test_predictions_agree_with_the_scores_picture_by_picture(finished: Run, tmp_path: Path) -> None:
+def test_predictions_agree_with_the_scores_image_by_image(finished: Run, tmp_path: Path) -> None:
     file = tmp_path / "predictions.csv"
     command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--predictions", str(file)]
     result = _result([*command, "--batch-size", "3"], tmp_path)
@@ -257,7 +257,7 @@ def test_weights_that_say_nothing_of_their_classes_take_the_order_of_the_folders
     assert "1 class folders but the network has 2 outputs" in capsys.readouterr().err
 
 
-def test_pictures_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> None:
+def test_images_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> None:
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     (data / "val" / "class1" / "3.png").write_bytes(b"broken")
     command = ["validate", str(finished.checkpoint), str(data), "-j", "0", "--on-bad-image", "skip"]
@@ -267,7 +267,7 @@ def test_pictures_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.dist
-def test_three_launched_processes_score_every_picture_once(finished: Run, tmp_path: Path) -> None:
+def test_three_launched_processes_score_every_image_once(finished: Run, tmp_path: Path) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]
     alone = _result([*command, "--predictions", str(tmp_path / "alone.csv")], tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node", "3"]

@@ -107,7 +107,7 @@ def test_no_bundled_file_rests_on_a_default_activation() -> None:
 @pytest.mark.parametrize(
     ("content", "doubt"),
     [
-        ({"input": {"crop_val": 32}}, "input.crop_val = 32: validation sees 1.6% of a picture"),
+        ({"input": {"crop_val": 32}}, "input.crop_val = 32: validation sees 1.6% of an image"),
         ({"network": {"arch": "resnet18"}}, "network.activation is left out: it is relu"),
     ],
 )

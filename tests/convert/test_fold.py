@@ -183,7 +183,7 @@ def test_a_network_of_other_outputs_is_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11's own loader
-def test_an_exported_program_computes_the_same_for_any_number_of_pictures(tmp_path):
+def test_an_exported_program_computes_the_same_for_any_number_of_images(tmp_path):
     model = fold_network(scramble(zoo.get("resnet18", classes=10)))
     difference = export(model, tmp_path / "net.pt2", size=32)
     assert difference < 1e-4

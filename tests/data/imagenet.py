@@ -1,4 +1,4 @@
-"""A stand-in for the ImageNet validation set: its names, but two classes of three pictures."""
+"""A stand-in for the ImageNet validation set: its names, but two classes of three images."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-NUM_PICTURES = 6
+NUM_IMAGES = 6
 
 
 def shrink_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let six pictures in two classes count as all of ImageNet."""
-    monkeypatch.setattr("zoo.data.imagenet.NUM_PICTURES", NUM_PICTURES)
+    """Let six images in two classes count as all of ImageNet."""
+    monkeypatch.setattr("zoo.data.imagenet.NUM_IMAGES", NUM_IMAGES)
     monkeypatch.setattr("zoo.data.imagenet.NUM_CLASSES", 2)
-    monkeypatch.setattr("zoo.reproduce.compare.NUM_PICTURES", NUM_PICTURES)
+    monkeypatch.setattr("zoo.reproduce.compare.NUM_IMAGES", NUM_IMAGES)
 
 
 def make_imagenet(data: Path, side_px: int = 8) -> Path:
-    """Write the six pictures below ``data``/val: dark ones in the first class, bright ones in the second."""
-    for number in range(1, NUM_PICTURES + 1):
+    """Write the six images below ``data``/val: dark ones in the first class, bright ones in the second."""
+    for number in range(1, NUM_IMAGES + 1):
         target = number % 2
         folder = data / "val" / ("n01440764", "n01443537")[target]
         folder.mkdir(parents=True, exist_ok=True)
-        picture = Image.new("RGB", (side_px, side_px), ("black", "white")[target])
-        picture.save(folder / f"ILSVRC2012_val_{number:08}.JPEG")
+        image = Image.new("RGB", (side_px, side_px), ("black", "white")[target])
+        image.save(folder / f"ILSVRC2012_val_{number:08}.JPEG")
     return data

@@ -1,4 +1,4 @@
-"""A picture's augmentation is a function of (seed, epoch, index), and the user's faults are named."""
+"""An image's augmentation is a function of (seed, epoch, index), and the user's faults are named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.data.pictures import make_folder, random_picture
+from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
 from zoo.data.folder import Batch, ImageFolder, check_classes, check_num_classes, collate
 from zoo.data.transforms import train_transform, val_transform
@@ -29,19 +29,19 @@ def root(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "train", {"a": 3, "b": 2})
 
 
-def _image(pictures: ImageFolder, epoch: int, index: int) -> Tensor:
-    image = pictures[epoch, index].image
+def _image(images: ImageFolder, epoch: int, index: int) -> Tensor:
+    image = images[epoch, index].image
     assert image is not None
     return image
 
 
-def test_samples_have_picture_target_and_file(root: Path) -> None:
-    pictures = ImageFolder(root, PLAIN)
-    assert (len(pictures), pictures.classes) == (5, ["a", "b"])
+def test_samples_have_image_target_and_file(root: Path) -> None:
+    images = ImageFolder(root, PLAIN)
+    assert (len(images), images.classes) == (5, ["a", "b"])
     for index in range(5):
-        sample = pictures[0, index]
+        sample = images[0, index]
         assert sample.target == int(index > 2)
-        assert Path(sample.path) == pictures.path(index) == root / "aaabb"[index] / f"{index % 3:03}.png"
+        assert Path(sample.path) == images.path(index) == root / "aaabb"[index] / f"{index % 3:03}.png"
         assert sample.image is not None
         assert torch.equal(sample.image, PLAIN(Image.open(sample.path)))
 
@@ -57,7 +57,7 @@ def test_augmentation_repeats_whatever_was_drawn_in_between(root: Path) -> None:
         assert torch.equal(_image(second, *key), images[key])
 
 
-def test_augmentation_differs_between_seeds_epochs_and_pictures(tmp_path: Path) -> None:
+def test_augmentation_differs_between_seeds_epochs_and_images(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "train", {"a": 1})
     (root / "a" / "copy.png").write_bytes((root / "a" / "000.png").read_bytes())
     images = [_image(ImageFolder(root, AUGMENT, seed=s), e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
@@ -65,9 +65,9 @@ def test_augmentation_differs_between_seeds_epochs_and_pictures(tmp_path: Path) 
 
 
 def test_the_global_generators_do_not_notice(root: Path) -> None:
-    pictures = ImageFolder(root, AUGMENT)
+    images = ImageFolder(root, AUGMENT)
     before = torch.get_rng_state(), random.getstate()
-    pictures[0, 0]
+    images[0, 0]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
 
@@ -75,44 +75,44 @@ def test_the_global_generators_do_not_notice(root: Path) -> None:
 def test_files_are_closed(root: Path) -> None:
     bad = root / "a" / "001.png"
     bad.write_bytes(bad.read_bytes()[:-40])
-    pictures = ImageFolder(root, PLAIN, on_bad_image="skip")
+    images = ImageFolder(root, PLAIN, on_bad_image="skip")
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
-        samples = [pictures[0, index] for index in range(5)]
+        samples = [images[0, index] for index in range(5)]
     assert [sample.image is None for sample in samples] == [False, True, False, False, False]
 
 
-def test_an_unreadable_picture_stops_with_its_name_and_what_to_do(root: Path) -> None:
+def test_an_unreadable_image_stops_with_its_name_and_what_to_do(root: Path) -> None:
     (root / "a" / "001.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"; replace or remove the file, or .* --on-bad-image skip") as caught:
         ImageFolder(root, PLAIN)[0, 1]
     assert str(root / "a" / "001.png") in str(caught.value)
 
 
-def test_an_unreadable_picture_is_left_out_and_reported_when_asked(root: Path) -> None:
+def test_an_unreadable_image_is_left_out_and_reported_when_asked(root: Path) -> None:
     bad = root / "a" / "001.png"
     bad.write_bytes(bad.read_bytes()[:-40])
-    pictures = ImageFolder(root, PLAIN, on_bad_image="skip")
-    batch = collate(pictures.__getitems__([(0, index) for index in range(5)]), SHAPE)
+    images = ImageFolder(root, PLAIN, on_bad_image="skip")
+    batch = collate(images.__getitems__([(0, index) for index in range(5)]), SHAPE)
     assert isinstance(batch, Batch)
-    assert torch.equal(batch.images, torch.stack([_image(pictures, 0, index) for index in (0, 2, 3, 4)]))
+    assert torch.equal(batch.images, torch.stack([_image(images, 0, index) for index in (0, 2, 3, 4)]))
     assert (batch.targets.tolist(), batch.targets.dtype) == ([0, 0, 1, 1], torch.int64)
     assert len(batch.skipped) == 1
     assert str(bad) in batch.skipped[0]
     assert "truncated" in batch.skipped[0]
 
 
-def test_a_batch_without_any_readable_picture_is_empty(root: Path) -> None:
+def test_a_batch_without_any_readable_image_is_empty(root: Path) -> None:
     for path in root.rglob("*.png"):
         path.write_bytes(b"")
-    pictures = ImageFolder(root, PLAIN, on_bad_image="skip")
-    batch = collate(pictures.__getitems__([(0, index) for index in range(5)]), SHAPE)
+    images = ImageFolder(root, PLAIN, on_bad_image="skip")
+    batch = collate(images.__getitems__([(0, index) for index in range(5)]), SHAPE)
     assert isinstance(batch, Batch)
     assert (batch.images.shape, batch.targets.shape, len(batch.skipped)) == ((0, *SHAPE), (0,), 5)
 
 
-def test_a_picture_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
-    random_picture(0, 40, 30).save(root / "a" / "001.png")
+def test_a_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
+    random_image(0, 40, 30).save(root / "a" / "001.png")
     transform = val_transform(-1, 11, [0.5] * 3, [0.5] * 3)
     with pytest.raises(DataError, match=f"^{root}/a/000.png: a crop of 11 px does not fit .* --on-bad-image skip"):
         ImageFolder(root, transform)[0, 0]
@@ -144,12 +144,12 @@ def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) ->
 def test_more_classes_than_outputs_are_an_error_and_fewer_are_logged(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pictures = ImageFolder(root, PLAIN)
+    images = ImageFolder(root, PLAIN)
     with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
-        check_num_classes(pictures, 1)
-    check_num_classes(pictures, 2)
+        check_num_classes(images, 1)
+    check_num_classes(images, 2)
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        check_num_classes(pictures, 1000)
+        check_num_classes(images, 1000)
     assert "warning: 2 class folders for a network with 1000 outputs" in caplog.text
     assert f"{root}: set network.classes to 2" in caplog.text

@@ -22,7 +22,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_right_names_and_numbers_are_imagenet(data: Path) -> None:
     found = describe_validation_set(data)
     assert found.is_imagenet
-    assert (found.pictures, found.classes) == (6, 2)
+    assert (found.images, found.classes) == (6, 2)
 
 
 def _remove(data: Path) -> None:
@@ -37,7 +37,7 @@ def _move(data: Path) -> None:
     (data / FIRST).rename(data / "val" / "n01440764" / FIRST.name)
 
 
-def _rename_picture(data: Path) -> None:
+def _rename_image(data: Path) -> None:
     (data / FIRST).rename(data / FIRST.with_name("n01443537_1.JPEG"))
 
 
@@ -48,10 +48,10 @@ def _number_twice(data: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "difference"),
     [
-        (_remove, "5 pictures in 2 classes, not 6 in 2"),
+        (_remove, "5 images in 2 classes, not 6 in 2"),
         (_rename_class, "not called like n01440764: tench"),
-        (_move, "not every class has 3 pictures"),
-        (_rename_picture, "not called ILSVRC2012_val_00000001 to"),
+        (_move, "not every class has 3 images"),
+        (_rename_image, "not called ILSVRC2012_val_00000001 to"),
         (_number_twice, "not called ILSVRC2012_val_00000001 to"),
     ],
 )
@@ -75,7 +75,7 @@ def test_the_digest_tells_data_sets_apart_but_not_their_places(data: Path, tmp_p
 def test_a_missing_folder_is_described_and_not_raised(tmp_path: Path) -> None:
     found = describe_validation_set(tmp_path / "none")
     assert not found.is_imagenet
-    assert (found.pictures, found.classes, found.digest) == (0, 0, None)
+    assert (found.images, found.classes, found.digest) == (0, 0, None)
     assert f"no folder {tmp_path / 'none'}" in str(found.fault)
 
 

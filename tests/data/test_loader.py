@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.data.pictures import make_folder
+from tests.data.sample_images import make_folder
 from zoo.config import Experiment, parse_experiment
 from zoo.data.loader import Loader, build_train_loader, build_val_loader
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -70,7 +70,7 @@ def test_batches_are_the_same_to_the_bit_for_any_number_of_workers(data: Path) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_continued_within_an_epoch_sees_the_same_pictures(data: Path, workers: int) -> None:
+def test_a_run_continued_within_an_epoch_sees_the_same_images(data: Path, workers: int) -> None:
     expected = _two_epochs(_train_loader(data, workers=0))
     loader = _train_loader(data, workers=workers)
     loader.batch_sampler.set_epoch(1)
@@ -86,7 +86,7 @@ def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path
     assert _equal(_two_epochs(loader), expected)
 
 
-def test_the_ranks_share_the_pictures_of_one_process(data: Path) -> None:
+def test_the_ranks_share_the_images_of_one_process(data: Path) -> None:
     alone = _two_epochs(_train_loader(data, workers=0))
     ranks = [_two_epochs(_train_loader(data, workers=0, rank=rank, world_size=2)) for rank in (0, 1)]
     for rank in (0, 1):
@@ -121,13 +121,13 @@ def test_the_global_generators_do_not_notice(data: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_picture_arrives_as_one_line_with_its_name(data: Path, workers: int) -> None:
+def test_an_unreadable_image_arrives_as_one_line_with_its_name(data: Path, workers: int) -> None:
     bad = data / "val" / "b" / "002.png"
     bad.write_bytes(b"")
     loader = iter(_val_loader(data, workers=workers))
     for _ in range(3):
         assert len(next(loader).targets) == 2
-    with pytest.raises(DataError, match=f"^a picture cannot be read: [^\n]*; {bad}; [^\n]*$"):
+    with pytest.raises(DataError, match=f"^an image cannot be read: [^\n]*; {bad}; [^\n]*$"):
         next(loader)
 
 
@@ -148,7 +148,7 @@ def test_workers_end_with_the_loader_after_a_fault_without_waiting_for_the_garba
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ten_crops", [False, True])
-def test_unreadable_pictures_are_left_out_and_reported_when_asked(data: Path, workers: int, ten_crops: bool) -> None:
+def test_unreadable_images_are_left_out_and_reported_when_asked(data: Path, workers: int, ten_crops: bool) -> None:
     for index in (0, 1, 3):
         (data / "val" / "a" / f"{index:03}.png").write_bytes(b"text")
     loader = _val_loader(data, workers=workers, ten_crops=ten_crops, on_bad_image="skip")
@@ -163,27 +163,27 @@ def test_unreadable_pictures_are_left_out_and_reported_when_asked(data: Path, wo
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
-def test_validation_scores_every_picture_exactly_once(data: Path, world: int) -> None:
+def test_validation_scores_every_image_exactly_once(data: Path, world: int) -> None:
     everything = torch.cat([batch.images for batch in _val_loader(data)])
     assert len(everything) == 11
     loaders = [_val_loader(data, rank=rank, world_size=world) for rank in range(world)]
-    assert {loader.batch_sampler.num_pictures for loader in loaders} == {11}
+    assert {loader.batch_sampler.num_images for loader in loaders} == {11}
     drawn = [batch.images for loader in loaders for batch in loader]
     assert sum(len(images) for images in drawn) == 11
     assert torch.equal(torch.cat(drawn).flatten(1).sum(1).sort()[0], everything.flatten(1).sum(1).sort()[0])
 
 
-def test_a_limited_validation_takes_pictures_of_all_classes(data: Path) -> None:
+def test_a_limited_validation_takes_images_of_all_classes(data: Path) -> None:
     loader = _val_loader(data, limit=4)
-    assert loader.batch_sampler.num_pictures == 4
+    assert loader.batch_sampler.num_images == 4
     assert torch.cat([batch.targets for batch in loader]).tolist() == [0, 0, 1, 1]
 
 
-def test_a_class_may_be_missing_from_the_validation_pictures_but_not_from_training(data: Path) -> None:
+def test_a_class_may_be_missing_from_the_validation_images_but_not_from_training(data: Path) -> None:
     for split in ("train", "val"):
         (data / split / "aa").mkdir()
     assert torch.cat([batch.targets for batch in _val_loader(data)]).unique().tolist() == [0, 2]
-    with pytest.raises(DataError, match="1 of 3 class folders hold no picture"):
+    with pytest.raises(DataError, match="1 of 3 class folders hold no image"):
         _train_loader(data, workers=0)
 
 
@@ -199,9 +199,9 @@ def test_workers_are_out_of_reach_of_signals_to_the_group_of_the_main_process(da
 def test_faults_of_the_folder_are_found_when_the_loader_is_built(data: Path) -> None:
     with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
         build_train_loader(data, _experiment(network={"classes": 1}))
-    with pytest.raises(DataError, match="17 pictures are too few"):
+    with pytest.raises(DataError, match="17 images are too few"):
         build_train_loader(data, _experiment(optimizer={"batch_size": 100}), world_size=10)
     with pytest.raises(DataError, match="no folder train/"):
         build_train_loader(data / "val", _experiment())
-    with pytest.raises(ConfigError, match="does not fit into pictures scaled to 6 px"):
+    with pytest.raises(ConfigError, match="does not fit into images scaled to 6 px"):
         _val_loader(data, scale=6)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.pictures import make_folder
+from tests.data.sample_images import make_folder
 from zoo.data.classes import imagenet_names, imagenet_wnids
 from zoo.data.folder import ImageFolder
 from zoo.data.matching import match_classes

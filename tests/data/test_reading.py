@@ -1,4 +1,4 @@
-"""Every kind of picture becomes 8-bit RGB as a viewer would show it, and a bad file is named in one line."""
+"""Every kind of image becomes 8-bit RGB as a viewer would show it, and a bad file is named in one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from tests.data.pictures import random_picture
-from zoo.data.reading import read_picture, to_rgb
+from tests.data.sample_images import random_image
+from zoo.data.reading import read_image, to_rgb
 from zoo.errors import DataError
 
 
@@ -24,12 +24,12 @@ def _pixels(image: Image.Image) -> np.ndarray:
 
 
 def test_rgb_pixels_arrive_unchanged(tmp_path: Path) -> None:
-    image = random_picture(0)
-    assert np.array_equal(_pixels(read_picture(_saved(tmp_path / "a.png", image))), _pixels(image))
+    image = random_image(0)
+    assert np.array_equal(_pixels(read_image(_saved(tmp_path / "a.png", image))), _pixels(image))
 
 
-def test_an_rgb_picture_is_not_copied() -> None:
-    image = random_picture(0)
+def test_an_rgb_image_is_not_copied() -> None:
+    image = random_image(0)
     assert to_rgb(image) is image
 
 
@@ -38,24 +38,24 @@ def test_every_common_mode_becomes_rgb_of_the_same_look(tmp_path: Path, mode: st
     checks = np.zeros((8, 8, 3), np.uint8)
     checks[:, 4:] = 255
     kind = "jpg" if mode == "CMYK" else "png"
-    image = read_picture(_saved(tmp_path / f"a.{kind}", Image.fromarray(checks).convert(mode)))
+    image = read_image(_saved(tmp_path / f"a.{kind}", Image.fromarray(checks).convert(mode)))
     assert image.mode == "RGB"
     assert np.abs(_pixels(image) - checks).max() <= 2  # JPEG's error
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "RGB"])
 def test_transparency_is_dropped_without_a_warning(tmp_path: Path, mode: str) -> None:
-    picture = random_picture(0).convert(mode)
+    image = random_image(0).convert(mode)
     transparency = {"P": bytes(range(256)), "L": 7, "RGB": (1, 2, 3)}[mode]
-    path = _saved(tmp_path / "a.png", picture, transparency=transparency)
-    assert np.array_equal(_pixels(read_picture(path)), _pixels(picture.convert("RGB")))
+    path = _saved(tmp_path / "a.png", image, transparency=transparency)
+    assert np.array_equal(_pixels(read_image(path)), _pixels(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("kind", ["png", "tif"])
 def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
     shades = np.arange(256, dtype=np.uint16)
     ramp = (shades * 256 + shades[::-1]).reshape(16, 16)
-    image = read_picture(_saved(tmp_path / f"a.{kind}", Image.fromarray(ramp)))
+    image = read_image(_saved(tmp_path / f"a.{kind}", Image.fromarray(ramp)))
     assert np.array_equal(_pixels(image)[..., 0], np.arange(256).reshape(16, 16))
 
 
@@ -63,28 +63,28 @@ def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
 def test_values_without_a_defined_white_are_refused(tmp_path: Path, dtype: type) -> None:
     path = _saved(tmp_path / "a.tif", Image.fromarray(np.full((4, 4), 70000, dtype)))
     with pytest.raises(DataError, match="what is white is not defined"):
-        read_picture(path)
+        read_image(path)
 
 
 def test_the_orientation_of_exif_is_ignored(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
-    path = _saved(tmp_path / "a.jpg", random_picture(0, width=12, height=10), exif=exif)
-    assert read_picture(path).size == (12, 10)
+    path = _saved(tmp_path / "a.jpg", random_image(0, width=12, height=10), exif=exif)
+    assert read_image(path).size == (12, 10)
 
 
 def _truncated_jpeg(path: Path) -> None:
-    random_picture(0, 64, 64).save(path, "JPEG")
+    random_image(0, 64, 64).save(path, "JPEG")
     path.write_bytes(path.read_bytes()[:-900])
 
 
 def _truncated_png(path: Path) -> None:
-    random_picture(0, 64, 64).save(path, "PNG")
+    random_image(0, 64, 64).save(path, "PNG")
     path.write_bytes(path.read_bytes()[:-900])
 
 
 def _png_with_damaged_chunk(path: Path) -> None:
-    random_picture(0).save(path, "PNG")
+    random_image(0).save(path, "PNG")
     data = bytearray(path.read_bytes())
     data[20] ^= 255  # in the header, whose checksum then is wrong
     path.write_bytes(bytes(data))
@@ -110,11 +110,11 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_file_that_is_no_sound_picture_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "picture.png"
+def test_a_file_that_is_no_sound_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "image.png"
     BAD_FILES[kind](path)
-    with pytest.raises(DataError, match=r"^a picture cannot be read: .+; ") as caught:
-        read_picture(path)
+    with pytest.raises(DataError, match=r"^an image cannot be read: .+; ") as caught:
+        read_image(path)
     message = str(caught.value)
     assert message.count(str(path)) == 1
     assert "\n" not in message
@@ -122,11 +122,11 @@ def test_a_file_that_is_no_sound_picture_is_named_in_one_line(tmp_path: Path, ki
     assert "index out of range" not in message
 
 
-def test_lack_of_memory_is_not_blamed_on_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_blamed_on_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def _fail(*args: object) -> None:
         raise MemoryError
 
-    path = _saved(tmp_path / "a.png", random_picture(0))
+    path = _saved(tmp_path / "a.png", random_image(0))
     monkeypatch.setattr(ImageFile.ImageFile, "load", _fail)
     with pytest.raises(MemoryError):
-        read_picture(path)
+        read_image(path)

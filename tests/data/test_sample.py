@@ -1,4 +1,4 @@
-"""The bundled pictures are the ones that are named, and their folder is complete or not there."""
+"""The bundled images are the ones that are named, and their folder is complete or not there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let the archive hold three and two pictures of each class, for tests that unpack several times."""
+    """Let the archive hold three and two images of each class, for tests that unpack several times."""
     with np.load(ARCHIVE, allow_pickle=False) as archive:
         small = {"train": archive["train"][:, :3], "val": archive["val"][:, :2]}
     monkeypatch.setattr(sample, "ARCHIVE", tmp_path / "small.npz")
@@ -44,7 +44,7 @@ def _state(tree: Path) -> dict[str, str]:
     return {str(path.relative_to(tree)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_the_tree_is_an_image_folder_of_5000_gray_pictures_with_its_licence(unpacked: Path) -> None:
+def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_licence(unpacked: Path) -> None:
     for split, count in (("train", 400), ("val", 100)):
         folder = TorchvisionFolder(unpacked / split)
         assert sorted(folder.classes) == sorted(CLASSES)
@@ -68,7 +68,7 @@ def _originals(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.skipif(not ORIGINALS.is_dir(), reason="the original files (dataset-fashion-mnist) are not installed")
 @pytest.mark.parametrize(("split", "name", "count"), [("train", "train", 400), ("val", "t10k", 100)])
-def test_the_pictures_are_the_first_of_each_class_of_the_original_files(
+def test_the_images_are_the_first_of_each_class_of_the_original_files(
     unpacked: Path, split: str, name: str, count: int
 ) -> None:
     images, labels = _originals(name)

@@ -1,4 +1,4 @@
-"""All processes together draw every picture exactly once, and a run can be continued anywhere in an epoch."""
+"""All processes together draw every image exactly once, and a run can be continued anywhere in an epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _valid_cases() -> list[tuple[int, int, int, int]]:
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_each_epoch_draws_every_picture_exactly_once_over_all_ranks(epoch: int) -> None:
+def test_each_epoch_draws_every_image_exactly_once_over_all_ranks(epoch: int) -> None:
     for num, batch, world, accumulate in _valid_cases():
         ranks = _ranks(num, batch, world, accumulate)
         for sampler in ranks:
@@ -78,8 +78,8 @@ def test_merging_by_hand(num: int, batch: int, world: int, accumulate: int, merg
     assert [sampler.global_size(index) for index in range(len(sampler))] == sizes
 
 
-def test_too_few_pictures_for_one_step_are_an_error_that_says_how_many_are_needed() -> None:
-    with pytest.raises(DataError, match=r"^7 pictures are too few .* 2 processes .*accumulate_steps 2: .* least 8"):
+def test_too_few_images_for_one_step_are_an_error_that_says_how_many_are_needed() -> None:
+    with pytest.raises(DataError, match=r"^7 images are too few .* 2 processes .*accumulate_steps 2: .* least 8"):
         TrainBatches(7, 16, world_size=2, accumulate_steps=2)
     assert len(TrainBatches(8, 16, world_size=2, accumulate_steps=2)) == 1
 
@@ -136,13 +136,13 @@ def test_an_iteration_that_has_begun_keeps_its_epoch() -> None:
 
 @pytest.mark.parametrize("limit", [None, 1, 2, 6, 16, 97, 1000])
 @pytest.mark.parametrize("world", WORLDS)
-def test_validation_draws_every_picture_exactly_once_unpadded(world: int, limit: int | None) -> None:
+def test_validation_draws_every_image_exactly_once_unpadded(world: int, limit: int | None) -> None:
     for num, batch in itertools.product(SIZES, (1, 3, 8, 200)):
         ranks = [ValBatches(num, batch, rank=rank, world_size=world, limit=limit) for rank in range(world)]
         drawn = [list(sampler) for sampler in ranks]
         indices = sorted(index for batches in drawn for keys in batches for _, index in keys)
         expected = num if limit is None else min(num, limit)
-        assert len(indices) == len(set(indices)) == expected == ranks[0].num_pictures
+        assert len(indices) == len(set(indices)) == expected == ranks[0].num_images
         assert set(indices) <= set(range(num))
         assert [len(sampler) for sampler in ranks] == [len(batches) for batches in drawn]
         for batches in drawn:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from tests.data.pictures import make_folder, random_picture
+from tests.data.sample_images import make_folder, random_image
 from zoo.data.scan import scan_folder
 from zoo.errors import DataError
 
 
-def test_pictures_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> None:
+def test_images_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "train", {"b": 2, "B": 1, "a-b": 1, "a": 3, "ä": 1})
     for name in ("sub/z.JPEG", "sub.x/y.Png", "Sub/x.webp", "10.bmp", "9.TIF", "linked.jpg"):
         (root / "a" / name).parent.mkdir(exist_ok=True)
@@ -28,18 +28,18 @@ def test_pictures_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> N
     assert list(zip(paths, found.targets, strict=True)) == expected.samples
 
 
-def test_what_is_not_a_picture_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_a_image_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "train", {"a": 1, "b": 1})
     for name in ("readme.txt", "a/notes.TXT", "b/._000.png", "b/Thumbs.db", "a/COPYING"):
         (root / name).write_text("text")
     (root / ".cache").mkdir()
     (root / "a" / ".hidden").mkdir()
-    random_picture(0).save(root / "a" / ".hidden" / "c.png")
+    random_image(0).save(root / "a" / ".hidden" / "c.png")
     with caplog.at_level(logging.WARNING):
         found = scan_folder(root)
     assert (found.classes, len(found.names)) == (["a", "b"], 2)
     (record,) = caplog.records
-    assert "7 entries are not pictures" in record.message
+    assert "7 entries are not images" in record.message
     for count in ("hidden: 3", ".txt: 2", ".db: 1", "no extension: 1", str(root)):
         assert count in record.message
 
@@ -61,16 +61,16 @@ def test_a_missing_data_folder_is_named(tmp_path: Path) -> None:
         scan_folder(tmp_path / "nowhere" / "train")
 
 
-def test_pictures_outside_class_folders_are_an_error(tmp_path: Path) -> None:
-    random_picture(0).save(tmp_path / "a.png")
+def test_images_outside_class_folders_are_an_error(tmp_path: Path) -> None:
+    random_image(0).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"0 class folders .* and 1 other entries"):
         scan_folder(tmp_path)
 
 
 @pytest.mark.parametrize("allow_empty", [False, True])
-def test_class_folders_without_any_picture_are_an_error(tmp_path: Path, allow_empty: bool) -> None:
+def test_class_folders_without_any_image_are_an_error(tmp_path: Path, allow_empty: bool) -> None:
     make_folder(tmp_path, {"a": 0, "b": 0})
-    with pytest.raises(DataError, match="2 class folders and no picture"):
+    with pytest.raises(DataError, match="2 class folders and no image"):
         scan_folder(tmp_path, allow_empty)
 
 
@@ -83,7 +83,7 @@ def test_an_empty_class_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_an_empty_class_of_a_validation_set_keeps_its_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = scan_folder(make_folder(tmp_path, {"a": 1, "b": 0, "c": 1}), allow_empty_classes=True)
     assert (found.classes, found.targets) == (["a", "b", "c"], [0, 2])
-    assert "1 of 3 class folders hold no picture (b)" in caplog.text
+    assert "1 of 3 class folders hold no image (b)" in caplog.text
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Pictures reach the network as they reached the published ones."""
+"""Images reach the network as they reached the published ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms as tv
 
-from tests.data.pictures import random_picture
-from zoo import registry
+from tests.data.sample_images import random_image
+from zoo import registry, transforms
 from zoo.config import Input
 from zoo.data.color import ColorJitter, Lighting
-from zoo.data.transforms import train_transform, transforms, val_transform
+from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import ConfigError, DataError
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -51,20 +51,20 @@ def _close(result: Tensor, expected: np.ndarray) -> bool:
 
 
 def test_validation_resizes_the_shorter_side_and_cuts_the_centre() -> None:
-    image = random_picture(0, width=40, height=20)
+    image = random_image(0, width=40, height=20)
     scaled = image.resize((32, 16), Image.Resampling.BILINEAR)
     expected = _normalised(scaled.crop((11, 3, 21, 13)))
     assert _close(val_transform(16, 10, MEAN, STD)(image), expected)
 
 
 def test_a_scale_of_minus_one_keeps_the_size() -> None:
-    image = random_picture(0, width=41, height=21)
+    image = random_image(0, width=41, height=21)
     expected = _normalised(image.crop((15, 5, 26, 16)))
     assert _close(val_transform(-1, 11, MEAN, STD)(image), expected)
 
 
 def test_ten_crops_are_corners_centre_and_their_mirror_images() -> None:
-    image = random_picture(0, width=20, height=14)
+    image = random_image(0, width=20, height=14)
     whole = _normalised(image)
     mirrored = whole[:, :, ::-1]
     tops_and_lefts = [(0, 0), (0, 12), (6, 0), (6, 12), (3, 6)]
@@ -74,19 +74,19 @@ def test_ten_crops_are_corners_centre_and_their_mirror_images() -> None:
 
 @pytest.mark.parametrize("ten_crops", [False, True])
 def test_a_crop_larger_than_the_scale_is_an_error_that_names_both(ten_crops: bool) -> None:
-    with pytest.raises(ConfigError, match="a crop of 320 px does not fit into pictures scaled to 256 px"):
+    with pytest.raises(ConfigError, match="a crop of 320 px does not fit into images scaled to 256 px"):
         val_transform(256, 320, MEAN, STD, ten_crops)
 
 
 @pytest.mark.parametrize("ten_crops", [False, True])
-def test_a_crop_larger_than_an_unscaled_picture_is_an_error_and_not_padded(ten_crops: bool) -> None:
-    with pytest.raises(DataError, match=r"crop of 11 px .* picture of 40 x 10 px \(scale -1\)"):
-        val_transform(-1, 11, MEAN, STD, ten_crops)(random_picture(0, width=40, height=10))
+def test_a_crop_larger_than_an_unscaled_image_is_an_error_and_not_padded(ten_crops: bool) -> None:
+    with pytest.raises(DataError, match=r"crop of 11 px .* image of 40 x 10 px \(scale -1\)"):
+        val_transform(-1, 11, MEAN, STD, ten_crops)(random_image(0, width=40, height=10))
 
 
 @pytest.mark.parametrize("scale", [-1, 24])
 def test_training_crops_at_random_flips_and_normalises(scale: int) -> None:
-    image = random_picture(0, width=40, height=30)
+    image = random_image(0, width=40, height=30)
     resize = [] if scale == -1 else [tv.Resize(scale)]
     crop = tv.RandomResizedCrop(16, (0.08, 1), (3 / 4, 4 / 3))
     expected = tv.Compose([*resize, crop, tv.RandomHorizontalFlip(0.5), TO_TENSOR, tv.Normalize(MEAN, STD)])
@@ -98,7 +98,7 @@ def test_training_crops_at_random_flips_and_normalises(scale: int) -> None:
         assert torch.equal(result, expected(image))
 
 
-def test_half_of_the_training_pictures_are_mirrored() -> None:
+def test_half_of_the_training_images_are_mirrored() -> None:
     ramp = Image.fromarray(np.tile(np.arange(0, 250, 5, dtype=np.uint8)[None, :, None], (50, 1, 3)))
     transform = train_transform(Input(crop_train=8))
     mirrored = sum(bool(image[0, 4, 0] > image[0, 4, -1]) for image in (transform(ramp) for _ in range(400)))
@@ -106,7 +106,7 @@ def test_half_of_the_training_pictures_are_mirrored() -> None:
 
 
 def test_training_jitters_then_lights_then_normalises() -> None:
-    image = random_picture(0, width=40, height=30)
+    image = random_image(0, width=40, height=30)
     steps = [tv.RandomResizedCrop(16), tv.RandomHorizontalFlip(), TO_TENSOR, ColorJitter(), Lighting()]
     settings = Input(crop_train=16, color_jitter_train=True, lighting_train=True)
     torch.manual_seed(1)
@@ -116,10 +116,8 @@ def test_training_jitters_then_lights_then_normalises() -> None:
 
 
 @pytest.mark.parametrize(("mode", "filling"), [("zeros", "constant"), ("reflect", "reflect")])
-def test_small_pictures_are_mirrored_and_padded_and_every_place_is_cropped_equally_often(
-    mode: str, filling: str
-) -> None:
-    image = random_picture(0, width=4, height=4)
+def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally_often(mode: str, filling: str) -> None:
+    image = random_image(0, width=4, height=4)
     plain = _normalised(image)
     padded = [np.pad(part, [(0, 0), (2, 2), (2, 2)], mode=filling) for part in (plain, plain[:, :, ::-1])]
     windows = [part[:, y : y + 6, x : x + 6] for part in padded for y in range(3) for x in range(3)]
@@ -147,13 +145,13 @@ def test_cutout_blanks_one_square_to_the_mean_colour_and_reaches_every_corner() 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop_train": 13, "pad_train": 1}, r"a crop of 13 px does not fit into a picture of 20 x 10 px with 1 px"),
+        ({"crop_train": 13, "pad_train": 1}, r"a crop of 13 px does not fit into an image of 20 x 10 px with 1 px"),
         ({"crop_train": 8, "pad_train": 10, "pad_mode_train": "reflect"}, "cannot be reflected by 10 px"),
     ],
 )
-def test_a_picture_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
+def test_a_image_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        train_transform(Input(**settings))(random_picture(0, width=20, height=10))
+        train_transform(Input(**settings))(random_image(0, width=20, height=10))
 
 
 def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
@@ -164,7 +162,7 @@ def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_jitter_blends_saturation_brightness_and_contrast_and_any_order_is_the_same(order: list[int]) -> None:
-    image = TO_TENSOR(random_picture(0))
+    image = TO_TENSOR(random_image(0))
     for seed in range(12):
         torch.manual_seed(seed)
         factors = (1 + torch.empty(3).uniform_(-0.4, 0.4)).tolist()
@@ -184,7 +182,7 @@ def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
 
 
 def test_lighting_adds_one_colour_along_the_published_components() -> None:
-    image = TO_TENSOR(random_picture(0))
+    image = TO_TENSOR(random_image(0))
     shifts = [Lighting()(image) - image for _ in range(4000)]
     assert all(torch.allclose(shift, shift[:, :1, :1], atol=1e-6) for shift in shifts)
     colours = torch.stack([shift[:, 0, 0] for shift in shifts]).double()
@@ -199,9 +197,9 @@ def test_lighting_adds_one_colour_along_the_published_components() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_large_picture_does_not_depend_on_the_number_of_threads() -> None:
+def test_a_large_image_does_not_depend_on_the_number_of_threads() -> None:
     settings = Input(crop_train=256, color_jitter_train=True, lighting_train=True)
-    transform, image = train_transform(settings), random_picture(0, width=300, height=300)
+    transform, image = train_transform(settings), random_image(0, width=300, height=300)
     for seed in range(3):
         torch.manual_seed(seed)
         shared = transform(image)
@@ -223,7 +221,7 @@ SMALL = Input(crop_train=8, pad_train=2, cutout_train=3)
     ],
 )
 def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
-    image = random_picture(0)
+    image = random_image(0)
     transform = make()
     copy = pickle.loads(pickle.dumps(transform))
     torch.manual_seed(0)
@@ -235,7 +233,7 @@ def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
 def test_a_name_a_model_and_a_mapping_give_the_same_preprocessing() -> None:
     model = nn.Identity()
     model.pretrained_cfg = CFG | {"scale": 256, "crop": 224}
-    image = random_picture(0, width=300, height=280, mode="L")
+    image = random_image(0, width=300, height=280, mode="L")
     expected = val_transform(256, 224, MEAN, STD)(image)
     for source in ("resnet18", model, model.pretrained_cfg):
         assert torch.equal(transforms(source)(image), expected)
@@ -246,13 +244,13 @@ def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained
     config = {"network": network, "input": {"scale_val": 12, "crop_val": 8, "mean": MEAN, "std": STD}}
     weights = registry.get("resnet18", classes=2).state_dict()
     torch.save({"state_dict": weights, "config": config}, tmp_path / "checkpoint.pth.tar")
-    image = random_picture(0, width=30, height=20)
+    image = random_image(0, width=30, height=20)
     result = transforms(str(tmp_path / "checkpoint.pth.tar"))(image)
     assert torch.equal(result, val_transform(12, 8, MEAN, STD)(image))
 
 
 def test_public_transforms_have_a_training_and_a_ten_crop_form() -> None:
-    image = random_picture(0, width=30, height=20)
+    image = random_image(0, width=30, height=20)
     assert torch.equal(transforms(CFG, ten_crops=True)(image), val_transform(12, 8, MEAN, STD, ten_crops=True)(image))
     first, second = transforms(CFG, training=True)(image), transforms(CFG, training=True)(image)
     assert first.shape == second.shape == (3, 8, 8)
@@ -264,17 +262,17 @@ def _as_tensor(image: Image.Image) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
-def test_arrays_are_treated_as_the_picture_that_they_hold(options: dict) -> None:
+def test_arrays_are_treated_as_the_image_that_they_hold(options: dict) -> None:
     for mode in ("RGB", "L", "RGBA"):
-        image = random_picture(0, width=30, height=20).convert(mode)
+        image = random_image(0, width=30, height=20).convert(mode)
         expected = transforms(CFG, **options)(image)
         assert torch.equal(transforms(CFG, **options)(np.asarray(image)), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
-def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_a_picture(options: dict, dtype: torch.dtype) -> None:
-    image = random_picture(0, width=30, height=20)
+def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_a_image(options: dict, dtype: torch.dtype) -> None:
+    image = random_image(0, width=30, height=20)
     tensor = _as_tensor(image)
     if dtype != torch.uint8:
         tensor = tensor.to(dtype) / 255
@@ -288,9 +286,9 @@ def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_a_picture(options: 
 
 
 @pytest.mark.parametrize("scale", [12, 40, 100])
-def test_a_resized_tensor_differs_from_a_picture_by_rounding(scale: int) -> None:
+def test_a_resized_tensor_differs_from_a_image_by_rounding(scale: int) -> None:
     """PIL rounds to 8 bits after resizing in x and again in y, so that a value can be off by one step of 1/255."""
-    image = random_picture(0, width=53, height=41)
+    image = random_image(0, width=53, height=41)
     cfg = CFG | {"mean": [0.0] * 3, "std": [1.0] * 3, "scale": scale, "crop": 8}
     difference = (transforms(cfg)(_as_tensor(image)) - transforms(cfg)(image)).abs()
     assert difference.max() <= 1.01 / 255
@@ -298,20 +296,20 @@ def test_a_resized_tensor_differs_from_a_picture_by_rounding(scale: int) -> None
 
 
 def test_gray_tensors_become_three_equal_channels() -> None:
-    image = random_picture(0, width=30, height=20, mode="L")
+    image = random_image(0, width=30, height=20, mode="L")
     tensor = torch.from_numpy(np.array(image))[None]
     assert torch.equal(transforms(CFG, scale=-1)(tensor), transforms(CFG, scale=-1)(image))
 
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 def test_a_batch_is_treated_image_by_image(options: dict) -> None:
-    batch = torch.stack([_as_tensor(random_picture(seed, width=30, height=20)) for seed in range(3)])
+    batch = torch.stack([_as_tensor(random_image(seed, width=30, height=20)) for seed in range(3)])
     transform = transforms(CFG, **options)
     assert torch.equal(transform(batch), torch.stack([transform(image) for image in batch]))
 
 
 def test_each_image_of_a_training_batch_is_drawn_on_its_own() -> None:
-    batch = _as_tensor(random_picture(0, width=30, height=20)).expand(4, -1, -1, -1)
+    batch = _as_tensor(random_image(0, width=30, height=20)).expand(4, -1, -1, -1)
     result = transforms(CFG, training=True)(batch)
     assert result.shape == (4, 3, 8, 8)
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(result, 2))
@@ -319,7 +317,7 @@ def test_each_image_of_a_training_batch_is_drawn_on_its_own() -> None:
 
 def test_an_experiments_training_transform_takes_tensors_too() -> None:
     settings = Input(crop_train=8, pad_train=2, cutout_train=3, color_jitter_train=True, lighting_train=True)
-    image = random_picture(0)
+    image = random_image(0)
     torch.manual_seed(1)
     expected = train_transform(settings)(image)
     torch.manual_seed(1)
@@ -358,7 +356,7 @@ def test_what_is_no_image_is_refused_with_what_would_be_one(training: bool, imag
 
 
 def test_scale_and_crop_can_be_others_than_the_models() -> None:
-    image = random_picture(0, width=60, height=50)
+    image = random_image(0, width=60, height=50)
     assert torch.equal(transforms(CFG, scale=32, crop=30)(image), val_transform(32, 30, MEAN, STD)(image))
     assert transforms(CFG, crop=6)(image).shape == (3, 6, 6)
     assert transforms(CFG, training=True, crop=6)(image).shape == (3, 6, 6)

@@ -166,7 +166,7 @@ def _train_with_ddp(sizes: tuple[int, ...]) -> list[torch.Tensor]:
     rank, world = dist.get_rank(), dist.get_world_size()
     rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
     wrapped = nn.parallel.DistributedDataParallel(net)
-    # DDP averages over the ranks: weighted so that the result is the mean over all pictures
+    # DDP averages over the ranks: weighted so that the result is the mean over all images
     loss = wrapped(x[rows]).square().mean((1, 2, 3)).sum() * world / sum(sizes)
     loss.backward()
     return [p.grad for p in net.parameters()]

@@ -36,7 +36,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(tmp_path: Path) -> None:
     state = _state()
-    state.epoch, state.batch, state.step, state.best_top1, state.num_pictures = 2, 3, 13, 61.5, 40
+    state.epoch, state.batch, state.step, state.best_top1, state.num_images = 2, 3, 13, 61.5, 40
     content = torch.load(save(state, tmp_path), weights_only=True)
     assert content.keys() > ORIGINAL_KEYS | {"ema", "scaler", "ranks", "config", "config_digest", "format_version"}
     assert (content["epoch"], content["arch"], content["best_prec1"]) == (2, "resnet18", 61.5)

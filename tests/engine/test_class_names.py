@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.tiny import MemoryLog, build_net, make_config, make_pictures, run
+from tests.engine.tiny import MemoryLog, build_net, make_config, make_images, run
 from zoo.engine.checkpoint import CHECKPOINT, read, write
 from zoo.errors import CheckpointError, DataError, WeightsError
 from zoo.weights.record import NetworkRecord, record_in
@@ -20,7 +20,7 @@ def _run(data: Path, log_dir: Path, epochs: int, resume: str | None = None) -> N
 
 
 def test_a_checkpoint_says_which_network_it_is_of_and_names_its_classes(tmp_path: Path) -> None:
-    record = _run(make_pictures(tmp_path / "data", num_train=16), tmp_path / "log", epochs=1)
+    record = _run(make_images(tmp_path / "data", num_train=16), tmp_path / "log", epochs=1)
     assert record is not None
     assert (record.arch, record.norm, record.activation, record.classes) == ("resnet18", "inplace", "leaky_relu", 2)
     assert record.class_names == ("class0", "class1")
@@ -44,7 +44,7 @@ def _stop_after_first_epoch(data: Path, log_dir: Path) -> None:
 
 
 def test_a_run_does_not_go_on_with_other_classes(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_train=16)
+    data = make_images(tmp_path / "data", num_train=16)
     _stop_after_first_epoch(data, tmp_path / "log")
     for split in ("train", "val"):
         (data / split / "class1").rename(data / split / "other")
@@ -53,7 +53,7 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path: Path) -> None:
 
 
 def test_checkpoints_without_names_go_on_and_have_them_then(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_train=16)
+    data = make_images(tmp_path / "data", num_train=16)
     _stop_after_first_epoch(data, tmp_path / "log")
     content = read(tmp_path / "log" / CHECKPOINT)
     del content["network"]
@@ -64,7 +64,7 @@ def test_checkpoints_without_names_go_on_and_have_them_then(tmp_path: Path) -> N
 
 
 def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_train=16)
+    data = make_images(tmp_path / "data", num_train=16)
     for split in ("train", "val"):
         (data / split / "class0").rename(data / split / "a\n")
         (data / split / "class1").rename(data / split / "a\\n")
@@ -74,7 +74,7 @@ def test_two_folders_that_look_the_same_are_refused_before_the_first_step(tmp_pa
 
 
 def test_weights_of_other_classes_may_start_a_new_run(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_train=16)
+    data = make_images(tmp_path / "data", num_train=16)
     _run(data, tmp_path / "log", epochs=1)
     for split in ("train", "val"):
         (data / split / "class1").rename(data / split / "other")
@@ -85,7 +85,7 @@ def test_weights_of_other_classes_may_start_a_new_run(tmp_path: Path) -> None:
 
 
 def test_a_network_of_ones_own_has_no_record_and_can_be_resumed(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_train=16)
+    data = make_images(tmp_path / "data", num_train=16)
     config = make_config(network={"arch": "my_net"}, optimizer={"schedule": {"epochs": 1}})
     run(config, data, tmp_path / "log", MemoryLog())
     content = read(tmp_path / "log" / CHECKPOINT)
@@ -95,7 +95,7 @@ def test_a_network_of_ones_own_has_no_record_and_can_be_resumed(tmp_path: Path) 
 
 
 def test_a_checkpoint_whose_record_is_damaged_is_not_resumed(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_train=16)
+    data = make_images(tmp_path / "data", num_train=16)
     _stop_after_first_epoch(data, tmp_path / "log")
     content = read(tmp_path / "log" / CHECKPOINT)
     write({**content, "network": {**content["network"], "class_names": ["a\x1b"]}}, tmp_path / "log", is_best=False)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.dist.spawn import PRELOADED, TIMEOUT_S, free_port, prepare_process, run_distributed
-from tests.engine.tiny import MemoryLog, differences, make_config, make_pictures, run, run_until_killed
+from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run, run_until_killed
 from zoo.config import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import open_process
@@ -28,7 +28,7 @@ KILL_AT, EVERY_STEPS = 8, 3  # of 5 steps per epoch: in the second epoch, two st
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pictures(tmp_path_factory.mktemp("data"))
+    return make_images(tmp_path_factory.mktemp("data"))
 
 
 def _run_rank(rank: int, world_size: int, port: int, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -92,17 +92,17 @@ def test_killed_processes_end_as_the_straight_ones(
 
 
 def test_a_killed_run_of_a_network_of_the_zoo_ends_as_the_straight_one(tmp_path: Path) -> None:
-    pictures = make_pictures(tmp_path / "data", num_train=48, num_val=4)
+    images = make_images(tmp_path / "data", num_train=48, num_val=4)
     sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
     schedule = {"type": "linear", "mode": "step", "epochs": 2, "params": {"alpha": -0.1, "beta": 1.0}}
     optimizer = {"batch_size": 16, "learning_rate": 0.01, "nesterov": True, "decay_norms": False, "schedule": schedule}
     config = make_config(input=sizes, optimizer=optimizer, checkpoint={"every_steps": 2})
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     options = {"build": build_from_config}
-    (numbers,) = run_distributed(_numbers_of_run, 1, config, pictures, straight, options, group=False)
-    _kill_at(5, 1, config, pictures, killed, **options)
+    (numbers,) = run_distributed(_numbers_of_run, 1, config, images, straight, options, group=False)
+    _kill_at(5, 1, config, images, killed, **options)
     options["resume"] = "auto"
-    (rest,) = run_distributed(_numbers_of_run, 1, config, pictures, killed, options, group=False)
+    (rest,) = run_distributed(_numbers_of_run, 1, config, images, killed, options, group=False)
     assert len(numbers) == 6
     assert rest == numbers[4:]
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []

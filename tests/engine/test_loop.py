@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_pictures, run
+from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
 from zoo.config import Network
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.log import TrainMetrics
@@ -27,7 +27,7 @@ NUM_BATCHES, EPOCHS = 5, 3
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pictures(tmp_path_factory.mktemp("data"))
+    return make_images(tmp_path_factory.mktemp("data"))
 
 
 def test_reports_come_at_the_interval_and_at_the_end_of_each_epoch_with_the_true_rate(
@@ -179,8 +179,8 @@ def test_weights_ruined_by_a_finite_loss_are_not_saved(data: Path, tmp_path: Pat
 
 def test_a_last_batch_that_is_too_small_is_merged_and_logged(tmp_path: Path) -> None:
     log = MemoryLog()
-    run(make_config(), make_pictures(tmp_path / "data", num_train=17), tmp_path / "log", log)
-    assert "the last batch of each epoch has 9 pictures" in log.messages[0]
+    run(make_config(), make_images(tmp_path / "data", num_train=17), tmp_path / "log", log)
+    assert "the last batch of each epoch has 9 images" in log.messages[0]
     assert [metrics.num_batches for metrics in log.metrics] == [2] * 6
 
 
@@ -194,10 +194,10 @@ def test_the_clamp_of_a_linear_schedule_is_logged_once(data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_pictures_end_the_run_with_their_name_or_are_left_out_and_counted(
+def test_unreadable_images_end_the_run_with_their_name_or_are_left_out_and_counted(
     tmp_path: Path, workers: int
 ) -> None:
-    folder = make_pictures(tmp_path / "data")
+    folder = make_images(tmp_path / "data")
     bad = folder / "train" / "class1" / "5.png"
     bad.write_bytes(bad.read_bytes()[:60])
     with pytest.raises(DataError, match=r"class1/5\.png"):
@@ -209,18 +209,18 @@ def test_unreadable_pictures_end_the_run_with_their_name_or_are_left_out_and_cou
     assert len(log.metrics) == EPOCHS * NUM_BATCHES
 
 
-def test_a_batch_of_unreadable_pictures_ends_even_a_tolerant_run(tmp_path: Path) -> None:
-    folder = make_pictures(tmp_path / "data")
+def test_a_batch_of_unreadable_images_ends_even_a_tolerant_run(tmp_path: Path) -> None:
+    folder = make_images(tmp_path / "data")
     for path in folder.glob("train/*/*.png"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"only 0 pictures of a batch can be read, and 2 are needed.*\.png"):
+    with pytest.raises(DataError, match=r"only 0 images of a batch can be read, and 2 are needed.*\.png"):
         run(make_config(), folder, tmp_path / "log", MemoryLog(), on_bad_image="skip")
 
 
 def test_other_training_data_is_noticed_at_a_resume(data: Path, tmp_path: Path) -> None:
     run(make_config(), data, tmp_path / "log", MemoryLog())
-    more = make_pictures(tmp_path / "data", num_train=42)
-    with pytest.raises(CheckpointError, match="42 training pictures, but the checkpoint is of a run with 40"):
+    more = make_images(tmp_path / "data", num_train=42)
+    with pytest.raises(CheckpointError, match="42 training images, but the checkpoint is of a run with 40"):
         run(make_config(), more, tmp_path / "log", MemoryLog(), resume="auto")
 
 

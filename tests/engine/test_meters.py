@@ -23,7 +23,7 @@ def _logits_with_target_at_rank(ranks: list[int], classes: int) -> tuple[Tensor,
 
 
 def _read_once_per_rank() -> tuple[Reading, int]:
-    """Rank 0 has a right picture, bad at step 11; rank 1 two wrong, bad at step 7, and 3 skips; rank 2 nothing."""
+    """Rank 0 has a right image, bad at step 11; rank 1 two wrong, bad at step 7, and 3 skips; rank 2 nothing."""
     meter = Meter("cpu")
     rank = dist.get_rank()
     if rank == 0:

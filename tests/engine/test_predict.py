@@ -1,4 +1,4 @@
-"""Predictions of single pictures are the softmax's best classes, under the right file names."""
+"""Predictions of single images are the softmax's best classes, under the right file names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Colours(nn.Module):
-    """Says which of red, green and blue a picture is; with dropout, so that a forgotten eval() is noticed."""
+    """Says which of red, green and blue an image is; with dropout, so that a forgotten eval() is noticed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_a_recorder_writes_paths_relative_to_the_data(tmp_path: Path) -> None:
 TRANSFORM = val_transform(10, 8, [0.0] * 3, [1.0] * 3)
 
 
-def test_pictures_are_told_apart_in_the_order_given_and_in_any_number(tmp_path: Path) -> None:
+def test_images_are_told_apart_in_the_order_given_and_in_any_number(tmp_path: Path) -> None:
     colours = ["red", "blue", "lime"] * 7  # more than go through the network at once
     paths = _save(tmp_path, *colours)
     paths.append(paths[-1])

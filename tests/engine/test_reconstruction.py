@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.engine.tiny import MemoryLog, differences, make_config, make_pictures, run
+from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Network
 from zoo.engine.reconstruction import check_meter, reconstruction_errors
 from zoo.errors import ConfigError
@@ -45,7 +45,7 @@ def _reversible_net(network: Network) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pictures(tmp_path_factory.mktemp("data"))
+    return make_images(tmp_path_factory.mktemp("data"))
 
 
 def test_errors_are_logged_at_the_interval_for_each_block_and_only_when_asked(data: Path, tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def _net(dropout: float = 0.0) -> nn.Module:
     )
 
 
-def _batch(num_pictures: int) -> tuple[Tensor, Tensor]:
+def _batch(num_images: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    images = torch.randn(num_pictures, 3, 4, 4, generator=generator)
-    return images, torch.randint(CLASSES, (num_pictures,), generator=generator)
+    images = torch.randn(num_images, 3, 4, 4, generator=generator)
+    return images, torch.randint(CLASSES, (num_images,), generator=generator)
 
 
 def _state(training: dict[str, Any] | None = None, **optimizer: Any) -> TrainState:

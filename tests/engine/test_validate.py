@@ -1,4 +1,4 @@
-"""Every picture counts exactly once on any number of processes, and ten crops are averaged as published."""
+"""Every image counts exactly once on any number of processes, and ten crops are averaged as published."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLASSES = 6
 
 
 class Net(nn.Module):
-    """A linear classifier of 4 px pictures with dropout, so that a forgotten eval() changes the scores."""
+    """A linear classifier of 4 px images with dropout, so that a forgotten eval() changes the scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Net(nn.Module):
         self.fc.load_state_dict({"weight": weights, "bias": torch.zeros(CLASSES)})
 
     def forward(self, images: Tensor) -> Tensor:
-        assert len(images), "some networks cannot do without pictures"
+        assert len(images), "some networks cannot do without images"
         return self.fc(self.drop(images).flatten(1))
 
 
 class OutOfMemoryNet(Net):
-    """Fails like a full device for more than ``limit`` pictures at once; remembers the sizes it was given."""
+    """Fails like a full device for more than ``limit`` images at once; remembers the sizes it was given."""
 
     def __init__(self, limit: int, error: type[RuntimeError], message: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class OutOfMemoryNet(Net):
         return super().forward(images)
 
 
-def _pictures(count: int, *crops: int) -> tuple[Tensor, Tensor]:
+def _images(count: int, *crops: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(count, *crops, 3, 4, 4, generator=generator)
     return images, torch.randint(CLASSES, (count,), generator=generator)
@@ -71,8 +71,8 @@ def _loader(images: Tensor, targets: Tensor, batch_size: int, rank: int = 0, wor
 
 
 def _validate(model: nn.Module, count: int, batch_size: int, protocol: Protocol = CENTER) -> Result:
-    images, targets = _pictures(count, *([10] if protocol.ten_crops else []))
-    return validate(model, _loader(images, targets, batch_size), CPU, num_pictures=count, protocol=protocol)
+    images, targets = _images(count, *([10] if protocol.ten_crops else []))
+    return validate(model, _loader(images, targets, batch_size), CPU, num_images=count, protocol=protocol)
 
 
 def _validate_on_ranks(counts_and_batch_sizes: list[tuple[int, int]]) -> tuple[list[Result], int]:
@@ -85,8 +85,8 @@ def _validate_on_ranks(counts_and_batch_sizes: list[tuple[int, int]]) -> tuple[l
         mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
     ):
         for count, batch_size in counts_and_batch_sizes:
-            loader = _loader(*_pictures(count), batch_size, rank, world_size)
-            results.append(validate(model, loader, CPU, world_size, num_pictures=count, protocol=CENTER))
+            loader = _loader(*_images(count), batch_size, rank, world_size)
+            results.append(validate(model, loader, CPU, world_size, num_images=count, protocol=CENTER))
     return results, all_reduce.call_count
 
 
@@ -106,7 +106,7 @@ def test_any_number_of_ranks_gives_the_scores_of_one_process(world_size: int) ->
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 50])
 def test_the_batch_size_does_not_change_the_scores(batch_size: int) -> None:
-    images, targets = _pictures(23)
+    images, targets = _images(23)
     logits = Net().eval()(images)
     result = _validate(Net(), 23, batch_size)
     assert result.count == 23
@@ -115,9 +115,9 @@ def test_the_batch_size_does_not_change_the_scores(batch_size: int) -> None:
 
 
 def test_ten_crop_logits_are_averaged_before_loss_and_accuracy() -> None:
-    images, targets = _pictures(3, 10)
+    images, targets = _images(3, 10)
     net = Net().eval()
-    by_hand = torch.stack([sum(net(crop[None])[0] for crop in picture) / 10 for picture in images])
+    by_hand = torch.stack([sum(net(crop[None])[0] for crop in image) / 10 for image in images])
     result = _validate(Net(), 3, 2, TEN_CROPS)
     assert result.loss == pytest.approx(F.cross_entropy(by_hand, targets).item(), rel=1e-5)
     assert result.top1 == 100 * int((by_hand.argmax(1) == targets).sum()) / 3
@@ -144,17 +144,17 @@ def test_out_of_memory_halves_the_batch_keeps_it_and_says_so(
     # Smaller matrices may be multiplied in another order, so that the last bits of the loss are others.
     assert result.loss == pytest.approx(undisturbed.loss, rel=1e-6)
     assert result == dataclasses.replace(undisturbed, loss=result.loss)
-    assert "out of memory with 8 pictures at once: trying 4" in caplog.text
+    assert "out of memory with 8 images at once: trying 4" in caplog.text
 
 
-def test_ten_crops_of_one_picture_are_split_when_memory_is_short() -> None:
+def test_ten_crops_of_one_image_are_split_when_memory_is_short() -> None:
     net = OutOfMemoryNet(5, torch.OutOfMemoryError, "full")
     assert _validate(net, 2, 1, TEN_CROPS).loss == pytest.approx(_validate(Net(), 2, 1, TEN_CROPS).loss, rel=1e-6)
     assert net.sizes == [10, 5, 5, 5, 5]
 
 
-def test_memory_too_small_for_one_picture_is_a_clear_error() -> None:
-    with pytest.raises(ZooError, match=r"out of memory with one picture of \(3, 4, 4\)"):
+def test_memory_too_small_for_one_image_is_a_clear_error() -> None:
+    with pytest.raises(ZooError, match=r"out of memory with one image of \(3, 4, 4\)"):
         _validate(OutOfMemoryNet(0, torch.OutOfMemoryError, "full"), 2, 2)
 
 
@@ -178,41 +178,41 @@ def test_the_wrapper_of_torch_compile_is_taken_off() -> None:
     assert unwrap(net) is net
 
 
-def test_a_missing_picture_fails_the_verification() -> None:
-    images, targets = _pictures(4)
-    with pytest.raises(VerificationError, match="4 pictures scored and 0 left out, but the data set has 5") as error:
-        validate(Net(), _loader(images, targets, 2), CPU, num_pictures=5, protocol=CENTER)
+def test_a_missing_image_fails_the_verification() -> None:
+    images, targets = _images(4)
+    with pytest.raises(VerificationError, match="4 images scored and 0 left out, but the data set has 5") as error:
+        validate(Net(), _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER)
     assert error.value.exit_code == 3
 
 
-def test_unreadable_pictures_are_counted_apart_from_the_scored_ones() -> None:
-    images, targets = _pictures(3)
+def test_unreadable_images_are_counted_apart_from_the_scored_ones() -> None:
+    images, targets = _images(3)
     batches = [Batch(images, targets, ["broken.png"]), Batch(images[:0], targets[:0], ["a.png", "b.png"])]
-    result = validate(Net(), batches, CPU, num_pictures=6, protocol=CENTER)
+    result = validate(Net(), batches, CPU, num_images=6, protocol=CENTER)
     assert (result.count, result.skipped) == (3, 3)
     assert result.loss == _validate(Net(), 3, 3).loss
 
 
-def test_a_data_set_of_unreadable_pictures_has_no_score() -> None:
-    images, targets = _pictures(0)
-    with pytest.raises(VerificationError, match="none of 1 pictures"):
-        validate(Net(), [Batch(images, targets, ["a.png"])], CPU, num_pictures=1, protocol=CENTER)
+def test_a_data_set_of_unreadable_images_has_no_score() -> None:
+    images, targets = _images(0)
+    with pytest.raises(VerificationError, match="none of 1 images"):
+        validate(Net(), [Batch(images, targets, ["a.png"])], CPU, num_images=1, protocol=CENTER)
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: torch.dtype) -> None:
-    images, targets = _pictures(5)
+    images, targets = _images(5)
     with torch.autocast("cpu", dtype):
         logits = Net().eval()(images)
     assert logits.dtype == dtype
-    result = validate(Net(), _loader(images, targets, 5), CPU, num_pictures=5, protocol=CENTER, amp=amp)
+    result = validate(Net(), _loader(images, targets, 5), CPU, num_images=5, protocol=CENTER, amp=amp)
     assert result.loss == pytest.approx(F.cross_entropy(logits.float(), targets).item(), rel=1e-6)
 
 
 def test_the_progress_callback_hears_of_every_batch() -> None:
-    images, targets = _pictures(5)
+    images, targets = _images(5)
     heard: list[int] = []
-    validate(Net(), _loader(images, targets, 2), CPU, num_pictures=5, protocol=CENTER, advance=heard.append)
+    validate(Net(), _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER, advance=heard.append)
     assert heard == [1, 1, 1]
 
 

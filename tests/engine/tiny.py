@@ -27,7 +27,7 @@ from zoo.engine.validate import Result
 SIDE_PX = 12
 
 
-def make_pictures(folder: Path, num_train: int = 40, num_val: int = 6) -> Path:
+def make_images(folder: Path, num_train: int = 40, num_val: int = 6) -> Path:
     """Write an ImageFolder tree of PNG files and return it."""
     generator = np.random.default_rng(0)
     for split, count in (("train", num_train), ("val", num_val)):
@@ -42,7 +42,7 @@ def make_pictures(folder: Path, num_train: int = 40, num_val: int = 6) -> Path:
 
 
 def make_config(**changes: dict[str, Any] | int) -> Experiment:
-    """Return settings of a run of 3 epochs of 8 pictures per step; ``changes`` replace keys of sections."""
+    """Return settings of a run of 3 epochs of 8 images per step; ``changes`` replace keys of sections."""
     content: dict[str, Any] = {
         "network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 2},
         "optimizer": {

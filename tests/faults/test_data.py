@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from tests.data.pictures import make_folder, random_picture
+from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
 from zoo.config.section import MAX_PIXELS
 from zoo.data.classes import class_names
 from zoo.data.folder import ImageFolder, check_classes, check_num_classes, collate
 from zoo.data.imagenet import describe_validation_set
-from zoo.data.reading import EXTENSIONS, FORMATS, read_picture
+from zoo.data.reading import EXTENSIONS, FORMATS, read_image
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import ConfigError, DataError
@@ -141,17 +141,17 @@ def test_extensions_are_those_of_torchvision_and_of_the_formats_that_are_read() 
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_each_kind_of_image_is_read_whatever_it_is_called(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a{extension}"
-    random_picture(0).save(path)
+    random_image(0).save(path)
     shutil.copy(path, tmp_path / "b.dat")
-    assert read_picture(path).tobytes() == read_picture(tmp_path / "b.dat").tobytes()
+    assert read_image(path).tobytes() == read_image(tmp_path / "b.dat").tobytes()
 
 
 def test_a_photograph_with_a_preview_is_read(tmp_path: Path) -> None:
     """Cameras write several JPEGs into one file, which PIL calls another format."""
-    random_picture(0).save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[random_picture(1)])
+    random_image(0).save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[random_image(1)])
     with Image.open(tmp_path / "a.jpg") as image:
         assert image.format == "MPO"
-    assert read_picture(tmp_path / "a.jpg").size == (12, 10)
+    assert read_image(tmp_path / "a.jpg").size == (12, 10)
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
@@ -166,7 +166,7 @@ def test_an_image_never_starts_another_program(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
     (tmp_path / "x.jpg").write_bytes(EPS)
     with pytest.raises(DataError, match=r"in none of the formats JPEG, PNG, PPM, BMP, TIFF, WEBP; .*x\.jpg"):
-        read_picture(tmp_path / "x.jpg")
+        read_image(tmp_path / "x.jpg")
     assert not trace.exists()
 
 
@@ -175,7 +175,7 @@ def test_what_became_no_file_after_the_scan_is_refused_without_waiting(tmp_path:
     path = tmp_path / "x.jpg"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     with pytest.raises(DataError, match=r"it is not a regular file; .*x\.jpg"):
-        read_picture(path)
+        read_image(path)
 
 
 def _png(path: Path, width: int, height: int) -> Path:
@@ -197,13 +197,13 @@ def test_an_image_with_too_many_pixels_is_refused_before_they_take_memory(
     """PIL warns of the second, refuses the third, and takes each at its word when it is told not to look."""
     path = _png(tmp_path / "x.png", *size)
     with pytest.raises(DataError, match=rf"has {size[0]} x {size[1]} px, not between 1 and 89,478,485; .*x\.png"):
-        read_picture(path)
+        read_image(path)
 
 
 def test_an_image_without_pixels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.ppm").write_bytes(b"P6 0 5 255\n")
-    with pytest.raises(DataError, match="a picture cannot be read"):
-        read_picture(tmp_path / "x.ppm")
+    with pytest.raises(DataError, match="an image cannot be read"):
+        read_image(tmp_path / "x.ppm")
 
 
 @pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((60_000, 1), 9459)])
@@ -234,7 +234,7 @@ def test_sizes_that_no_image_can_have_are_refused_at_once(scale: int, crop: int)
 
 def test_an_image_is_not_padded_to_too_many_pixels() -> None:
     with pytest.raises(DataError, match=r"12 x 10 px .* 89,478,485"):
-        train_transform(Input(crop_train=8, pad_train=9000))(random_picture(0))
+        train_transform(Input(crop_train=8, pad_train=9000))(random_image(0))
 
 
 def test_the_largest_images_are_still_resized() -> None:
@@ -247,7 +247,7 @@ def test_a_missing_image_is_why_a_validation_set_is_not_recognised(tmp_path: Pat
     root = make_folder(tmp_path / "val", {"a": 1})
     (root / "a" / "gone.jpg").symlink_to("nowhere")
     fault = describe_validation_set(tmp_path).fault
-    assert fault == f"a picture cannot be read: No such file or directory; {root / 'a' / 'gone.jpg'}"
+    assert fault == f"an image cannot be read: No such file or directory; {root / 'a' / 'gone.jpg'}"
 
 
 def test_names_in_messages_about_images_and_classes_are_escaped(tmp_path: Path) -> None:

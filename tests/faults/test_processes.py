@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.conftest import SETTINGS, Run
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import make_pictures
+from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.engine import process
 from zoo.engine.breakdown import one_line_breakdowns
@@ -44,7 +44,7 @@ def _run(commands: list[list[str]], folder: Path) -> list[tuple[int, str, float]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pictures(tmp_path_factory.mktemp("data"), num_train=16, num_val=4)
+    return make_images(tmp_path_factory.mktemp("data"), num_train=16, num_val=4)
 
 
 def _write_settings(path: Path, **changes: Any) -> str:
@@ -190,7 +190,7 @@ def _die(path: Path) -> Any:
 def test_a_killed_worker_is_one_line_that_says_what_to_do(
     tmp_path: Path, finished: Run, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.data.transforms.read_picture", _die)
+    monkeypatch.setattr("zoo.data.transforms.read_image", _die)
     rest = ["--log-dir", str(tmp_path / "log")] if command == "train" else ["--weights", str(finished.checkpoint)]
     assert main([command, str(finished.config), str(finished.data), "-j", "1", *rest]) == 2
     last = capsys.readouterr().err.splitlines()[-1]

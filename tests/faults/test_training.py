@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, differences, make_config, make_pictures, run
+from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.engine.checkpoint import BEST, CHECKPOINT, read
 from zoo.errors import TrainingInterrupted
 
@@ -37,7 +37,7 @@ class SignallingLog(MemoryLog):
 
 
 def test_a_signal_in_a_validation_stops_it_and_loses_nothing_of_the_epoch(tmp_path: Path) -> None:
-    data = make_pictures(tmp_path / "data", num_val=16)  # four batches
+    data = make_images(tmp_path / "data", num_val=16)  # four batches
     run(make_config(), data, tmp_path / "straight", MemoryLog())
     log = SignallingLog(after=2)
     with pytest.raises(TrainingInterrupted, match=r"SIGTERM at step 5 \(epoch 1, batch 5 of 5\)"):
@@ -72,7 +72,7 @@ def _train(data: str, log_dir: str) -> None:
 def test_ranks_with_unequal_shares_leave_a_validation_together_whoever_gets_the_signal(
     tmp_path: Path, signalled_rank: int, after: int
 ) -> None:
-    data = make_pictures(tmp_path / "data", num_val=41)  # six batches on rank 0, five on rank 1
+    data = make_images(tmp_path / "data", num_val=41)  # six batches on rank 0, five on rank 1
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     run_distributed(_train, 2, str(data), str(straight))
     ends = run_distributed(_stopped_in_a_validation, 2, str(data), str(stopped), signalled_rank, after)

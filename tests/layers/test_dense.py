@@ -152,7 +152,7 @@ def test_compiled_networks_take_the_same_step(memory):
 
 
 def _gradients(rank: int | None) -> list[torch.Tensor]:
-    """Return the gradients of one step with the whole batch, or of one rank of three and two pictures under DDP."""
+    """Return the gradients of one step with the whole batch, or of one rank of three and two images under DDP."""
     model = network("sync", structure=(1, 2, 1, 1)).double()
     x = torch.randn(5, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     if rank is not None:

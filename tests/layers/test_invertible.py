@@ -41,7 +41,7 @@ def chain_of(kind):
     return module
 
 
-def pictures(kind, batch=5):
+def images(kind, batch=5):
     return torch.randn(batch, 3 if kind == "whole" else 4, 8, 12, dtype=torch.float64, requires_grad=True)
 
 
@@ -55,7 +55,7 @@ def test_reconstructing_gives_the_outputs_gradients_and_statistics_of_storing(ki
     torch.manual_seed(0)
     ours = chain_of(kind).train(training)
     truth = copy.deepcopy(ours)
-    x = pictures(kind, batch)
+    x = images(kind, batch)
     (y,) = run_chain(ours, x)
     expected = truth(x)
     assert relative_error(y, expected) < 1e-12
@@ -85,7 +85,7 @@ def test_errors_inside_a_branch_leave_the_block_only_if_its_input_is_found_again
 @pytest.mark.parametrize("kind", ["flat", "hybrid"])
 def test_what_the_caller_sees_is_not_overwritten_so_that_backward_can_run_again(kind):
     torch.manual_seed(0)
-    layers, x = chain_of(kind), pictures(kind)
+    layers, x = chain_of(kind), images(kind)
     (y,) = run_chain(layers, x)
     dy, before = torch.randn_like(y), y.detach().clone()
     dy_before, x_before = dy.clone(), x.detach().clone()
@@ -97,7 +97,7 @@ def test_what_the_caller_sees_is_not_overwritten_so_that_backward_can_run_again(
 
 
 def test_a_chain_that_ends_in_the_largest_values_says_that_it_runs_backward_once():
-    layers, x = chain_of("whole"), pictures("whole")
+    layers, x = chain_of("whole"), images("whole")
     (y,) = run_chain(layers, x)
     y.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="can be run once"):
@@ -108,7 +108,7 @@ def test_a_layer_used_twice_gets_both_gradients():
     torch.manual_seed(0)
     layers = chain_of("flat")[:3]
     truth = copy.deepcopy(layers)
-    x = pictures("flat")
+    x = images("flat")
     run_chain([*layers, *layers], x)[0].square().sum().backward()
     truth(truth(x)).square().sum().backward()
     for parameter, theirs in zip(layers.parameters(), truth.parameters(), strict=True):
@@ -122,7 +122,7 @@ def test_a_layer_used_twice_in_a_block_gets_both_gradients(where):
     block = LayerwiseBlock([*layers, *layers], unit(2)) if where == "in a branch" else LayerwiseBlock(layers, layers)
     block = block.double()
     init_weights(block)
-    x = pictures("hybrid")
+    x = images("hybrid")
     found, truths = (
         torch.autograd.grad(run_chain([block], x, store=store)[0].sin().sum(), (x, *block.parameters()))
         for store in (False, True)
@@ -134,7 +134,7 @@ def test_two_forward_passes_before_backward_each_keep_their_statistics():
     torch.manual_seed(0)
     layers = chain_of("flat")
     truth = copy.deepcopy(layers)
-    xs = [pictures("flat"), (3 * pictures("flat") + 1).detach().requires_grad_()]
+    xs = [images("flat"), (3 * images("flat") + 1).detach().requires_grad_()]
     sum(run_chain(layers, x)[0].square().sum() for x in xs).backward()
     found = [x.grad.clone() for x in xs]
     for x in xs:
@@ -148,7 +148,7 @@ def test_frozen_layers_get_no_gradients_and_the_others_theirs():
     layers = chain_of("hybrid")
     layers[2].requires_grad_(False)
     truth = copy.deepcopy(layers)
-    x = pictures("hybrid").detach()
+    x = images("hybrid").detach()
     run_chain(layers, x)[0].square().sum().backward()
     truth(x).square().sum().backward()
     for parameter, theirs in zip(layers.parameters(), truth.parameters(), strict=True):
@@ -159,7 +159,7 @@ def test_frozen_layers_get_no_gradients_and_the_others_theirs():
 @pytest.mark.parametrize("kind", ["flat", "hybrid"])
 def test_the_inverse_of_a_chain_gives_its_input_in_evaluation(kind):
     torch.manual_seed(0)
-    layers, x = chain_of(kind), pictures(kind).detach()
+    layers, x = chain_of(kind), images(kind).detach()
     layers(x)
     layers.eval()
     y = layers(x)
@@ -194,7 +194,7 @@ def test_half_precision_keeps_the_stream_in_float32_and_recomputes_in_the_forwar
     torch.manual_seed(0)
     layers = chain_of("whole").float()
     truth = copy.deepcopy(layers)
-    x = pictures("whole").detach().float()
+    x = images("whole").detach().float()
     with torch.autocast("cpu", torch.bfloat16):
         y, expected = run_chain(layers, x)[0], truth(x)
     assert y.dtype == expected.dtype == torch.float32
@@ -301,7 +301,7 @@ def test_a_compiled_chain_gives_the_gradients_of_the_eager_one_with_one_break():
     graphs = []
     torch._dynamo.reset()
     compiled = torch.compile(ours, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    x = pictures("hybrid").detach()
+    x = images("hybrid").detach()
     compiled(x).square().sum().backward()
     eager(x).square().sum().backward()
     assert len(graphs) == 2  # before the chain and behind it

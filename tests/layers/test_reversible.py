@@ -70,7 +70,7 @@ def step(net, x):
     return [y.detach(), leaf.grad, *[p.grad.clone() for p in net.parameters()], *[b.clone() for b in net.buffers()]]
 
 
-def pictures(number=4, side=12, dtype=torch.float64):
+def images(number=4, side=12, dtype=torch.float64):
     torch.manual_seed(1)
     return torch.randn(number, 3, side, side, dtype=dtype)
 
@@ -81,7 +81,7 @@ def test_gradients_and_statistics_are_those_of_stored_activations_over_steps(nor
     net = network(norm, bottleneck=bottleneck, dropout=0.3).double()
     twin = stored(net)
     for number in (4, 1, 3):
-        ours, truth = step(net, pictures(number)), step(twin, pictures(number))
+        ours, truth = step(net, images(number)), step(twin, images(number))
         assert max(map(relative_error, ours, truth)) < 1e-10
         assert all(map(torch.equal, net.buffers(), twin.buffers()))
 
@@ -91,8 +91,8 @@ def test_norms_of_torch_keep_their_momentum_and_count_once(momentum):
     net = network(lambda channels: batch_norm(channels, momentum)).double()
     twin = stored(net)
     for _ in range(2):
-        step(net, pictures())
-        step(twin, pictures())
+        step(net, images())
+        step(twin, images())
     assert all(map(torch.equal, net.buffers(), twin.buffers()))
     assert {norm.momentum for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)} == {momentum}
     assert {int(norm.num_batches_tracked) for norm in net.modules() if isinstance(norm, nn.BatchNorm2d)} == {2}
@@ -100,9 +100,9 @@ def test_norms_of_torch_keep_their_momentum_and_count_once(momentum):
 
 def test_evaluation_takes_running_statistics_and_still_has_the_gradients():
     net = network(InPlaceABN).double()
-    step(net, pictures())
+    step(net, images())
     net.eval()
-    assert max(map(relative_error, step(net, pictures()), step(stored(net), pictures()))) < 1e-10
+    assert max(map(relative_error, step(net, images()), step(stored(net), images()))) < 1e-10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -168,7 +168,7 @@ def test_a_recomputation_gets_its_input_in_the_layout_of_forward(layout):
 
 def test_the_channels_last_layout_is_kept():
     net = network(InPlaceABN).to(memory_format=torch.channels_last)
-    y, dx, *_ = step(net, pictures(dtype=torch.float32).to(memory_format=torch.channels_last))
+    y, dx, *_ = step(net, images(dtype=torch.float32).to(memory_format=torch.channels_last))
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert dx.is_contiguous(memory_format=torch.channels_last)
     assert net[1](torch.randn(2, 8, 5, 5)).is_contiguous()
@@ -207,7 +207,7 @@ def test_held_bytes_do_not_grow_with_depth(norm, measure):
     def held(number, store=False):
         net = network(norm, number)
         net[1].store = store
-        x = pictures(dtype=torch.float32)
+        x = images(dtype=torch.float32)
         return measure(lambda: net(x).square().sum(), list(net.parameters())).held
 
     batch_statistics = 2 * 2 * 4 * 64  # nothing of the 15 blocks more, in the allocator's pieces of 64 bytes
@@ -224,7 +224,7 @@ def test_one_map_is_held_of_the_blocks_and_the_norm_behind_them():
         return tensor
 
     net = network(number=5)
-    x = net[0](pictures(dtype=torch.float32))
+    x = net[0](images(dtype=torch.float32))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = net[2](net[1](x))
     assert list(saved.values()) == [(4, 8, 6, 6)] * 2  # the blocks' output, which the norm keeps too, and the norm's
@@ -234,17 +234,17 @@ def test_one_map_is_held_of_the_blocks_and_the_norm_behind_them():
 def test_the_meter_reports_each_block_and_can_be_taken_off():
     net, seen = network(InPlaceABN), []
     net[1].meter = lambda index, error: seen.append((index, error))
-    ours = step(net, pictures(dtype=torch.float32))
+    ours = step(net, images(dtype=torch.float32))
     assert [index for index, _ in seen] == [2, 1, 0]
     assert 0 < max(error for _, error in seen) < 1e-6
     net[1].meter = None
-    assert max(map(relative_error, step(net, pictures(dtype=torch.float32))[:20], ours)) == 0
+    assert max(map(relative_error, step(net, images(dtype=torch.float32))[:20], ours)) == 0
     assert len(seen) == 3
 
 
 def test_half_precision_is_recomputed_under_the_autocast_of_forward():
     net = network(InPlaceABN, 8)
-    truth, x = stored(net), pictures(16, dtype=torch.float32)
+    truth, x = stored(net), images(16, dtype=torch.float32)
     results, errors = [], []
     net[1].meter = lambda _, error: errors.append(error)
     for module in (net, truth):
@@ -305,7 +305,7 @@ def _distributed_steps(norm, repeats) -> list[list[torch.Tensor]]:
         module = DistributedDataParallel(_Headed(net, repeats), **settings)
         for number in (2, 3):
             module.zero_grad()
-            y = module(pictures(number + torch.distributed.get_rank()))
+            y = module(images(number + torch.distributed.get_rank()))
             (y.square() + y.sin()).sum().backward()
         grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
         results.append([*grads, *net.buffers()])

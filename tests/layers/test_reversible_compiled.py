@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.formula import relative_error
-from tests.layers.test_reversible import network, pictures, step
+from tests.layers.test_reversible import images, network, step
 from zoo.layers import ABN, InPlaceABN
 
 # torch's own warnings while it traces and compiles
@@ -53,9 +53,9 @@ def test_the_graph_breaks_once_per_chain_and_the_gradients_are_right(norm, numbe
     graphs = Graphs()
     compiled = _Both(torch.compile(twin, backend=graphs), twin)
     for _ in range(2):
-        assert max(map(relative_error, step(compiled, pictures()), step(net, pictures()))) < 1e-10
+        assert max(map(relative_error, step(compiled, images()), step(net, images()))) < 1e-10
     assert graphs.number == number + 1
-    assert torch._dynamo.explain(net)(pictures()).graph_break_count == number
+    assert torch._dynamo.explain(net)(images()).graph_break_count == number
 
 
 class _Both(nn.Module):
@@ -73,13 +73,13 @@ class _Both(nn.Module):
 def test_the_inductor_backend_has_the_gradients_too():
     net = network(InPlaceABN)
     twin = copy.deepcopy(net)
-    x = pictures(dtype=torch.float32)
+    x = images(dtype=torch.float32)
     truth = step(net, x)
     assert max(map(relative_error, step(_Both(torch.compile(twin), twin), x), truth)) < 1e-3
 
 
 def test_autocast_is_the_same_compiled_in_training_and_evaluation():
-    net, x = network(ABN), pictures(dtype=torch.float32)
+    net, x = network(ABN), images(dtype=torch.float32)
     twin = copy.deepcopy(net)
     with torch.autocast("cpu", torch.bfloat16):
         truth = step(net, x)
@@ -96,7 +96,7 @@ def test_autocast_is_the_same_compiled_in_training_and_evaluation():
 def test_there_is_no_break_without_gradients_or_with_stored_activations(store):
     net = network(ABN).double()
     net[1].store = store
-    x = pictures()
+    x = images()
     with torch.set_grad_enabled(store):
         expected = copy.deepcopy(net)(x)
         assert relative_error(torch.compile(net, backend=Graphs(), fullgraph=True)(x), expected) < 1e-12
@@ -109,4 +109,4 @@ def test_compiled_branches_of_an_eager_chain_are_right():
         block.f.compile(backend="aot_eager")
         block.g.compile(backend="aot_eager")
     for _ in range(2):
-        assert max(map(relative_error, step(twin, pictures()), step(net, pictures()))) < 1e-10
+        assert max(map(relative_error, step(twin, images()), step(net, images()))) < 1e-10

@@ -43,7 +43,7 @@ def unwound(plain: nn.Sequential, redo_3x3=False) -> UnwoundSequential:
     return UnwoundSequential(OrderedDict(twin.named_children()), redo_3x3).train(plain.training)
 
 
-def pictures(channels=8, dtype=torch.float64) -> torch.Tensor:
+def images(channels=8, dtype=torch.float64) -> torch.Tensor:
     return torch.randn(3, channels, 9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
@@ -86,9 +86,9 @@ def no_fallback(monkeypatch):
 def test_outputs_gradients_and_statistics_are_those_of_the_blocks(channels, blocks, dropout, redo_3x3, request):
     plain = stage(channels, blocks, dropout=dropout)
     twin = unwound(plain, redo_3x3)
-    expected = step(plain, pictures())
+    expected = step(plain, images())
     request.getfixturevalue("no_fallback")
-    assert error(step(twin, pictures()), expected) < 1e-12
+    assert error(step(twin, images()), expected) < 1e-12
     assert all(norm.num_batches_tracked == 1 for norm in twin.modules() if isinstance(norm, ABN))
 
 
@@ -96,16 +96,16 @@ def test_outputs_gradients_and_statistics_are_those_of_the_blocks(channels, bloc
 def test_a_first_block_without_projection_keeps_its_input(redo_3x3, request):
     plain = stage(in_channels=16, stride=1)
     twin = unwound(plain, redo_3x3)
-    expected = step(plain, pictures(16))
+    expected = step(plain, images(16))
     request.getfixturevalue("no_fallback")
-    assert error(step(twin, pictures(16)), expected) < 1e-12
+    assert error(step(twin, images(16)), expected) < 1e-12
 
 
 @pytest.mark.parametrize("redo_3x3", [False, True])
 @pytest.mark.parametrize("state", ["evaluation", "frozen norms", "frozen convolutions", "a frozen first block"])
 def test_frozen_parts_and_evaluation_are_right(state, redo_3x3, request):
     plain = stage()
-    step(plain, pictures())  # running statistics that are not those of the start
+    step(plain, images())  # running statistics that are not those of the start
     plain.zero_grad()
     if state == "evaluation":
         plain.eval()
@@ -115,9 +115,9 @@ def test_frozen_parts_and_evaluation_are_right(state, redo_3x3, request):
         if (state == "frozen convolutions" and "conv" in name) or (state[:2] == "a " and name.startswith("block1")):
             parameter.requires_grad_(False)
     twin = unwound(plain, redo_3x3)
-    expected = step(plain, pictures())
+    expected = step(plain, images())
     request.getfixturevalue("no_fallback")
-    assert error(step(twin, pictures()), expected) < 1e-12
+    assert error(step(twin, images()), expected) < 1e-12
 
 
 def test_running_statistics_may_move_between_forward_and_backward():
@@ -125,7 +125,7 @@ def test_running_statistics_may_move_between_forward_and_backward():
     twin = unwound(plain, redo_3x3=True)
     results = []
     for module in (plain, twin):
-        out = module(leaf := pictures().requires_grad_())
+        out = module(leaf := images().requires_grad_())
         for norm in module.modules():
             if isinstance(norm, ABN):
                 norm.running_mean.add_(1)
@@ -139,8 +139,8 @@ def test_backward_may_run_twice_and_in_parts(redo_3x3):
     plain = stage()
     twin = unwound(plain, redo_3x3)
     for module in (plain, twin):
-        module(pictures()).square().sum().backward(retain_graph=False)
-    out = twin(pictures()).square().sum()
+        module(images()).square().sum().backward(retain_graph=False)
+    out = twin(images()).square().sum()
     parameters = list(twin.parameters())
     expected = [p.grad for p in plain.parameters()]
     for wanted in (slice(None), slice(5, 9), slice(20, 21), slice(None)):
@@ -157,7 +157,7 @@ def test_bytes_fall_from_plain_to_unwound_to_redone_and_match_the_count():
         for module in (plain, unwound(plain), unwound(plain, redo_3x3=True))
     ]
     vectors = 2500  # per block: mean, variance and their like
-    # plain: block 1's first norm (at twice the size), five more of 16 channels, two of 4 in each block; the pictures
+    # plain: block 1's first norm (at twice the size), five more of 16 channels, two of 4 in each block; the images
     # exist already and count nothing
     for counted, channels in zip(memory, (4 * 8 + 5 * 16 + 6 * 8, 16 + 6 * 8, 16 + 6 * 4), strict=True):
         assert channels * maps <= counted.held < channels * maps + 6 * vectors
@@ -174,7 +174,7 @@ def test_nothing_is_left_after_backward():
 
     twin = unwound(stage(), redo_3x3=True)
     before = maps()  # and held here: other tests have left some
-    out = twin(pictures()).sum()
+    out = twin(images()).sum()
     assert new_maps() > 0
     out.backward()
     assert new_maps() == 0
@@ -185,7 +185,7 @@ def test_nothing_is_left_after_backward():
 def test_modified_inputs_and_outputs_are_refused_as_autograd_does(redo_3x3):
     for which in ("input", "output"):
         twin = unwound(stage(), redo_3x3)
-        x = pictures().requires_grad_() * 1
+        x = images().requires_grad_() * 1
         out = twin(x)
         loss = out.sum()
         (x if which == "input" else out).detach().add_(1)
@@ -196,11 +196,11 @@ def test_modified_inputs_and_outputs_are_refused_as_autograd_does(redo_3x3):
 @pytest.mark.parametrize("channels", [BOTTLENECK, BASIC])
 def test_single_precision_loses_nothing_over_many_blocks(channels):
     plain = stage(channels, blocks=20, in_channels=16, stride=1)
-    truth = step(plain, pictures(16))[1:-60]
+    truth = step(plain, images(16))[1:-60]
     single = copy.deepcopy(plain).float()
     single.zero_grad()
     twin = unwound(single)
-    ours, theirs = (step(module, pictures(16, torch.float32))[1:-60] for module in (twin, single))
+    ours, theirs = (step(module, images(16, torch.float32))[1:-60] for module in (twin, single))
     assert distance(ours, theirs) < 5e-6
     assert distance(ours, truth) < 1.5 * distance(theirs, truth) + 1e-6
 
@@ -210,7 +210,7 @@ def test_single_precision_loses_nothing_over_many_blocks(channels):
 def test_half_precision_recovers_the_sums_better_than_it_could_hold_them(redo_3x3, autocast, monkeypatch):
     plain = stage((16, 16, 32), blocks=12, in_channels=32, stride=1)
     dtype = torch.float32 if autocast else torch.bfloat16
-    x, twin = pictures(32, dtype), unwound(plain.to(dtype), redo_3x3)
+    x, twin = images(32, dtype), unwound(plain.to(dtype), redo_3x3)
     exact = copy.deepcopy(twin)
     ours = step(twin, x, autocast)
     truth = step(copy.deepcopy(plain).double(), x.double())
@@ -229,7 +229,7 @@ def test_half_precision_recovers_the_sums_better_than_it_could_hold_them(redo_3x
 def test_the_cast_weights_of_an_autocast_region_stay_usable(autocast):
     twin = unwound(stage()).float()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        out = twin(pictures(dtype=torch.float32)) + twin(pictures(dtype=torch.float32))
+        out = twin(images(dtype=torch.float32)) + twin(images(dtype=torch.float32))
         out.float().sum().backward()  # inside the region
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in twin.parameters())
 
@@ -238,9 +238,9 @@ def test_without_gradients_and_inside_transforms_the_blocks_run_as_they_are():
     plain = stage().eval()
     twin = unwound(plain)
     with torch.no_grad():
-        assert torch.equal(twin(pictures()), plain(pictures()))
+        assert torch.equal(twin(images()), plain(images()))
     for module in (plain, twin):
-        module.gradient = torch.func.grad(lambda x, module=module: module(x).square().sum())(pictures())
+        module.gradient = torch.func.grad(lambda x, module=module: module(x).square().sum())(images())
     assert relative_error(twin.gradient, plain.gradient) < 1e-12
 
 
@@ -249,8 +249,8 @@ def test_compiled_it_has_the_gradients_of_the_eager_stage():
     torch._dynamo.reset()
     plain = stage().float()
     twin = unwound(plain, redo_3x3=True)
-    expected = step(plain, pictures(dtype=torch.float32))
-    assert error(step(torch.compile(twin, fullgraph=True), pictures(dtype=torch.float32)), expected) < 1e-3
+    expected = step(plain, images(dtype=torch.float32))
+    assert error(step(torch.compile(twin, fullgraph=True), images(dtype=torch.float32)), expected) < 1e-3
 
 
 @pytest.mark.parametrize("where", ["block2", "block2.convs", "block3.convs.conv3", "block1.bn1"])
@@ -258,20 +258,20 @@ def test_hooks_see_every_call(where):
     twin = unwound(stage())
     seen = []
     twin.get_submodule(where).register_forward_hook(lambda module, args, out: seen.append(out.shape))
-    step(twin, pictures())
+    step(twin, images())
     assert len(seen) == 1
 
 
 def test_other_norms_run_the_blocks_as_they_are():
     plain = stage(norm=ABN)
-    assert error(step(unwound(plain), pictures()), step(plain, pictures())) == 0
+    assert error(step(unwound(plain), images()), step(plain, images())) == 0
 
 
 def test_a_checkpoint_around_an_unwound_stage_is_right():
     plain = stage()
     twin = unwound(plain, redo_3x3=True)
-    expected = step(plain, pictures())
-    ours = step(_Checkpointed(twin), pictures())
+    expected = step(plain, images())
+    ours = step(_Checkpointed(twin), images())
     assert error(ours, expected) < 1e-12
 
 
@@ -294,7 +294,7 @@ def _distributed_step(unwind: bool) -> list[torch.Tensor]:
     network = stage(norm=InPlaceABNSync)
     network = nn.parallel.DistributedDataParallel(unwound(network, redo_3x3=True) if unwind else network)
     rank = torch.distributed.get_rank()
-    leaf = pictures()[rank : rank + 1 + rank].clone().requires_grad_()
+    leaf = images()[rank : rank + 1 + rank].clone().requires_grad_()
     network(leaf).square().sum().backward()
     return [leaf.grad, *[p.grad for p in network.parameters()], *network.buffers()]
 
@@ -313,9 +313,7 @@ def test_parameters_are_those_of_the_forward_pass():
 
     def gradients(module):
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in swapped.items()}
-        return torch.autograd.grad(
-            torch.func.functional_call(module, leaves, pictures()).square().sum(), leaves.values()
-        )
+        return torch.autograd.grad(torch.func.functional_call(module, leaves, images()).square().sum(), leaves.values())
 
     assert error(gradients(ours), gradients(plain)) < 1e-10
 
@@ -323,7 +321,7 @@ def test_parameters_are_those_of_the_forward_pass():
 @pytest.mark.parametrize("name", ["block1.bn1.weight", "block2.convs.conv1.weight", "block2.convs.bn3.weight"])
 def test_parameters_that_change_before_backward_are_refused_as_autograd_does(name):
     ours = unwound(stage(), redo_3x3=True)
-    out = ours(pictures().requires_grad_() * 1)
+    out = ours(images().requires_grad_() * 1)
     with torch.no_grad():
         dict(ours.named_parameters())[name].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -334,7 +332,7 @@ def test_parameters_that_change_before_backward_are_refused_as_autograd_does(nam
 def test_autocast_around_backward_alone_changes_nothing(redo_3x3):
     def gradients(around):
         ours = unwound(stage(), redo_3x3).float()
-        out = ours(pictures(dtype=torch.float32).requires_grad_() * 1).square().sum()
+        out = ours(images(dtype=torch.float32).requires_grad_() * 1).square().sum()
         with torch.autocast("cpu", torch.bfloat16, enabled=around):
             out.backward()
         return [p.grad for p in ours.parameters()]

@@ -39,7 +39,7 @@ GOALS = {
 
 
 def held(name: str, norm: str, memory: str) -> int:
-    """Return the bytes held by a step with 4 pictures of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
+    """Return the bytes held by a step with 4 images of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
     size = 32 if name in FOR_CIFAR else 224
     with torch.device("meta"):
         model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}))

@@ -54,7 +54,7 @@ def build(family, index, memory, norm="inplace", **options) -> nn.Module:
 
 
 def step(network, x, training=True):
-    """Return gradients of the pictures and the parameters, outputs and buffers after a step."""
+    """Return gradients of the images and the parameters, outputs and buffers after a step."""
     leaf = x.clone().requires_grad_()
     torch.manual_seed(1)  # the same dropout
     out = network.train(training)(leaf)

@@ -59,14 +59,14 @@ def build_small(kind, norm="standard", classes=5, network=RevNet, dtype=torch.fl
     return model
 
 
-def pictures(kind="basic", number=4) -> torch.Tensor:
+def images(kind="basic", number=4) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     size = 64 if kind == "imagenet" else 16
     return torch.randn(number, 3, size, size, dtype=torch.float64, generator=generator)
 
 
 def step(model, x) -> list[torch.Tensor]:
-    """Return the gradients of the pictures and of the parameters after a step, and the outputs."""
+    """Return the gradients of the images and of the parameters after a step, and the outputs."""
     model.zero_grad()
     leaf = x.clone().requires_grad_()
     out = model(leaf)
@@ -168,7 +168,7 @@ def paper_shortcut(shortcut: nn.Module, x: torch.Tensor, channels: int, bottlene
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
 def test_revnets_compute_what_the_paper_says_with_the_same_weights(kind):
-    model, x = build_small(kind), pictures(kind)
+    model, x = build_small(kind), images(kind)
     bottleneck = SMALL[kind]["bottleneck"]
     actual = model(x)
     out = norm_relu(model.mod1.bn1, F.conv2d(x, model.mod1.conv1.weight, padding=1))
@@ -191,7 +191,7 @@ def test_revnets_compute_what_the_paper_says_with_the_same_weights(kind):
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
 def test_resnets_compute_what_the_paper_says_with_the_same_weights(kind):
-    model, x = build_small(kind, network=PreactResNet), pictures(kind)
+    model, x = build_small(kind, network=PreactResNet), images(kind)
     bottleneck = SMALL[kind]["bottleneck"]
     out = norm_relu(model.mod1.bn1, F.conv2d(x, model.mod1.conv1.weight, padding=1))
     for index, module in enumerate((model.mod2, model.mod3, model.mod4)):
@@ -224,7 +224,7 @@ def test_gradients_statistics_and_outputs_are_those_of_stored_activations(kind, 
     stored, reversible = (build_small(kind, norm, memory=memory, **options) for memory in ("plain", "auto"))
     assert list(stored.state_dict()) == list(reversible.state_dict())
     for seed in range(2):
-        x = pictures(kind) + seed
+        x = images(kind) + seed
         expected, actual = step(stored, x), step(reversible, x)
         assert len(actual) == len(expected)
         assert max(map(relative_error, actual, expected)) < 1e-10
@@ -232,7 +232,7 @@ def test_gradients_statistics_and_outputs_are_those_of_stored_activations(kind, 
         assert relative_error(ours, truth) < 1e-12
     counted = {int(m.num_batches_tracked) for name, m in reversible.named_modules() if isinstance(m, ABN)}
     assert counted == ({0, 2} if features_only else {2})  # bn_out does not run
-    x = pictures(kind)
+    x = images(kind)
     for ours, truth in zip(*(list(step(model.eval(), x)) for model in (reversible, stored)), strict=True):
         assert relative_error(ours, truth) < 1e-10
 
@@ -247,12 +247,12 @@ def test_in_place_and_standard_norms_compute_the_same_revnet(kind):
         for module in inplace.modules():
             if isinstance(module, InPlaceABN):
                 module.weight.sub_(module.eps)
-    results = [step(model, pictures(kind)) for model in (inplace, standard)]
+    results = [step(model, images(kind)) for model in (inplace, standard)]
     assert max(map(relative_error, *results)) < 1e-6
 
 
 def test_norms_are_converted_to_what_the_network_is_built_with():
-    model, x = build_small("basic"), pictures()
+    model, x = build_small("basic"), images()
     for norm in model.modules():
         if isinstance(norm, ABN):
             norm.activation = "leaky_relu"  # relu has no form in place
@@ -272,7 +272,7 @@ def test_features_are_the_raw_outputs_of_the_stages_and_nothing_overwrites_them(
     clones = []
     for name in model.feature_info.module_name():
         model.get_submodule(name).register_forward_hook(lambda module, inputs, out: clones.append(out.clone()))
-    x = pictures(kind)
+    x = images(kind)
     features = model(x)
     assert all(map(torch.equal, features, clones))
     assert [f.shape[1] for f in features] == model.feature_info.channels()
@@ -285,7 +285,7 @@ def test_features_are_the_raw_outputs_of_the_stages_and_nothing_overwrites_them(
 
 def test_classifiers_are_left_out_and_replaced():
     model = build_small("basic", dtype=torch.float32)
-    x = pictures().float()
+    x = images().float()
     assert model.forward_features(x).shape == (4, 24, 4, 4)
     model.reset_classifier(3)
     assert model(x).shape == (4, 3)
@@ -294,7 +294,7 @@ def test_classifiers_are_left_out_and_replaced():
 
 @functools.cache
 def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
-    """Return the bytes of a step with 8 pictures of 32 x 32, with so many blocks per module."""
+    """Return the bytes of a step with 8 images of 32 x 32, with so many blocks per module."""
     widths = (32, 32, 64, 112)
     with torch.device("meta"):
         factory = norm_act(norm, NORMS[norm])
@@ -314,7 +314,7 @@ def test_held_bytes_do_not_grow_with_the_depth(bottleneck, norm):
 
 
 def test_held_bytes_are_the_boundaries_of_the_modules_and_what_stem_and_head_keep():
-    """Of RevNet-38: the stem's convolution and output, the modules' outputs, bn_out's output; 8 pictures in float32."""
+    """Of RevNet-38: the stem's convolution and output, the modules' outputs, bn_out's output; 8 images in float32."""
     maps = 2 * 32 * 32**2 + 32 * 32**2 + 64 * 16**2 + 112 * 8**2 + 112 * 8**2
     vectors = 2 * 4 * (32 + 112) + 8 * 4 * 112 + 8 * 4 * 10  # batch statistics, pooled features and logits, about
     assert 8 * 4 * maps <= held(RevNet, 3, False) <= 8 * 4 * maps + 4 * vectors
@@ -328,7 +328,7 @@ def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
         return count_memory(lambda: model(x).sum(), model.parameters()).held / 2e6
 
     twin = held("resnet101_preact", "standard", "plain")
-    assert twin == pytest.approx(116, abs=1)  # MB per picture
+    assert twin == pytest.approx(116, abs=1)  # MB per image
     assert held("revnet104", "standard", "auto") <= twin / 4.2
     assert held("revnet104", "inplace", "auto") <= twin / 5.5
 
@@ -346,7 +346,7 @@ def test_the_chains_switch_stores_the_activations_of_the_strided_blocks_too():
             if isinstance(module, ReversibleSequential):
                 module.store = store
         calls.clear()
-        model(pictures().float()).sum().backward()
+        model(images().float()).sum().backward()
         numbers.append(len(calls))
     convs = sum(isinstance(m, nn.Conv2d) for m in model.modules())
     # once more each, but the stem's; the last one of each strided block is not needed by any gradient
@@ -357,7 +357,7 @@ def test_checkpointed_twins_hold_less_with_the_same_gradients():
     plain, saved = (
         build_small("bottleneck", network=PreactResNet, memory=memory) for memory in ("plain", "checkpoint")
     )
-    x = pictures()
+    x = images()
     assert max(map(relative_error, step(saved, x), step(plain, x))) < 1e-10
     for ours, truth in zip(saved.buffers(), plain.buffers(), strict=True):
         assert torch.equal(ours, truth)

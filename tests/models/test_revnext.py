@@ -162,7 +162,7 @@ def test_networks_are_exported_for_any_batch(name, tmp_path):
     assert export(model, tmp_path / "network.pt2", 8) < 1e-4
 
 
-def test_pictures_that_are_overwritten_before_backward_are_refused():
+def test_images_that_are_overwritten_before_backward_are_refused():
     model = zoo.get("revnext", classes=5, **SMALL["revnext"])
     x = torch.randn(2, 3, 8, 8)
     y = model(x)
@@ -179,11 +179,11 @@ def test_the_logits_are_an_eighth_of_the_linear_layer_of_the_largest_values_with
     assert model.classifier.fc.bias is None
 
 
-def test_batch_pooled_networks_see_each_picture_alone():
+def test_batch_pooled_networks_see_each_image_alone():
     torch.manual_seed(0)
     model = zoo.get("revnext", classes=5, channels=8, blocks=[1, 1, 1], pools=["batch", "channel", "batch"]).eval()
     x = torch.randn(3, 3, 16, 16)
-    alone = torch.cat([model(picture) for picture in x.split(1)])
+    alone = torch.cat([model(image) for image in x.split(1)])
     assert relative_error(model(x), alone) < 1e-5
     assert model.forward_features(x).shape == (3 * 16, 32, 2, 2)
 
@@ -264,7 +264,7 @@ def smallest_ratio(name, slope, skipped=0, **options):
     errors = {}
     model.meter = errors.__setitem__
     model(torch.randn(16, 3, 32, 32)).sum().backward()
-    kept = [errors[index] for index in sorted(errors)][1:-1]  # the pictures and the last map are not reconstructed
+    kept = [errors[index] for index in sorted(errors)][1:-1]  # the images and the last map are not reconstructed
     return min(error**-2 for error in kept[skipped:] if error)
 
 

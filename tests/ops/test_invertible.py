@@ -57,7 +57,7 @@ def test_channel_pool_puts_offsets_first_so_that_halves_are_even_and_odd_rows():
     assert torch.equal(y, unshuffled.unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2))
 
 
-def test_batch_pool_keeps_the_parts_of_a_picture_together():
+def test_batch_pool_keeps_the_parts_of_a_image_together():
     x = torch.randn(3, 2, 4, 6)
     y = batch_pool(batch_pool(x[..., :4]))
     for n in range(3):
@@ -72,7 +72,7 @@ def test_pools_refuse_odd_sides_with_the_shape(kind):
         POOLS[kind][0](torch.randn(1, 2, 4, 5))
 
 
-def test_the_largest_values_are_those_of_all_pictures_that_belong_together_and_ties_share_the_gradient():
+def test_the_largest_values_are_those_of_all_images_that_belong_together_and_ties_share_the_gradient():
     x = torch.randn(6, 3, 4, 5, dtype=torch.float64)
     x[0, 0] = x[1, 0] = 7.0
     x.requires_grad_()

@@ -209,7 +209,7 @@ def test_nan_stays_nan_and_in_its_channel(dtype, layout):
 @pytest.mark.parametrize("shape", [(64, 3, 40, 50), (256, 24, 2, 2), (3000, 5)])
 def test_the_variance_survives_a_mean_that_is_large_against_it(shape, layout):
     x = arrange(torch.randn(shape, dtype=torch.float64).float() + 3000, layout)
-    x[0] += 500  # and a first picture that is unlike the others
+    x[0] += 500  # and a first image that is unlike the others
     mean, var = native.statistics(x)
     assert_near((mean, var), exact(reference.statistics, x), 1e-5)
 
@@ -415,6 +415,6 @@ def test_tensors_of_more_than_two_to_the_31_elements_are_right(layout):
     assert_near((mean, var), (torch.tensor([2, 4 / (2**30 + 10)]), torch.tensor([1, 16 / (2**30 + 10)])), 1e-5)
     native.apply_(x, torch.tensor([2.0, 0.0]), torch.ones(2), Form(None, None, 0.0, "leaky_relu", 0.5))
     for channel, values in ((0, (-0.5, 1.0)), (1, (0.0, 0.0))):
-        for picture, value in enumerate(values):
-            assert (x[picture, channel, :-1] == value).all()
+        for image, value in enumerate(values):
+            assert (x[image, channel, :-1] == value).all()
     assert x[1, 1, -1] == 4

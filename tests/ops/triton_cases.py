@@ -57,7 +57,7 @@ CASES = {
         for layout in LAYOUTS
         for what, settings in {
             "one channel": {"shape": (3, 1, 6, 6)},
-            "one picture": {"shape": (1, 3, 7, 5), "shortcut": True},
+            "one image": {"shape": (1, 3, 7, 5), "shortcut": True},
             "one position": {"shape": (9, 5, 1, 1)},
             "several splits": {"shape": (3, 2, 33, 41), "activation": "elu", "shortcut": True},
             "no affine": {"affine": False, "shortcut": True},

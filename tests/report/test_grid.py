@@ -1,4 +1,4 @@
-"""The grid shows every picture whole, above text that stays inside its tile."""
+"""The grid shows every image whole, above text that stays inside its tile."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.report.grid import LINE_PX, MARGIN_PX, TILE_PX, picture_grid, write_grid
+from zoo.report.grid import LINE_PX, MARGIN_PX, TILE_PX, image_grid, write_grid
 
 LEFT, STEP = MARGIN_PX, MARGIN_PX + TILE_PX
 
 
 @pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (5, 3, 2), (40, 6, 7)])
-def test_pictures_stand_in_rows_and_columns(count: int, columns: int, rows: int) -> None:
-    sheet = picture_grid([(Image.new("RGB", (4, 4), "red"), ["text"])] * count)
+def test_images_stand_in_rows_and_columns(count: int, columns: int, rows: int) -> None:
+    sheet = image_grid([(Image.new("RGB", (4, 4), "red"), ["text"])] * count)
     assert sheet.size == (columns * STEP + MARGIN_PX, rows * (TILE_PX + LINE_PX + 2 * MARGIN_PX) + MARGIN_PX)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (1000, 1000)])
-def test_a_picture_fills_its_tile_at_any_size(size: tuple[int, int]) -> None:
-    pixels = np.asarray(picture_grid([(Image.new("RGB", size, "red"), [])]))
+def test_a_image_fills_its_tile_at_any_size(size: tuple[int, int]) -> None:
+    pixels = np.asarray(image_grid([(Image.new("RGB", size, "red"), [])]))
     assert (pixels[MARGIN_PX : MARGIN_PX + TILE_PX, LEFT : LEFT + TILE_PX] == (255, 0, 0)).all()
 
 
-def test_an_oblong_picture_is_shown_whole() -> None:
-    pixels = np.asarray(picture_grid([(Image.new("RGB", (400, 100), "red"), [])]))
+def test_an_oblong_image_is_shown_whole() -> None:
+    pixels = np.asarray(image_grid([(Image.new("RGB", (400, 100), "red"), [])]))
     assert (pixels == (255, 0, 0)).all(axis=2).sum() == TILE_PX * TILE_PX // 4
 
 
 def test_long_lines_are_cut_and_unknown_signs_replaced() -> None:
     blank = Image.new("RGB", (4, 4), "white")
-    pixels = np.asarray(picture_grid([(blank, ["\u4e2d\udcff wide " * 30]), (blank, [])]))
+    pixels = np.asarray(image_grid([(blank, ["\u4e2d\udcff wide " * 30]), (blank, [])]))
     below = pixels[MARGIN_PX + TILE_PX :]
     assert (below[:, :STEP] < 128).any()
     assert (below[:, STEP:] == 255).all()

@@ -1,4 +1,4 @@
-"""Files of predictions are the same whatever the order in which the pictures came."""
+"""Files of predictions are the same whatever the order in which the images came."""
 
 from __future__ import annotations
 

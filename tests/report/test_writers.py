@@ -135,16 +135,16 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
         "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
     )
     assert validation.partition(" - ")[2] == (
-        "epoch 2 validation: top-1 61.00, top-5 91.00, loss 1.2500 over 998 pictures, 2 left out, the best so far"
+        "epoch 2 validation: top-1 61.00, top-5 91.00, loss 1.2500 over 998 images, 2 left out, the best so far"
     )
 
 
 def test_messages_of_all_of_zoo_reach_the_text_log_until_it_is_closed(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 3, config):
-        logging.getLogger("zoo.data").warning("a picture is missing")
+        logging.getLogger("zoo.data").warning("an image is missing")
     logging.getLogger("zoo.data").warning("too late")
     assert (tmp_path / "training_3.log").read_text().count("\n") == 1
-    assert "a picture is missing" in (tmp_path / "training_3.log").read_text()
+    assert "an image is missing" in (tmp_path / "training_3.log").read_text()
 
 
 def test_other_ranks_write_their_text_log_only(tmp_path: Path, config: Experiment) -> None:
@@ -163,7 +163,7 @@ def test_the_reason_of_an_early_end_is_in_the_text_log(tmp_path: Path, config: E
     assert "stopped: OSError: disk full" in (tmp_path / "training_0.log").read_text()
 
 
-def test_input_pictures_are_shown_without_their_normalisation(tmp_path: Path, config: Experiment) -> None:
+def test_input_images_are_shown_without_their_normalisation(tmp_path: Path, config: Experiment) -> None:
     colour = torch.tensor([0.2, 0.4, 0.8]).view(3, 1, 1).expand(3, 6, 6)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.input.mean, config.input.std))
     batch = ((colour - mean) / std).expand(20, 3, 6, 6)

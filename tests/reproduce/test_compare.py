@@ -11,7 +11,7 @@ from zoo.data.imagenet import ValidationSet
 from zoo.reproduce.compare import Row, markdown_report
 
 IMAGENET = ValidationSet("data/val", 50_000, 1000, "digest")
-OTHER = replace(IMAGENET, difference="it has 7 pictures")
+OTHER = replace(IMAGENET, difference="it has 7 images")
 ENVIRONMENT = {"torch": "2.15", "device": "cpu"}
 ROW = Row("net", "center224", {"top1": 77.04, "top5": 93.5}, "a paper", "md5", "zoo reproduce net")
 
@@ -44,11 +44,9 @@ def test_a_tenth_of_a_point_in_either_score_is_the_limit(top1: float, top5: floa
     [(_measured(77.04, count=7), OTHER), (_measured(77.04, count=7, limit=7), IMAGENET),
      (_measured(77.04, count=49_999), IMAGENET)],
 )  # fmt: skip
-def test_other_data_a_limit_and_pictures_left_out_get_no_verdict_and_no_difference(
-    row: Row, data: ValidationSet
-) -> None:
+def test_other_data_a_limit_and_images_left_out_get_no_verdict_and_no_difference(row: Row, data: ValidationSet) -> None:
     assert row.verdict(data).startswith("not comparable: ")
-    assert row.verdict(data).endswith(" pictures")
+    assert row.verdict(data).endswith(" images")
     assert row.difference(data) is None
     assert not row.is_off(data)
 
@@ -84,7 +82,7 @@ def test_a_score_measured_elsewhere_says_when_and_with_what() -> None:
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(IMAGENET, "the ImageNet validation set, by"), (OTHER, "not the ImageNet validation set** (it has 7 pictures)"),
+    [(IMAGENET, "the ImageNet validation set, by"), (OTHER, "not the ImageNet validation set** (it has 7 images)"),
      (ValidationSet("x", fault="there is no folder x"), "Data: none. there is no folder x")],
 )  # fmt: skip
 def test_the_report_says_which_data_it_is_about(data: ValidationSet, words: str) -> None:

@@ -269,21 +269,21 @@ def test_both_gradients_are_those_of_the_same_network_which_stays_as_it_is() -> 
     torch.manual_seed(0)
     model = build("revnet38_cifar", structure=(2, 1, 1)).double()
     before = copy.deepcopy(model.state_dict())
-    pictures, classes = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([1, 2])
-    stored, found = (angles.gradients(model, pictures, classes, store=store) for store in (True, False))
+    images, classes = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([1, 2])
+    stored, found = (angles.gradients(model, images, classes, store=store) for store in (True, False))
     assert (stored - found).abs().max() / stored.abs().max() < 1e-10
     assert not torch.equal(stored, found), "nothing was reconstructed"
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
 
 
-def test_figure_4_is_measured_on_random_pictures_and_on_those_of_a_folder(tmp_path: Path) -> None:
+def test_figure_4_is_measured_on_random_images_and_on_those_of_a_folder(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "train" / name).mkdir(parents=True)
         for index in range(2):
             Image.new("RGB", (32, 32), (80 * index, 10, 200)).save(tmp_path / "train" / name / f"{index}.png")
     for data in (None, tmp_path):
-        pictures = None if data is None else angles.open_pictures(data, batch=2)
-        section = angles.measure_angles(pictures, {"revnet38_cifar": 1}, batch=2)
+        images = None if data is None else angles.open_images(data, batch=2)
+        section = angles.measure_angles(images, {"revnet38_cifar": 1}, batch=2)
         axis, angle_trend, *others = verdicts(section).values()
         assert (axis, others) == ("within the axis", ["nothing published", "nothing published"])
         assert angle_trend in ("rises", "falls, not as published")
@@ -292,7 +292,7 @@ def test_figure_4_is_measured_on_random_pictures_and_on_those_of_a_folder(tmp_pa
 
 
 def make_folders(data: Path, count: int) -> Path:
-    """Write that many classes of one picture each."""
+    """Write that many classes of one image each."""
     for index in range(count):
         (data / "train" / f"{index:02}").mkdir(parents=True)
         Image.new("RGB", (32, 32), (10, 10, 200)).save(data / "train" / f"{index:02}" / "0.png")
@@ -300,12 +300,12 @@ def make_folders(data: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize(("count", "batch"), [(2, 3), (11, 3)])
-def test_figure_4_refuses_too_few_pictures_and_too_many_classes(tmp_path: Path, count: int, batch: int) -> None:
-    with pytest.raises(DataError, match=f"{count} pictures of {count} classes.*at least 3 pictures of at most 10"):
-        angles.open_pictures(make_folders(tmp_path, count), batch)
+def test_figure_4_refuses_too_few_images_and_too_many_classes(tmp_path: Path, count: int, batch: int) -> None:
+    with pytest.raises(DataError, match=f"{count} images of {count} classes.*at least 3 images of at most 10"):
+        angles.open_images(make_folders(tmp_path, count), batch)
 
 
-def test_the_pictures_of_figure_4_are_opened_before_anything_is_measured(tmp_path: Path) -> None:
+def test_the_images_of_figure_4_are_opened_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="train"):
         revnet_sections([], tmp_path)
 
@@ -319,7 +319,7 @@ def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
         assert laws.measure_slope(slope, 1e-5) == pytest.approx(laws.slope_law(slope), rel=0.02)
 
 
-def test_pictures_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laws, "DIVISORS", (1, 100))
     monkeypatch.setattr(laws, "SLOPES", (1e-3, 1.0, 1e3))
     for section in (laws.measure_norm_law(), laws.measure_slope_law()):
@@ -524,7 +524,7 @@ def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds() -> Non
     assert not any("lost" in f.what for f in reconstruction.report_reconstruction(both[:1]).figures)
 
 
-def test_reports_hold_all_figures_as_text_and_json_with_a_picture(tmp_path: Path) -> None:
+def test_reports_hold_all_figures_as_text_and_json_with_a_image(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0]), Line("law", [1, 2], [3.0, 5.0], True)], True, True)
     section = Section(
@@ -551,7 +551,7 @@ def test_reports_hold_all_figures_as_text_and_json_with_a_picture(tmp_path: Path
     assert not (tmp_path / "revnet_two.png").exists()
 
 
-def test_pictures_have_room_for_many_panels() -> None:
+def test_images_have_room_for_many_panels() -> None:
     pytest.importorskip("matplotlib")
     panels = [Panel(str(n), "x", "y", [Line("a", [0, 1], [1.0, 2.0])]) for n in range(4)]
     assert draw(Section("k", "A title that is long enough to be broken " * 3, "", panels=panels)).startswith(b"\x89PNG")

@@ -1,6 +1,6 @@
 """The largest batch that fits, foretold: a training step on the meta device takes no memory, but counts it.
 
-Only the scratch memory of convolutions is measured, one by one on few pictures.
+Only the scratch memory of convolutions is measured, one by one on few images.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OnPaper:
         self._reference = backend.kernels_for(torch.empty(0, device=setup.device)) is reference
 
     def need(self, batch: int) -> Need:
-        """Return what a step of ``batch`` pictures needs."""
+        """Return what a step of ``batch`` images needs."""
         setup = replace(self._setup, batch=batch)
         with backend.forced("reference") if self._reference else nullcontext():
             forward, log = setup.forward_of(self._model), ScratchLog(self._scratch)
@@ -72,7 +72,7 @@ class OnPaper:
         """Return the largest batch whose need is at most ``memory_bytes``, and that need.
 
         The need grows with the batch, by parts in a straight line: from two batches the next guess follows.
-        Where not even 2 pictures fit the batch is 0, and the need that of 2: fewer cannot be normed.
+        Where not even 2 images fit the batch is 0, and the need that of 2: fewer cannot be normed.
         """
         fits, need = 2, self.need(2)
         if need.total > memory_bytes:
@@ -80,18 +80,18 @@ class OnPaper:
         batch, too_large = 4, None
         while too_large is None or too_large - fits > 1:
             found = self.need(batch)
-            per_picture = (found.total - need.total) / (batch - fits)
+            per_image = (found.total - need.total) / (batch - fits)
             if found.total <= memory_bytes:
                 fits, need = batch, found
             else:
                 too_large = batch
-            guess = fits + int((memory_bytes - need.total) / per_picture)
+            guess = fits + int((memory_bytes - need.total) / per_image)
             batch = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
         return fits, need
 
 
 def constant_bytes(model: nn.Module, setup: Setup) -> int:
-    """Return the bytes of parameters, their momentum, buffers and pictures."""
+    """Return the bytes of parameters, their momentum, buffers and images."""
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     return 2 * parameters + buffers + setup.batch * 3 * setup.size**2 * 4
@@ -103,7 +103,7 @@ def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], 
     for strategy in available(results, setup, strategies):
         batch, need = OnPaper(setup, strategy).largest_batch(memory_bytes)
         largest = max(largest, batch)
-        results.add(case, strategy.name, "largest batch", "pictures", [batch])
+        results.add(case, strategy.name, "largest batch", "images", [batch])
         if batch == 0:
             results.note(
                 f"does not fit: {strategy.name} needs {need.total:,} bytes for a batch of 2 at {setup.size} px, there "

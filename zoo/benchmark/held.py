@@ -19,7 +19,7 @@ END_OF_FORWARD = "zoo: end of forward"
 
 
 class Memory(NamedTuple):
-    """Bytes above the state before the step: what existed then (parameters, buffers, the pictures) is not in them.
+    """Bytes above the state before the step: what existed then (parameters, buffers, the images) is not in them.
 
     ``held`` is alive between forward and backward; ``peak`` is the high-water mark of forward and backward, with the
     gradients of the parameters; ``peak_without_gradients`` is that of everything else; ``gradients`` are their bytes.
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 1) -> Memory:
     """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
 
-    ``forward`` returns the loss of pictures that exist already.  ``warmup`` steps run before, which compile and fill
+    ``forward`` returns the loss of images that exist already.  ``warmup`` steps run before, which compile and fill
     caches.  The parameters' gradients are None before and after; whatever else a step changes, running statistics and
     random numbers, it changes here too.
     """

@@ -1,4 +1,4 @@
-"""Networks to benchmark, in training: built in a given variant, compiled or not, fed with random pictures."""
+"""Networks to benchmark, in training: built in a given variant, compiled or not, fed with random images."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class Setup:
         return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
 
     def forward_of(self, model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-        """Return the function that computes the loss of random pictures, which exist from now on."""
+        """Return the function that computes the loss of random images, which exist from now on."""
         layout = LAYOUTS[self.layout]
-        pictures = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
+        images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
         classes = torch.zeros(self.batch, dtype=torch.long, device=self.device)
         if self.dtype == "float32":
-            return lambda: F.cross_entropy(model(pictures), classes)
+            return lambda: F.cross_entropy(model(images), classes)
 
         def forward() -> Tensor:
             with torch.autocast(self.device.type, DTYPES[self.dtype]):
-                return F.cross_entropy(model(pictures), classes)
+                return F.cross_entropy(model(images), classes)
 
         return forward
 

@@ -1,4 +1,4 @@
-"""The picture of a pareto benchmark: bytes against time, the peak on the left and what is held on the right."""
+"""The plot of a pareto benchmark: bytes against time, the peak on the left and what is held on the right."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "the picture needs matplotlib: pip install matplotlib (the package's extra `plot`), or leave the picture "
+            "the plot needs matplotlib: pip install matplotlib (the package's extra `plot`), or leave the plot "
             "out with --no-picture"
         ) from error
 
 
 def draw(content: dict[str, Any]) -> bytes:
-    """Return the PNG picture of a pareto benchmark's JSON ``content``."""
+    """Return the PNG plot of a pareto benchmark's JSON ``content``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

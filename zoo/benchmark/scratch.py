@@ -1,7 +1,7 @@
 """What convolutions take besides their results while they run: a sizeable part of a step that holds little.
 
 No shape tells: on the CPU it is copies in layouts that suit the processor, on a GPU a workspace.  So each distinct
-convolution is run on a few pictures; from two batches follows any other, as all that grows does so in a straight line.
+convolution is run on a few images; from two batches follows any other, as all that grows does so in a straight line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.benchmark.held import Change, measure_peak
 from zoo.benchmark.storages import StorageLog, storages_of
 
-# The arguments that are as many as the pictures.
+# The arguments that are as many as the images.
 CONVOLUTIONS = {torch.ops.aten.convolution.default: (0,), torch.ops.aten.convolution_backward.default: (0, 1)}
 BATCHES = (4, 8)  # with fewer the rearranged weights may be the larger part
 
@@ -34,8 +34,8 @@ class Scratch:
         if key not in self._known:
             self._known[key] = [self._measure(func, args, kwargs, batch) for batch in BATCHES]
         first, second = self._known[key]
-        per_picture = (second - first) / (BATCHES[1] - BATCHES[0])
-        return max(0, int(first + per_picture * (args[0].shape[0] - BATCHES[0])))
+        per_image = (second - first) / (BATCHES[1] - BATCHES[0])
+        return max(0, int(first + per_image * (args[0].shape[0] - BATCHES[0])))
 
     def _measure(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> int:
         def real(index: int, value: Any) -> Any:

@@ -22,7 +22,7 @@ from zoo.benchmark.held import Change, Memory, clear_gradients, gradient_storage
 def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], log: StorageLog | None = None) -> Memory:
     """Run a training step and return the bytes of the storages that its operations make, see `measure_memory`.
 
-    With parameters and pictures on the meta device no memory is taken.  ``log`` is a new one, by default of the
+    With parameters and images on the meta device no memory is taken.  ``log`` is a new one, by default of the
     storages alone.
     """
     parameters = list(parameters)

@@ -1,4 +1,4 @@
-"""Ways to train the same network in less memory, under the names that tables and pictures have for them."""
+"""Ways to train the same network in less memory, under the names that tables and plots have for them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _accuracy(
     )  # fmt: skip
     match_classes(loader.dataset, experiment.network.classes, class_names)
     result = validate(
-        model.float().to(_device()), loader, _device(), num_pictures=loader.batch_sampler.num_pictures,
+        model.float().to(_device()), loader, _device(), num_images=loader.batch_sampler.num_images,
         protocol=Protocol(args.scale, args.crop, ten_crops=False),
     )  # fmt: skip
     return {"top1": result.top1, "top5": result.top5, "count": result.count}
@@ -109,6 +109,6 @@ def _reestimate(model: nn.Module, args: argparse.Namespace, experiment: Experime
         norm.momentum = momentum
     if num_batches == 0:
         raise DataError(
-            f"{args.data}/train: gives no batch of {args.batch_size} pictures; give more, or a smaller --batch-size"
+            f"{args.data}/train: gives no batch of {args.batch_size} images; give more, or a smaller --batch-size"
         )
     return num_batches

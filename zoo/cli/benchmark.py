@@ -77,12 +77,12 @@ def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.strategies import all_strategies, choose_strategies
     from zoo.report.files import write_bytes
 
-    with_picture = not args.no_picture and args.rounds > 0
-    if with_picture:
+    with_plot = not args.no_picture and args.rounds > 0
+    if with_plot:
         check_matplotlib()
     strategies = choose_strategies(all_strategies(args.budgets), args.strategies, args.dtype)
     measure_front(results, _setup(args, results, args.network), strategies, args.rounds)
-    if with_picture:
+    if with_plot:
         write_bytes(args.out.with_name(args.out.name + ".png"), draw(results.content()))
 
 

@@ -65,7 +65,7 @@ def add_model(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
 
 def add_pareto(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add and return the parser of ``zoo benchmark pareto``."""
-    parser = kinds.add_parser("pareto", help="time against bytes of all strategies to save memory, with a picture")
+    parser = kinds.add_parser("pareto", help="time against bytes of all strategies to save memory, with a plot")
     _add_setup(parser, batch=16, size=128)
     _add_strategies(parser)
     parser.add_argument(
@@ -84,7 +84,7 @@ def add_fit(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpa
         help="the largest batch that fits in an amount of memory, foretold without a step",
         description="Counted are the tensors of training with SGD and momentum in float32: parameters, gradients, "
         "momentum, what a step keeps and makes, and what convolutions use inside, for which each is run with 4 and 8 "
-        "pictures; not the process itself. Exit code 2: nothing fits; 3: a prediction that was checked is off by more "
+        "images; not the process itself. Exit code 2: nothing fits; 3: a prediction that was checked is off by more "
         "than 5 %.",
     )
     _add_setup(parser, batch=None, size=224)
@@ -101,20 +101,20 @@ def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int,
     parser.add_argument("network", metavar="NETWORK", nargs=nargs, help="architecture, such as resnet50")
     if batch is not None:
         parser.add_argument(
-            "--batch", type=_two_or_more, default=batch, metavar="N", help="pictures per step (default: %(default)s)"
+            "--batch", type=_two_or_more, default=batch, metavar="N", help="images per step (default: %(default)s)"
         )
         parser.add_argument(
             "--dtype", choices=DTYPES[:2], default="float32",
             help="bfloat16 is autocast (default: %(default)s)",
         )  # fmt: skip
     parser.add_argument(
-        "--size", type=positive, default=size, metavar="PX", help="side of a picture (default: %(default)s)"
+        "--size", type=positive, default=size, metavar="PX", help="side of an image (default: %(default)s)"
     )
     parser.add_argument(
         "--structure", type=_structure, metavar="NxNxNxN", help="blocks per stage (default: the architecture's)"
     )
     parser.add_argument("--input-3x3", action="store_true", help="the stem of three 3x3 convolutions")
-    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of pictures and weights")
+    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of images and weights")
 
 
 def _add_strategies(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="set scales that in-place norms cannot have to the nearest that they can (default: refuse)",
     )  # fmt: skip
     parser.add_argument(
-        "--no-compare", action="store_true", help="do not compare the outputs of both networks on random pictures"
+        "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     _add_data_options(parser)
@@ -90,7 +90,7 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         help="(with --data) estimate the running statistics again on N batches of DIR/train (default: 0, keep them)",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=positive, default=64, metavar="N", help="pictures at once (default: %(default)s)"
+        "--batch-size", type=positive, default=64, metavar="N", help="images at once (default: %(default)s)"
     )
     parser.add_argument(
         "-s", "--scale", type=positive, metavar="PX",
@@ -98,7 +98,7 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-c", "--crop", type=positive, metavar="PX",
-        help="side of the crop, and of the pictures of an export (default: what SOURCE says, or 224)",
+        help="side of the crop, and of the images of an export (default: what SOURCE says, or 224)",
     )  # fmt: skip
     add_loader_options(parser, workers=4)
 
@@ -153,7 +153,7 @@ def _check_options(args: argparse.Namespace) -> None:
         if getattr(args, option) not in (None, False) and args.kind not in kinds:
             raise ConfigError(f"--{option.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
     if args.reestimate and args.data is None:
-        raise ConfigError("--reestimate needs pictures; command line: give --data DIR with train/ and val/")
+        raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
     for file in (args.target, args.json):
         if file is not None and not file.parent.is_dir():  # more often a typing error than a wish
             raise ConfigError(

@@ -7,10 +7,10 @@ import os
 
 
 def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
-    """Add the options about reading pictures and printing progress; ``workers`` is the most that a default starts."""
+    """Add the options about reading images and printing progress; ``workers`` is the most that a default starts."""
     parser.add_argument(
         "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
-        help="processes that read pictures, per process of the run (default: the number of cores, at most "
+        help="processes that read images, per process of the run (default: the number of cores, at most "
         f"{workers}; here %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -19,7 +19,7 @@ def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--on-bad-image", choices=("stop", "skip"), default="stop",
-        help="at an unreadable picture: end with its name, or leave it out, count and report it "
+        help="at an unreadable image: end with its name, or leave it out, count and report it "
         "(default: %(default)s)",
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="names of the classes: the folder with the class folders (DATA/train), or a text file with a name per "
         "line (default: those that the weights file knows, of ImageNet for 1000 classes, otherwise numbers)",
     )  # fmt: skip
-    parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes per picture (default: 5)")
+    parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes per image (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--grid", metavar="FILE", type=Path, help="draw the images and predictions into a .png file")
     parser.add_argument(
@@ -134,17 +134,17 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
         for found in predictions
         for place, entry in enumerate(_named(found, names))
     ]
-    return markdown_table(["picture", "class", "name", "probability %"], rows)
+    return markdown_table(["image", "class", "name", "probability %"], rows)
 
 
 def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
-    from zoo.data.reading import read_picture
+    from zoo.data.reading import read_image
     from zoo.report.grid import write_grid
 
     if len(predictions) > GRID_IMAGES:
         logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))
     shown = predictions[:GRID_IMAGES]
-    write_grid(path, [(read_picture(Path(found.path)), _lines(found, names)) for found in shown])
+    write_grid(path, [(read_image(Path(found.path)), _lines(found, names)) for found in shown])
 
 
 def _lines(prediction: Prediction, names: Sequence[str]) -> list[str]:

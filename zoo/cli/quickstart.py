@@ -1,4 +1,4 @@
-"""``zoo quickstart``: the whole path on the bundled sample, from pictures to a table, in minutes on a CPU."""
+"""``zoo quickstart``: the whole path on the bundled sample, from images to a table, in minutes on a CPU."""
 
 from __future__ import annotations
 

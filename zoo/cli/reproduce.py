@@ -37,11 +37,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--data", metavar="DIR", type=Path,
         help="imagenet: folder with val/, one folder per class, required; revnet: folder with train/ of 32-pixel "
-        "pictures for Figure 4 (default: random pictures)",
+        "images for Figure 4 (default: random images)",
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="DIR", type=Path, default=OUT,
-        help="where BENCHMARK.md, BENCHMARK.json and pictures are written; of imagenet after each row, and rows "
+        help="where BENCHMARK.md, BENCHMARK.json and plots are written; of imagenet after each row, and rows "
         "already measured there with the same weights and data are reused (default: %(default)s)",
     )  # fmt: skip
     _add_reversible(parser.add_argument_group("revnet and revnext"))
@@ -55,7 +55,7 @@ def _add_reversible(group: argparse._ArgumentGroup) -> None:
         help="log folders of zoo train, whose accuracies fill the tables and whose curves are kept in "
         "BENCHMARK_runs.json and drawn; or such files, which stand for the folders",
     )  # fmt: skip
-    group.add_argument("--no-picture", action="store_true", help="write no pictures, which need matplotlib")
+    group.add_argument("--no-picture", action="store_true", help="write no plots, which need matplotlib")
 
 
 def _add_imagenet(parser: argparse.ArgumentParser) -> None:
@@ -67,11 +67,11 @@ def _add_imagenet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, help="published ways to score (default: all)")
     parser.add_argument(
         "--limit", type=positive, metavar="N",
-        help="score only N pictures, spread evenly over the data: to try it out, without a verdict",
+        help="score only N images, spread evenly over the data: to try it out, without a verdict",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="pictures at once and process (default: the experiment's over the number of processes)",
+        help="images at once and process (default: the experiment's over the number of processes)",
     )  # fmt: skip
     add_loader_options(parser, workers=4)
     add_process_options(parser)

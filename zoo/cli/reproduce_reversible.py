@@ -53,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
         sections.append(section)
         text = write_report(
             args.out, args.benchmark, TITLES[args.benchmark], _command(args), sections, remarks,
-            pictures=not args.no_picture,
+            plots=not args.no_picture,
         )  # fmt: skip
         logger.info("%s (%.0f s)", section.title, section.seconds)
     print(text)
-    print(f"written to {args.out / args.benchmark}.md and .json, pictures beside them")
+    print(f"written to {args.out / args.benchmark}.md and .json, plots beside them")
     return 0
 
 

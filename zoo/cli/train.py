@@ -179,7 +179,7 @@ def _check_images_agree(process: Process, train_loader: Loader[TrainBatches], va
     check_agreement(
         process,
         lambda: {
-            name: image_facts(loader.dataset, loader.batch_sampler.num_pictures)
+            name: image_facts(loader.dataset, loader.batch_sampler.num_images)
             for name, loader in (("train", train_loader), ("val", val_loader))
         },
         "copy the same DATA to every machine",
@@ -215,7 +215,7 @@ def _begin_summary(
     """Return what is about to be trained, on what and where, a line for each."""
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
-    num_images = [loader.batch_sampler.num_pictures for loader in (train_loader, val_loader)]
+    num_images = [loader.batch_sampler.num_images for loader in (train_loader, val_loader)]
     processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
     lines = [
         f"training {network.arch}: {num_parameters:,} parameters, {network.bn_mode} norms with {network.activation}, "

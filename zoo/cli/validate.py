@@ -1,4 +1,4 @@
-"""``zoo validate``: score weights on a folder of pictures, by a published protocol or any crop."""
+"""``zoo validate``: score weights on a folder of images, by a published protocol or any crop."""
 
 from __future__ import annotations
 
@@ -53,16 +53,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="pictures at once and process (default: the experiment's over the number of processes, a tenth of "
+        help="images at once and process (default: the experiment's over the number of processes, a tenth of "
         "that for ten crops); halved by itself when memory is full",
     )  # fmt: skip
-    parser.add_argument(
-        "--limit", type=positive, metavar="N", help="score only N pictures, spread evenly over the data"
-    )
+    parser.add_argument("--limit", type=positive, metavar="N", help="score only N images, spread evenly over the data")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores to FILE")
     parser.add_argument(
         "--predictions", type=Path, metavar="FILE",
-        help="write a CSV line per picture to FILE, sorted by path: path, class, the top five classes and their "
+        help="write a CSV line per image to FILE, sorted by path: path, class, the top five classes and their "
         "probabilities; two such files can be compared line by line",
     )  # fmt: skip
     add_process_options(parser)

@@ -1,4 +1,4 @@
-"""A whole experiment: network, optimiser, pictures, how to run it, and the score that is expected of it."""
+"""A whole experiment: network, optimiser, images, how to run it, and the score that is expected of it."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE)]
-SMALL_PART = 0.25  # of a validation picture's area: a crop of less is probably not meant
+SMALL_PART = 0.25  # of a validation image's area: a crop of less is probably not meant
 
 
 class Input(Section):
-    """Sizes of pictures in pixels, and what is done to them."""
+    """Sizes of images in pixels, and what is done to them."""
 
     scale_train: Scale = -1
-    """Shorter side that training pictures are resized to before the crop; -1: not resized."""
+    """Shorter side that training images are resized to before the crop; -1: not resized."""
     crop_train: Side = 224
     """Side of the training crop, the size that the network sees."""
     pad_train: SideOrNone | None = None
-    """Pixels added on each side of a training picture, which is then cropped without resizing; null: crops of random
+    """Pixels added on each side of a training image, which is then cropped without resizing; null: crops of random
     size and shape, resized to crop_train."""
     pad_mode_train: Literal["zeros", "reflect"] = "zeros"
-    """What the added pixels are: zeros, or the picture reflected."""
+    """What the added pixels are: zeros, or the image reflected."""
     cutout_train: SideOrNone = 0
-    """Side of a square that is blanked in each training picture; 0: none."""
+    """Side of a square that is blanked in each training image; 0: none."""
     color_jitter_train: bool = False
-    """Whether brightness, contrast and saturation of training pictures vary."""
+    """Whether brightness, contrast and saturation of training images vary."""
     lighting_train: bool = False
-    """Whether training pictures get AlexNet's noise along the principal components of colour."""
+    """Whether training images get AlexNet's noise along the principal components of colour."""
     scale_val: Scale = 256
-    """Shorter side that validation pictures are resized to; -1: not resized."""
+    """Shorter side that validation images are resized to; -1: not resized."""
     crop_val: Side = 224
-    """Side of the centre crop of validation pictures."""
+    """Side of the centre crop of validation images."""
     mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
     """Mean of red, green and blue, of values from 0 to 1, which is subtracted."""
     std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
@@ -87,7 +87,7 @@ class Training(Section):
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Automatic mixed precision: the number format of convolutions."""
     channels_last: bool = False
-    """Whether pictures and weights are laid out with the channels last, which is faster on some machines."""
+    """Whether images and weights are laid out with the channels last, which is faster on some machines."""
     compile: bool = False
     """Whether torch.compile compiles the network."""
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -118,9 +118,9 @@ class Score(Section):
     """Accuracies in percent."""
 
     top1: Percent
-    """Pictures whose class is the most likely one, in percent."""
+    """Images whose class is the most likely one, in percent."""
     top5: Percent | None = None
-    """Pictures whose class is among the five most likely ones, in percent; null: not published."""
+    """Images whose class is among the five most likely ones, in percent; null: not published."""
 
 
 class Expected(Section):
@@ -142,7 +142,7 @@ class Experiment(Section):
     optimizer: Optimizer = Optimizer()
     """Optimiser, batch and learning rate."""
     input: Input = Input()
-    """Sizes of pictures in pixels, and what is done to them."""
+    """Sizes of images in pixels, and what is done to them."""
     training: Training = Training()
     """How the steps are computed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -157,9 +157,9 @@ class Experiment(Section):
         size = self.input
         if size.scale_val != -1 and size.crop_val**2 < SMALL_PART * size.scale_val**2:
             yield (
-                f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of a "
-                f"picture whose shorter side is input.scale_val = {size.scale_val}, or less; set scale_val to some "
-                f"{round(size.crop_val * 8 / 7)}, or to -1 for pictures that are not to be resized"
+                f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of an "
+                f"image whose shorter side is input.scale_val = {size.scale_val}, or less; set scale_val to some "
+                f"{round(size.crop_val * 8 / 7)}, or to -1 for images that are not to be resized"
             )
         if "activation" not in self.network.model_fields_set and self.network.activation == "relu":
             yield (

@@ -91,7 +91,7 @@ class Schedule(Section):
     mode: Literal["epoch", "step"] = "epoch"
     """Whether the rate changes between epochs or between steps; the parameters count the same."""
     epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
-    """How many times training goes through the training pictures."""
+    """How many times training goes through the training images."""
     params: dict[str, Any] = Field(default={}, validate_default=True)
     """Parameters of the type, see optimizer.schedule.params."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0
@@ -136,7 +136,7 @@ class Optimizer(Section):
     type: Literal["SGD", "Adam"] = "SGD"
     """Which optimiser."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
-    """Pictures of one step over all processes."""
+    """Images of one step over all processes."""
     learning_rate: Rate = 0.1
     """Base learning rate, which the schedule multiplies."""
     classifier_lr: Annotated[float, Field(ge=-1, le=MAX_RATE)] = -1.0

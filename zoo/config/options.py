@@ -108,7 +108,7 @@ OPTIONS: dict[str, Option] = {
         *_counts(0, MAX_BLOCKS),
     ),
     "pools": Option(
-        'kinds of the pools between the levels: "channel" makes the windows channels, "batch" pictures',
+        'kinds of the pools between the levels: "channel" makes the windows channels, "batch" images',
         'a list of "channel" and "batch"',
         lambda value: is_list_of(value, lambda item: item in ("channel", "batch"), MAX_LEVELS - 1),
     ),

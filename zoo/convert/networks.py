@@ -63,7 +63,7 @@ def compare(source: nn.Module, target: nn.Module, images: Tensor | None = None) 
     expected, found = source(images.clone()), target(images.clone())
     if not (expected.isfinite().all() and found.isfinite().all()):
         raise ConversionError(
-            f"the outputs on {len(images)} pictures are not finite; comparison before and after: the weights are "
+            f"the outputs on {len(images)} images are not finite; comparison before and after: the weights are "
             "damaged, or skip the comparison (compare_with_source=False, --no-compare)"
         )
     return {"max_difference": (expected - found).abs().max().item(), "max_output": expected.abs().max().item()}

@@ -1,1 +1,1 @@
-"""Pictures on their way into a network: folders, transforms, samplers, loaders and the bundled sample."""
+"""Images on their way into a network: folders, transforms, samplers, loaders and the bundled sample."""

@@ -1,4 +1,4 @@
-"""Changes of a training picture's colours, as the published networks were trained."""
+"""Changes of a training image's colours, as the published networks were trained."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LIGHTING_VECTORS = torch.tensor([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -
 
 @dataclass(frozen=True)
 class ColorJitter:
-    """Changes saturation, brightness and contrast, each by its own factor, in an order drawn per picture.
+    """Changes saturation, brightness and contrast, each by its own factor, in an order drawn per image.
 
     result = image * a + other * (1 - a) with a = 1 + U(-0.4, 0.4); other is the gray of each pixel
-    (saturation), black (brightness) or the mean of the gray picture (contrast). Nothing is clamped, so that the
+    (saturation), black (brightness) or the mean of the gray image (contrast). Nothing is clamped, so that the
     order, drawn because the original trainer drew it, decides no more than rounding.
     """
 
@@ -37,7 +37,7 @@ class ColorJitter:
 
 @dataclass(frozen=True)
 class Lighting:
-    """Adds one colour to the whole picture, drawn along the principal components of ImageNet's colours.
+    """Adds one colour to the whole image, drawn along the principal components of ImageNet's colours.
 
     image + E (alpha * lambda) with alpha ~ N(0, 0.1^2) per component.
     """
@@ -51,7 +51,7 @@ class Lighting:
 
 def _gray(image: Tensor) -> Tensor:
     # Not a matrix product and not torch.mean below: how many threads share those decides their last bits, and
-    # a picture must not depend on whether a worker (one thread) or the main process drew it.
+    # an image must not depend on whether a worker (one thread) or the main process drew it.
     red, green, blue = GRAY_WEIGHTS
     return (image[0] * red + image[1] * green + image[2] * blue)[None]
 

@@ -1,4 +1,4 @@
-"""How small pictures are cropped and blanked for training: without resizing, on normalised values."""
+"""How small images are cropped and blanked for training: without resizing, on normalised values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MODES = {"zeros": "constant", "reflect": "reflect"}  # of an experiment -> of to
 
 @dataclass(frozen=True)
 class PadCrop:
-    """Pads a picture by ``pad`` px on each side and cuts ``crop`` x ``crop`` px out of it at random.
+    """Pads an image by ``pad`` px on each side and cuts ``crop`` x ``crop`` px out of it at random.
 
-    ``mode`` "zeros" fills with the mean colour, as values are normalised; "reflect" mirrors the picture at its edges.
+    ``mode`` "zeros" fills with the mean colour, as values are normalised; "reflect" mirrors the image at its edges.
     """
 
     crop: int
@@ -37,24 +37,24 @@ class PadCrop:
         side = min(height, width)
         if (height + 2 * self.pad) * (width + 2 * self.pad) > MAX_PIXELS:
             raise DataError(
-                f"a picture of {width} x {height} px with {self.pad} px on each side would have more than "
+                f"an image of {width} x {height} px with {self.pad} px on each side would have more than "
                 f"{MAX_PIXELS:,} px; input: a smaller pad_train"
             )
         if side + 2 * self.pad < self.crop:
             raise DataError(
-                f"a crop of {self.crop} px does not fit into a picture of {width} x {height} px with {self.pad} px on "
-                "each side; input: a smaller crop_train, a larger pad_train, or pictures scaled by scale_train"
+                f"a crop of {self.crop} px does not fit into an image of {width} x {height} px with {self.pad} px on "
+                "each side; input: a smaller crop_train, a larger pad_train, or images scaled by scale_train"
             )
         if self.mode == "reflect" and self.pad >= side:
             raise DataError(
-                f"a picture of {width} x {height} px cannot be reflected by {self.pad} px; input: a pad_train below "
-                f"{side}, or pictures scaled by scale_train"
+                f"an image of {width} x {height} px cannot be reflected by {self.pad} px; input: a pad_train below "
+                f"{side}, or images scaled by scale_train"
             )
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Sets a square of ``side`` px, placed at random inside a picture, to 0, the mean colour of normalised values."""
+    """Sets a square of ``side`` px, placed at random inside an image, to 0, the mean colour of normalised values."""
 
     side: int
 

@@ -1,4 +1,4 @@
-"""A data set of pictures in class folders, whose augmentation depends on seed, epoch and index alone."""
+"""A data set of images in class folders, whose augmentation depends on seed, epoch and index alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Key = tuple[int, int]  # epoch, index
 
 
 class Sample(NamedTuple):
-    """One picture: its tensor, class index and file. ``image`` is None where ``fault`` says why it is left out."""
+    """One image: its tensor, class index and file. ``image`` is None where ``fault`` says why it is left out."""
 
     image: Tensor | None
     target: int
@@ -35,9 +35,9 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Pictures (N, ...), class indices (N,) int64, and one line per picture left out: what is wrong, and its file.
+    """Images (N, ...), class indices (N,) int64, and one line per image left out: what is wrong, and its file.
 
-    ``paths`` are the files of the pictures, in their order.
+    ``paths`` are the files of the images, in their order.
     """
 
     images: Tensor
@@ -47,10 +47,10 @@ class Batch(NamedTuple):
 
 
 class ImageFolder(Dataset[Sample]):
-    """The pictures below ``root``, one folder per class; classes are numbered in the order of their names.
+    """The images below ``root``, one folder per class; classes are numbered in the order of their names.
 
     Keys are (epoch, index). ``transform`` runs with the global generators of torch and ``random`` seeded by
-    (seed, epoch, index), so that the result does not depend on who draws it. ``on_bad_image``: a picture that
+    (seed, epoch, index), so that the result does not depend on who draws it. ``on_bad_image``: an image that
     cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or becomes a sample without image
     ("skip").
     Raises DataError for a folder without usable content, see ``zoo.data.scan``.
@@ -79,11 +79,11 @@ class ImageFolder(Dataset[Sample]):
         return len(self._names)
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the pictures of class folder i the target ``numbers[i]`` in place of i; before any is drawn."""
+        """Give the images of class folder i the target ``numbers[i]`` in place of i; before any is drawn."""
         self._targets = np.array(numbers)[self._targets]
 
     def path(self, index: int) -> Path:
-        """Return the file of picture ``index``."""
+        """Return the file of image ``index``."""
         return self.root / os.fsdecode(self._names[index])
 
     def names_digest(self) -> str:
@@ -104,7 +104,7 @@ class ImageFolder(Dataset[Sample]):
         except DataError as error:
             if self.on_bad_image == "skip":
                 return Sample(None, target, str(path), fault=str(error))
-            hint = "replace or remove the file, or leave such pictures out with --on-bad-image skip"
+            hint = "replace or remove the file, or leave such images out with --on-bad-image skip"
             raise DataError(f"{error}; {hint}") from error
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
@@ -135,19 +135,19 @@ def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch 
     )
 
 
-def check_num_classes(pictures: ImageFolder, num_outputs: int) -> None:
+def check_num_classes(images: ImageFolder, num_outputs: int) -> None:
     """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
-    num_classes = len(pictures.classes)
+    num_classes = len(images.classes)
     if num_classes > num_outputs:
         raise DataError(
             f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
-            f"{printable(pictures.root)}: "
+            f"{printable(images.root)}: "
             f"set network.classes to {num_classes} or remove folders"
         )
     if num_classes < num_outputs:
         logger.warning(
             "warning: %d class folders for a network with %d outputs; %s: set network.classes to %d unless classes are "
-            "missing on purpose", num_classes, num_outputs, printable(pictures.root), num_classes,
+            "missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
         )  # fmt: skip
 
 

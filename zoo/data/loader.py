@@ -39,7 +39,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             pin_memory=pin_memory,
             worker_init_fn=_leave_process_group,
             # The base seed of the workers comes from here and not from the global generator, whose state would
-            # then depend on the number of epochs begun. Nothing uses it: each picture is seeded by its key.
+            # then depend on the number of epochs begun. Nothing uses it: each image is seeded by its key.
             generator=torch.Generator(),
             persistent_workers=workers > 0,
         )
@@ -63,10 +63,10 @@ def build_train_loader(
 
     Raises DataError for a folder that cannot be used or has more classes than the network.
     """
-    pictures = ImageFolder(data / "train", train_transform(config.input), seed=config.seed, on_bad_image=on_bad_image)
-    check_num_classes(pictures, config.network.classes)
+    images = ImageFolder(data / "train", train_transform(config.input), seed=config.seed, on_bad_image=on_bad_image)
+    check_num_classes(images, config.network.classes)
     batches = TrainBatches(
-        len(pictures),
+        len(images),
         config.optimizer.batch_size,
         rank=rank,
         world_size=world_size,
@@ -74,7 +74,7 @@ def build_train_loader(
         seed=config.seed,
     )
     crop = config.input.crop_train
-    return Loader(pictures, batches, (3, crop, crop), workers, pin_memory)
+    return Loader(images, batches, (3, crop, crop), workers, pin_memory)
 
 
 def build_val_loader(
@@ -93,16 +93,16 @@ def build_val_loader(
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
 ) -> Loader[ValBatches]:
-    """Return the loader of ``data``/val for one process, ``batch_size`` pictures of its own at a time.
+    """Return the loader of ``data``/val for one process, ``batch_size`` images of its own at a time.
 
-    ``batch_sampler.num_pictures`` is how many all processes score together. Raises DataError for a folder that
+    ``batch_sampler.num_images`` is how many all processes score together. Raises DataError for a folder that
     cannot be used and ConfigError for a crop larger than the scale.
     """
     transform = val_transform(scale, crop, mean, std, ten_crops)
-    pictures = ImageFolder(data / "val", transform, on_bad_image=on_bad_image, allow_empty_classes=True)
-    batches = ValBatches(len(pictures), batch_size, rank=rank, world_size=world_size, limit=limit)
+    images = ImageFolder(data / "val", transform, on_bad_image=on_bad_image, allow_empty_classes=True)
+    batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
     shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
-    return Loader(pictures, batches, shape, workers, pin_memory)
+    return Loader(images, batches, shape, workers, pin_memory)
 
 
 def _leave_process_group(worker: int) -> None:

@@ -1,4 +1,4 @@
-"""Reading one picture file as 8-bit RGB."""
+"""Reading one image file as 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ LONGEST_START = 16  # bytes by which PIL tells formats apart
 MAX_16_BIT = 65535
 
 
-def read_picture(path: Path) -> Image.Image:
-    """Return the picture in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
+def read_image(path: Path) -> Image.Image:
+    """Return the image in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
 
-    An orientation noted in EXIF is not applied, and what is missing from a truncated picture is not filled in:
-    the published numbers were made so. Refused before its pixels take memory is a picture of more than 89,478,485 of
+    An orientation noted in EXIF is not applied, and what is missing from a truncated image is not filled in:
+    the published numbers were made so. Refused before its pixels take memory is an image of more than 89,478,485 of
     them, and before anything is read whatever is no regular file.
     """
     try:
         # Opening a pipe would wait for its writer.
-        with open(path, "rb", opener=_open_without_waiting) as file, _open_picture(file) as image:
+        with open(path, "rb", opener=_open_without_waiting) as file, _open_image(file) as image:
             image.load()
             return to_rgb(image)
     except MemoryError:
-        raise  # says something about the machine, not about the picture
+        raise  # says something about the machine, not about the image
     except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
-        raise DataError(f"a picture cannot be read: {_reason(error)}; {printable(path)}") from error
+        raise DataError(f"an image cannot be read: {_reason(error)}; {printable(path)}") from error
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # which Windows does not have
 
 
-def _open_picture(file: BinaryIO) -> Image.Image:
-    """Return the picture in ``file``, whose pixels are not read yet.
+def _open_image(file: BinaryIO) -> Image.Image:
+    """Return the image in ``file``, whose pixels are not read yet.
 
-    PIL's own `Image.open` would ask the formats in the same way, but print a warning of a picture that is refused here.
+    PIL's own `Image.open` would ask the formats in the same way, but print a warning of an image that is refused here.
     """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise ValueError("it is not a regular file")
@@ -77,7 +77,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Return ``image`` as 8-bit RGB (the same object when it is that already); transparency is dropped.
 
     16-bit gray keeps its upper 8 bits, where PIL alone would clip nearly everything to white. Raises ValueError
-    for floating-point and wider pictures, which do not say what white is.
+    for floating-point and wider images, which do not say what white is.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         image = _gray_8_bit(image)

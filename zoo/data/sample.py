@@ -1,6 +1,6 @@
-"""The bundled sample: 5,000 pictures of Fashion-MNIST as an ImageFolder tree, unpacked on first use.
+"""The bundled sample: 5,000 images of Fashion-MNIST as an ImageFolder tree, unpacked on first use.
 
-How the pictures were chosen: of each of the ten classes the first 400 of the original training file
+How the images were chosen: of each of the ten classes the first 400 of the original training file
 (train-images-idx3-ubyte.gz) and the first 100 of the original test file (t10k-images-idx3-ubyte.gz), in file
 order, unchanged. fashion_mnist_sample.npz, written by numpy.savez_compressed, holds them as ``train``
 (10, 400, 28, 28) and ``val`` (10, 100, 28, 28), uint8, in the order of ``CLASSES``, the original labels 0 to 9.
@@ -50,7 +50,7 @@ STALE_S = 3600.0  # unpacking takes seconds
 def unpack_sample(cache: Path | None = None) -> Path:
     """Return the folder with train/ and val/, unpacked into ``cache`` unless it is there and as it should be.
 
-    The pictures are 28x28 grayscale PNG files. ``cache`` is $ZOO_CACHE or ~/.cache/zoo when not given. The
+    The images are 28x28 grayscale PNG files. ``cache`` is $ZOO_CACHE or ~/.cache/zoo when not given. The
     folder appears complete or not at all; an outdated or damaged one is mended file by file, so that several
     processes may do this at once. What killed processes have left of theirs is removed an hour later. Raises
     DataError when the folder cannot be written.
@@ -90,10 +90,10 @@ def _install(tree: Path) -> None:
 def _build(tree: Path) -> None:
     with np.load(ARCHIVE, allow_pickle=False) as archive:
         for split in SPLITS:
-            for name, pictures in zip(CLASSES, archive[split], strict=True):
+            for name, images in zip(CLASSES, archive[split], strict=True):
                 folder = tree / split / name
                 folder.mkdir(parents=True)
-                for index, pixels in enumerate(pictures):
+                for index, pixels in enumerate(images):
                     Image.fromarray(pixels).save(folder / f"{index:03}.png")
     shutil.copyfile(LICENSE, tree / LICENSE.name)
     # Written last. No file is synced to disk: what a power cut damages does not fit the marker any more.

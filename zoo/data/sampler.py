@@ -1,4 +1,4 @@
-"""Which pictures make up which batch on which process; both samplers yield lists of (epoch, index)."""
+"""Which images make up which batch on which process; both samplers yield lists of (epoch, index)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from zoo.data.seeding import mixed_seed
 from zoo.errors import ConfigError, DataError
 
 Key = tuple[int, int]  # epoch, index
-MIN_PER_NORM = 2  # pictures: one value per channel has no variance
+MIN_PER_NORM = 2  # images: one value per channel has no variance
 
 
 class TrainBatches(Sampler[list[Key]]):
-    """The batches of one process: each epoch all processes together draw every picture exactly once.
+    """The batches of one process: each epoch all processes together draw every image exactly once.
 
     Global batch i is a slice of the epoch's permutation, a function of (seed, epoch) alone; process r of R gets
     [r::R] of it, so sizes differ by at most one. ``batch_size`` is global, per optimizer step. The last, partial
-    batch is kept, unless some process would get fewer than two pictures for each of its ``accumulate_steps``:
-    then it is merged into the one before and ``merged`` is true. Raises DataError when all pictures together
+    batch is kept, unless some process would get fewer than two images for each of its ``accumulate_steps``:
+    then it is merged into the one before and ``merged`` is true. Raises DataError when all images together
     are too few for that.
     """
 
     def __init__(
         self,
-        num_pictures: int,
+        num_images: int,
         batch_size: int,
         *,
         rank: int = 0,
@@ -34,19 +34,19 @@ class TrainBatches(Sampler[list[Key]]):
         accumulate_steps: int = 1,
         seed: int = 0,
     ) -> None:
-        self.num_pictures = num_pictures
+        self.num_images = num_images
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
         self.epoch = 0
         self.first_batch = 0
-        full, rest = divmod(num_pictures, batch_size)
+        full, rest = divmod(num_images, batch_size)
         least = MIN_PER_NORM * accumulate_steps * world_size
         if full == 0 and rest < least:
             raise DataError(
-                f"{num_pictures} pictures are too few for one optimizer step; training data with {world_size} "
-                f"processes and optimizer.accumulate_steps {accumulate_steps}: give at least {least} pictures"
+                f"{num_images} images are too few for one optimizer step; training data with {world_size} "
+                f"processes and optimizer.accumulate_steps {accumulate_steps}: give at least {least} images"
             )
         self.merged = 0 < rest < least
         self._num_batches = full + (rest >= least)
@@ -56,7 +56,7 @@ class TrainBatches(Sampler[list[Key]]):
         return self._num_batches
 
     def global_size(self, batch: int) -> int:
-        """Return the number of pictures of global batch ``batch`` over all processes."""
+        """Return the number of images of global batch ``batch`` over all processes."""
         start, end = self._bounds(batch)
         return end - start
 
@@ -69,14 +69,14 @@ class TrainBatches(Sampler[list[Key]]):
         """Make iterations of the current epoch begin at ``batch``; DataError if the epoch has no such batch."""
         if not 0 <= batch <= len(self):
             raise DataError(
-                f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_pictures} pictures); "
+                f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_images} images); "
                 "training data: use the data and the batch size that the run was begun with"
             )
         self.first_batch = batch
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch))
-        order = torch.randperm(self.num_pictures, generator=generator)
+        order = torch.randperm(self.num_images, generator=generator)
         return self._batches(order, self.epoch, self.first_batch)
 
     def _batches(self, order: torch.Tensor, epoch: int, first_batch: int) -> Iterator[list[Key]]:
@@ -86,21 +86,21 @@ class TrainBatches(Sampler[list[Key]]):
 
     def _bounds(self, batch: int) -> tuple[int, int]:
         start = batch * self.batch_size
-        return start, self.num_pictures if batch == len(self) - 1 else start + self.batch_size
+        return start, self.num_images if batch == len(self) - 1 else start + self.batch_size
 
 
 class ValBatches(Sampler[list[Key]]):
-    """The batches of one process: all processes together draw every picture exactly once, in order, unpadded.
+    """The batches of one process: all processes together draw every image exactly once, in order, unpadded.
 
-    Process r of R gets pictures r, r+R, r+2R, ... in batches of ``batch_size`` (its own, not global); it may have
-    fewer batches than another, or none. ``limit``: only so many pictures, spread evenly over the data set.
-    ``num_pictures`` is how many all processes draw together. The epoch of all keys is 0. Raises ConfigError for
+    Process r of R gets images r, r+R, r+2R, ... in batches of ``batch_size`` (its own, not global); it may have
+    fewer batches than another, or none. ``limit``: only so many images, spread evenly over the data set.
+    ``num_images`` is how many all processes draw together. The epoch of all keys is 0. Raises ConfigError for
     a limit below 1.
     """
 
     def __init__(
         self,
-        num_pictures: int,
+        num_images: int,
         batch_size: int,
         *,
         rank: int = 0,
@@ -108,10 +108,10 @@ class ValBatches(Sampler[list[Key]]):
         limit: int | None = None,
     ) -> None:
         if limit is not None and limit < 1:
-            raise ConfigError(f"the number of pictures is limited to {limit}; --limit: give 1 or more")
-        self.num_pictures = num_pictures if limit is None else min(limit, num_pictures)
+            raise ConfigError(f"the number of images is limited to {limit}; --limit: give 1 or more")
+        self.num_images = num_images if limit is None else min(limit, num_images)
         self.batch_size = batch_size
-        chosen = (i * num_pictures // self.num_pictures for i in range(rank, self.num_pictures, world_size))
+        chosen = (i * num_images // self.num_images for i in range(rank, self.num_images, world_size))
         self._keys = [(0, index) for index in chosen]
 
     def __len__(self) -> int:

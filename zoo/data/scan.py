@@ -1,4 +1,4 @@
-"""Finding the pictures of a folder with one sub-folder per class, in torchvision's order."""
+"""Finding the images of a folder with one sub-folder per class, in torchvision's order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Scan:
-    """What lies in a folder: class names, and per picture its name (relative, as bytes) and class index."""
+    """What lies in a folder: class names, and per image its name (relative, as bytes) and class index."""
 
     root: Path
     classes: list[str]
@@ -37,13 +37,13 @@ class _Folder(NamedTuple):
 
 
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
-    """Return the pictures below ``root``, sorted by class, folder and name as torchvision sorts them.
+    """Return the images below ``root``, sorted by class, folder and name as torchvision sorts them.
 
-    A picture is a file with a picture's extension in any case. Other files, and whatever starts with a dot, are
+    An image is a file with an image's extension in any case. Other files, and whatever starts with a dot, are
     left out and logged with their number. Links are followed. Raises DataError when ``root`` is missing or cannot be
-    listed, holds no class folder or no picture, or has a class without a picture (logged only with
+    listed, holds no class folder or no image, or has a class without an image (logged only with
     ``allow_empty_classes``, as a validation set may be a part of one); when a link makes a folder count twice; and
-    for a pipe, socket or device with the name of a picture.
+    for a pipe, socket or device with the name of an image.
     """
     _check_exists(root)
     search = _Search(root)
@@ -87,7 +87,7 @@ class _Search:
         self._seen = {_identity(folder): folder for folder in root.resolve().parents}
 
     def walk(self, top: str) -> list[_Folder]:
-        """Return ``top`` and the folders below it, sorted as a whole: their order decides each picture's index."""
+        """Return ``top`` and the folders below it, sorted as a whole: their order decides each image's index."""
         folders, names = [], [top]
         while names:
             folders.append(self.entries(names.pop()))
@@ -174,7 +174,7 @@ def _check_exists(root: Path) -> None:
     if not root.parent.is_dir():
         raise DataError(
             f"there is no folder {printable(root.parent)}; DATA: give a folder that holds train/ and val/, each with "
-            "one folder of pictures per class"
+            "one folder of images per class"
         )
     try:
         there = listed(sorted(os.listdir(root.parent))) or "nothing"
@@ -182,7 +182,7 @@ def _check_exists(root: Path) -> None:
         raise _unlistable(root.parent, error) from error
     raise DataError(
         f"there is no folder {printable(root.name)}/ (but {there}); {printable(root.parent)}: it needs train/ and "
-        "val/, each with one folder of pictures per class"
+        "val/, each with one folder of images per class"
     )
 
 
@@ -192,20 +192,20 @@ def _unlistable(folder: Path, error: OSError) -> DataError:
 
 def _check_filled(found: Scan, allow_empty_classes: bool) -> None:
     if not found.classes or not found.names:
-        what = f"{len(found.classes)} class folders and no picture in them"
+        what = f"{len(found.classes)} class folders and no image in them"
         raise DataError(
             f"there are {what}, and {len(found.strays)} other entries; {printable(found.root)}: it needs one folder "
-            f"per class with pictures ({' '.join(EXTENSIONS)})"
+            f"per class with images ({' '.join(EXTENSIONS)})"
         )
     filled = set(found.targets)
     empty = [name for target, name in enumerate(found.classes) if target not in filled]
     if not empty:
         return
     message = (
-        f"{len(empty)} of {len(found.classes)} class folders hold no picture ({listed(empty)}); {printable(found.root)}"
+        f"{len(empty)} of {len(found.classes)} class folders hold no image ({listed(empty)}); {printable(found.root)}"
     )
     if not allow_empty_classes:
-        raise DataError(f"{message}: put pictures ({' '.join(EXTENSIONS)}) there or remove the folders")
+        raise DataError(f"{message}: put images ({' '.join(EXTENSIONS)}) there or remove the folders")
     logger.warning("%s", message)
 
 
@@ -214,7 +214,7 @@ def _log_strays(root: Path, strays: list[str]) -> None:
         return
     kinds = Counter(_extension(path) for path in strays).most_common()
     logger.warning(
-        "%d entries are not pictures and are left out (%s), such as %s; %s",
+        "%d entries are not images and are left out (%s), such as %s; %s",
         len(strays),
         listed(f"{kind}: {count}" for kind, count in kinds),
         printable(strays[0]),

@@ -1,13 +1,13 @@
-"""What happens to a picture between the file and the network, as the published networks were trained and scored.
+"""What happens to an image between the file and the network, as the published networks were trained and scored.
 
 Everything random draws from torch's global CPU generator, so that whoever seeds it decides the result. Files are read
-as PIL pictures; arrays and tensors are taken too.
+as PIL images; arrays and tensors are taken too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,81 +15,34 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision import transforms as tv
 from torchvision.transforms import functional as tvF
 
-from zoo import registry
-from zoo.config import Input, parse_experiment
+from zoo.config import Input
 from zoo.config.section import MAX_PIXELS, MAX_SIDE
 from zoo.data.color import ColorJitter, Lighting
 from zoo.data.crop import Cutout, PadCrop
-from zoo.data.reading import read_picture, to_rgb
-from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.data.reading import read_image, to_rgb
+from zoo.errors import ConfigError, DataError, printable
 
 KEEP_SCALE = -1
 BILINEAR = tv.InterpolationMode.BILINEAR
-CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
     "floating-point with values between 0 and 1"
 )
 
-Picture = Image.Image | np.ndarray | Tensor
-Transform = Callable[[Picture], Tensor]
-
-
-def transforms(
-    name_or_cfg: str | nn.Module | Mapping[str, Any],
-    *,
-    training: bool = False,
-    ten_crops: bool = False,
-    scale: int | None = None,
-    crop: int | None = None,
-) -> Transform:
-    """Return the preprocessing of a model: a callable from a picture to a normalised (3, crop, crop) tensor.
-
-    Args:
-        name_or_cfg: a model's name, a model, or its ``pretrained_cfg``.
-        training: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong
-            to an experiment, see ``train_transform``.
-        ten_crops: return (10, 3, crop, crop); validation only.
-        scale, crop: shorter side of the resized picture (-1: not resized; validation only) and side of the crop, in
-            px, in place of the model's.
-
-    The callable takes a PIL picture, a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), which is treated as PIL
-    would, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors
-    (N, C, H, W) gives (N, 3, crop, crop), each image drawn on its own in training. The published scores are those of
-    PIL pictures. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8 bits: their
-    values differ by up to 1/255 before the normalisation.
-
-    Raises ConfigError for an unknown name and for settings that do not go together; the callable raises DataError for
-    what is no image, and for one that the crop does not fit into.
-    """
-    cfg = _pretrained_cfg(name_or_cfg)
-    if cfg["interpolation"] != "bilinear":
-        raise ConfigError(f"interpolation is {cfg['interpolation']!r}; pretrained_cfg: only 'bilinear' is known")
-    if training and ten_crops:
-        raise ConfigError("ten crops are for validation; zoo.transforms: give training or ten_crops, not both")
-    if training and scale is not None:
-        raise ConfigError(f"scale={scale!r} belongs to validation; zoo.transforms: give training or scale, not both")
-    crop = cfg["crop"] if crop is None else crop
-    sizes = (
-        {"crop_train": crop} if training else {"crop_val": crop, "scale_val": cfg["scale"] if scale is None else scale}
-    )
-    content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
-    settings = parse_experiment(content, "zoo.transforms").input
-    if training:
-        return train_transform(settings)
-    return val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops=ten_crops)
+ImageLike = Image.Image | np.ndarray | Tensor
+Transform = Callable[[ImageLike], Tensor]
 
 
 def train_transform(settings: Input) -> Transform:
-    """Return the training transform of an experiment's ``input``: picture -> normalised (3, crop, crop).
+    """Return the training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
 
     [shorter side to scale_train] -> crop of 0.08..1 of the area and 3/4..4/3 in shape, resized -> mirrored in
     half of the cases -> [0, 1] -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train``
-    the crop is one of the padded picture, not resized, and comes after the normalisation.
+    the crop is one of the padded image, not resized, and comes after the normalisation.
     """
     steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(settings.scale_train)]
     if settings.pad_train is None:
@@ -110,21 +63,21 @@ def train_transform(settings: Input) -> Transform:
 def val_transform(
     scale: int, crop: int, mean: Sequence[float], std: Sequence[float], ten_crops: bool = False
 ) -> Transform:
-    """Return the validation transform: picture -> normalised (3, crop, crop), or (10, 3, crop, crop).
+    """Return the validation transform: image -> normalised (3, crop, crop), or (10, 3, crop, crop).
 
     Shorter side to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px, or four corners and centre
     and their mirror images. Raises ConfigError when the crop is larger than the scale or one of them is larger than any
-    picture may be; the transform raises DataError when the crop is larger than a picture that is not scaled
+    image may be; the transform raises DataError when the crop is larger than an image that is not scaled
     (torchvision would pad it with black).
     """
     if max(scale, crop) > MAX_SIDE:
         raise ConfigError(
-            f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that a picture may have; crop and "
+            f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have; crop and "
             f"scale of validation: give at most {MAX_SIDE}"
         )
     if scale != KEEP_SCALE and crop > scale:
         raise ConfigError(
-            f"a crop of {crop} px does not fit into pictures scaled to {scale} px; crop and scale of validation: "
+            f"a crop of {crop} px does not fit into images scaled to {scale} px; crop and scale of validation: "
             f"scale to {crop} px or more, or crop {scale} px or less"
         )
     steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(scale), CheckSize(crop, scale)]
@@ -133,10 +86,10 @@ def val_transform(
 
 
 def prepare(path: Path, transform: Transform) -> Tensor:
-    """Return what ``transform`` makes of the picture in ``path``; DataError that names the file where it cannot."""
-    picture = read_picture(path)
+    """Return what ``transform`` makes of the image in ``path``; DataError that names the file where it cannot."""
+    image = read_image(path)
     try:
-        return transform(picture)
+        return transform(image)
     except DataError as error:
         raise DataError(f"{printable(path)}: {error}") from error
 
@@ -144,7 +97,7 @@ def prepare(path: Path, transform: Transform) -> Tensor:
 class RandomCompose(tv.Compose):
     """Steps of which some are random: each image of a batch goes through them on its own."""
 
-    def __call__(self, image: Picture) -> Tensor:
+    def __call__(self, image: ImageLike) -> Tensor:
         """Return the image after all steps, or the images of a batch, stacked."""
         if isinstance(image, Tensor) and image.dim() == 4 and len(image) > 0:
             return torch.stack([super(RandomCompose, self).__call__(one) for one in image])
@@ -153,9 +106,9 @@ class RandomCompose(tv.Compose):
 
 @dataclass(frozen=True)
 class ToRGB:
-    """Gives a picture three channels: as PIL picture, or as float32 tensor with values in [0, 1] if it is a tensor."""
+    """Gives an image three channels: as PIL image, or as float32 tensor with values in [0, 1] if it is a tensor."""
 
-    def __call__(self, image: Picture) -> Image.Image | Tensor:
+    def __call__(self, image: ImageLike) -> Image.Image | Tensor:
         """Return the RGB form of ``image``; DataError where it is none."""
         if isinstance(image, Tensor):
             return _rgb_tensor(image)
@@ -174,7 +127,7 @@ class ToRGB:
 
 @dataclass(frozen=True)
 class ToTensor:
-    """Makes a PIL picture a tensor (3, h, w) with values in [0, 1]; leaves a tensor as it is."""
+    """Makes a PIL image a tensor (3, h, w) with values in [0, 1]; leaves a tensor as it is."""
 
     def __call__(self, image: Image.Image | Tensor) -> Tensor:
         """Return the tensor."""
@@ -183,9 +136,9 @@ class ToTensor:
 
 @dataclass(frozen=True)
 class Resize:
-    """Scales a picture until its shorter side has ``size`` px; DataError where it would have too many pixels then.
+    """Scales an image until its shorter side has ``size`` px; DataError where it would have too many pixels then.
 
-    A long and thin picture of a few bytes could fill the memory otherwise.
+    A long and thin image of a few bytes could fill the memory otherwise.
     """
 
     size: int
@@ -196,15 +149,15 @@ class Resize:
         longer = self.size * max(width, height) // min(width, height)
         if self.size * longer > MAX_PIXELS:
             raise DataError(
-                f"a picture of {width} x {height} px would be resized to {self.size} x {longer} px, more than "
-                f"{MAX_PIXELS:,} px; scale: make it smaller, or cut the picture"
+                f"an image of {width} x {height} px would be resized to {self.size} x {longer} px, more than "
+                f"{MAX_PIXELS:,} px; scale: make it smaller, or cut the image"
             )
         return tvF.resize(image, [self.size], interpolation=BILINEAR)
 
 
 @dataclass(frozen=True)
 class CheckSize:
-    """Passes a picture on, or raises DataError when a crop does not fit into it."""
+    """Passes an image on, or raises DataError when a crop does not fit into it."""
 
     crop: int
     scale: int
@@ -215,7 +168,7 @@ class CheckSize:
         shorter = min(width, height)
         if shorter < self.crop:
             raise DataError(
-                f"a crop of {self.crop} px does not fit into a picture of {width} x {height} px (scale "
+                f"a crop of {self.crop} px does not fit into an image of {width} x {height} px (scale "
                 f"{self.scale}); validation: crop {shorter} px or less, or scale to {self.crop} px or more"
             )
         return image
@@ -257,25 +210,3 @@ def _from_array(image: np.ndarray) -> Image.Image:
     if image.size == 0 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))):
         raise DataError(f"an array of shape {image.shape} is no image; zoo.transforms: {ACCEPTED}")
     return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
-
-
-def _pretrained_cfg(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(name_or_cfg, Mapping):
-        missing = [key for key in CFG_KEYS if key not in name_or_cfg]
-        if missing:
-            raise ConfigError(
-                f"the mapping has no {listed(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, "
-                f"or a mapping with {listed(CFG_KEYS)}"
-            )
-        return name_or_cfg
-    if isinstance(name_or_cfg, str):
-        # Without memory and initialisation, to look at its settings alone; a file's weights need memory to go to.
-        with torch.device("cpu" if os.path.isfile(name_or_cfg) else "meta"):
-            name_or_cfg = registry.get(name_or_cfg)
-    cfg = getattr(name_or_cfg, "pretrained_cfg", None)
-    if cfg is None:
-        raise ConfigError(
-            f"{type(name_or_cfg).__name__} has no pretrained_cfg; zoo.transforms: give a model of zoo.get, "
-            "a name of zoo.list_models, or a mapping with mean, std, scale, crop and interpolation"
-        )
-    return dict(cfg)

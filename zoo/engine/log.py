@@ -14,7 +14,7 @@ from zoo.engine.validate import Result
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """What is known at a log interval; accuracies in percent, losses in nats per picture, over all ranks."""
+    """What is known at a log interval; accuracies in percent, losses in nats per image, over all ranks."""
 
     step: int
     """Optimizer steps done since the start of training: the x of every curve."""
@@ -24,11 +24,11 @@ class TrainMetrics:
     """Batches done of the running epoch, from 1 to ``num_batches``."""
     num_batches: int
     loss: float
-    """Mean over the pictures since the last report, like ``top1`` and ``top5``."""
+    """Mean over the images since the last report, like ``top1`` and ``top5``."""
     top1: float
     top5: float
     epoch_loss: float
-    """Mean over the pictures of the epoch so far, like ``epoch_top1`` and ``epoch_top5``."""
+    """Mean over the images of the epoch so far, like ``epoch_top1`` and ``epoch_top5``."""
     epoch_top1: float
     epoch_top5: float
     lr: float
@@ -64,7 +64,7 @@ class Log(Protocol):
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
 
     def images(self, step: int, images: Tensor) -> None:
-        """Record a few pictures of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
+        """Record a few images of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""

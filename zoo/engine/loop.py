@@ -81,13 +81,13 @@ def train(
 
 
 def _check_data(run: _Run) -> None:
-    state, num_pictures = run.state, run.batches.num_pictures
-    if state.num_pictures not in (0, num_pictures):
+    state, num_images = run.state, run.batches.num_images
+    if state.num_images not in (0, num_images):
         raise CheckpointError(
-            f"there are {num_pictures} training pictures, but the checkpoint is of a run with "
-            f"{state.num_pictures}; training data: put the same pictures there to continue that run"
+            f"there are {num_images} training images, but the checkpoint is of a run with "
+            f"{state.num_images}; training data: put the same images there to continue that run"
         )
-    state.num_pictures = num_pictures
+    state.num_images = num_images
     class_names = escaped_names(run.train_loader.dataset.classes)
     if state.class_names not in (None, class_names):
         before, now = set(state.class_names or ()), set(class_names)
@@ -106,7 +106,7 @@ def _announce(run: _Run) -> None:
     if run.batches.merged:
         size = run.batches.global_size(num_batches - 1)
         run.log.message(
-            f"the last batch of each epoch has {size} pictures: what is left over after batches of "
+            f"the last batch of each epoch has {size} images: what is left over after batches of "
             f"{settings.batch_size} is too little for one of its own"
         )
     notice = clamp_notice(settings.schedule, num_batches, settings.learning_rate)
@@ -136,7 +136,7 @@ def _train_epoch(run: _Run) -> None:
 
 
 def _prepared(run: _Run, batch: Batch) -> StepBatch:
-    """Return ``batch`` on the device, and take note of its pictures that could not be read."""
+    """Return ``batch`` on the device, and take note of its images that could not be read."""
     state = run.state
     for fault in batch.skipped:
         run.log.message(f"left out: {fault}")
@@ -144,8 +144,8 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
     least = MIN_PER_NORM * state.config.optimizer.accumulate_steps
     if batch.skipped and len(batch.targets) < least:
         raise DataError(
-            f"only {len(batch.targets)} pictures of a batch can be read, and {least} are needed to take "
-            f"statistics of; {printable(run.train_loader.dataset.root)}: mend the pictures, the last is: "
+            f"only {len(batch.targets)} images of a batch can be read, and {least} are needed to take "
+            f"statistics of; {printable(run.train_loader.dataset.root)}: mend the images, the last is: "
             f"{batch.skipped[-1]}"
         )
     channels_last = state.config.training.channels_last
@@ -221,7 +221,7 @@ def _validation(run: _Run) -> Result:
             _until_asked(run),
             state.process.device,
             state.process.world_size,
-            num_pictures=run.val_loader.batch_sampler.num_pictures,
+            num_images=run.val_loader.batch_sampler.num_images,
             protocol=Protocol(settings.input.scale_val, settings.input.crop_val, ten_crops=False),
             amp=settings.training.amp,
             advance=advance,
@@ -238,7 +238,7 @@ def _until_asked(run: _Run) -> Iterator[Batch]:
     That takes equally many exchanges on all ranks, but a rank may have a batch fewer than rank 0.
     """
     batches, world_size = run.val_loader.batch_sampler, run.state.process.world_size
-    largest_share = -(-batches.num_pictures // world_size)
+    largest_share = -(-batches.num_images // world_size)
     num_exchanges = -(-largest_share // batches.batch_size)
     for batch in run.val_loader:
         yield batch

@@ -13,7 +13,7 @@ NO_BAD_STEP = -1
 
 
 class Reading(TypedDict):
-    """Mean loss (nats per picture), accuracies (percent), pictures seen and left out, first bad step."""
+    """Mean loss (nats per image), accuracies (percent), images seen and left out, first bad step."""
 
     loss: float
     top1: float
@@ -24,9 +24,9 @@ class Reading(TypedDict):
 
 
 class Meter:
-    """Sums of loss, top-1 hits, top-5 hits and pictures since the last `reset`, kept on ``device``.
+    """Sums of loss, top-1 hits, top-5 hits and images since the last `reset`, kept on ``device``.
 
-    Hits and pictures are int64 and the loss is float64, so the sums of a whole data set are exact (devices
+    Hits and images are int64 and the loss is float64, so the sums of a whole data set are exact (devices
     without float64, which is MPS, sum the loss in float32).
     """
 
@@ -47,7 +47,7 @@ class Meter:
     def update(self, loss_sum: Tensor, logits: Tensor, targets: Tensor, step: int) -> None:
         """Add one batch without waiting for the device.
 
-        ``loss_sum``: the loss summed over the pictures (nats), 0-d. ``logits``: (N, classes).
+        ``loss_sum``: the loss summed over the images (nats), 0-d. ``logits``: (N, classes).
         ``targets``: (N,). ``step``: the number remembered if this is the first loss that is not finite.
         With fewer than five classes top-5 means "among all of them", that is 100 percent.
         """
@@ -62,25 +62,25 @@ class Meter:
         first_bad.masked_fill_(is_first_bad, step)
 
     def skip(self, count: int) -> None:
-        """Add ``count`` pictures that could not be read and are in no average."""
+        """Add ``count`` images that could not be read and are in no average."""
         if count:
             self._counts[SKIPPED] += count
 
     def read(self, reduce: bool = False) -> Reading:
         """Return the averages so far, over all processes if ``reduce`` (one all-reduce, on every rank).
 
-        This waits for the device. The averages are NaN when no picture was seen.
+        This waits for the device. The averages are NaN when no image was seen.
         """
         rows = [[self._loss.item(), *self._counts.tolist()]]
         if reduce and dist.is_initialized() and dist.get_world_size() > 1:
             rows = self._rows_of_all_ranks(rows[0])
         loss, top1, top5, count, skipped = (sum(column) for column in list(zip(*rows, strict=True))[:-1])
         bad_steps = [int(row[-1]) for row in rows if row[-1] != NO_BAD_STEP]
-        pictures = count or float("nan")
+        images = count or float("nan")
         return Reading(
-            loss=loss / pictures,
-            top1=100 * top1 / pictures,
-            top5=100 * top5 / pictures,
+            loss=loss / images,
+            top1=100 * top1 / images,
+            top5=100 * top5 / images,
             count=int(count),
             skipped=int(skipped),
             first_bad_step=min(bad_steps, default=None),

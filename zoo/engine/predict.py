@@ -1,4 +1,4 @@
-"""What a network says of single pictures: its best classes and their probabilities."""
+"""What a network says of single images: its best classes and their probabilities."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AT_ONCE = 16  # images
 
 
 class Prediction(NamedTuple):
-    """The best classes of one picture, the best first, and their probabilities (0 to 1).
+    """The best classes of one image, the best first, and their probabilities (0 to 1).
 
-    ``target`` is the class that the picture belongs to, None where nobody said.
+    ``target`` is the class that the image belongs to, None where nobody said.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Recorder:
         self._top = top
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Keep the best classes of each picture of ``batch``, whose logits are (N, classes)."""
+        """Keep the best classes of each image of ``batch``, whose logits are (N, classes)."""
         best = best_classes(logits, self._top)
         for path, target, (classes, probabilities) in zip(batch.paths, batch.targets.tolist(), best, strict=True):
             name = Path(os.path.relpath(path, self._data)).as_posix()
@@ -69,7 +69,7 @@ def predict(
     """Return what ``model``, put into evaluation mode on ``device``, says of each image file.
 
     The second list has a line for each image that cannot be read or that ``transform`` cannot use: what is wrong, and
-    its file. ``transform``: PIL picture -> (3, h, w), one size for all. ``advance`` is called with 1 after every 16
+    its file. ``transform``: PIL image -> (3, h, w), one size for all. ``advance`` is called with 1 after every 16
     images.
     """
     model = model.to(device).eval()

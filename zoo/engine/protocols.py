@@ -1,4 +1,4 @@
-"""How a picture is scaled and cropped before it is scored, and the names of the published ways."""
+"""How an image is scaled and cropped before it is scored, and the names of the published ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Protocol(NamedTuple):
 
 #: The three columns of the published table. The 320 column's resize is documented nowhere in the original
 #: project; this is the usual convention of its time (shorter side 320, centre crop 320). ``--crop 320`` with
-#: the original's default scale of 256 would have padded the pictures with black instead.
+#: the original's default scale of 256 would have padded the images with black instead.
 PROTOCOLS = {
     "center224": Protocol(scale=256, crop=224, ten_crops=False),
     "tencrop224": Protocol(scale=256, crop=224, ten_crops=True),

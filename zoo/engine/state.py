@@ -20,7 +20,8 @@ from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
 from zoo.errors import listed
 
-POSITION = ("epoch", "batch", "step", "num_pictures")
+# Where a run stands: the keys in checkpoints, and the attributes that hold them.
+POSITION = {"epoch": "epoch", "batch": "batch", "step": "step", "num_pictures": "num_images"}
 MAX_COUNT = 2**53  # beyond it TensorBoard and float64 cannot tell one step from the next
 # What the optimizers keep of each parameter; all but Adam's count of steps has the parameter's shape.
 MOMENTA = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
@@ -43,7 +44,7 @@ class TrainState:
     ema: nn.Module | None
     """A copy of the bare network with the moving average of its weights, None without `ema_decay`."""
     meter: Meter
-    """Sums over the pictures that this rank saw in the running epoch."""
+    """Sums over the images that this rank saw in the running epoch."""
     epoch: int = 0
     """Index of the running epoch."""
     batch: int = 0
@@ -54,7 +55,7 @@ class TrainState:
     """Best validation so far, percent."""
     best_epoch: int | None = None
     """Index of the epoch that ``best_top1`` is of; None before the first validation, or if the file is older."""
-    num_pictures: int = 0
+    num_images: int = 0
     """Size of the training data, 0 until it is known: steps are a position in this very data."""
     class_names: tuple[str, ...] | None = None
     """Names of the class folders in the order of the outputs, made `printable`; None until they are known."""
@@ -100,7 +101,7 @@ def update_average(state: TrainState) -> None:
 def settle_buffers(state: TrainState) -> None:
     """Give all ranks rank 0's buffers (running statistics), and the average those of the network.
 
-    For whoever reads them: unsynchronised norms have seen other pictures on each rank. A collective: every rank
+    For whoever reads them: unsynchronised norms have seen other images on each rank. A collective: every rank
     has to call it.
     """
     if state.process.world_size > 1:
@@ -126,7 +127,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "optimizer": state.optimizer.state_dict(),
         "ema": None if state.ema is None else state.ema.state_dict(),
         "scaler": state.scaler.state_dict(),
-        "position": {key: getattr(state, key) for key in POSITION},
+        "position": {key: getattr(state, name) for key, name in POSITION.items()},
     }
 
 
@@ -157,8 +158,8 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     state.best_top1 = _percent(saved["best_prec1"])
     best_epoch = saved.get("best_epoch")  # files of the same format may be older than this key
     state.best_epoch = None if best_epoch is None else _count("best_epoch", best_epoch)
-    for key in POSITION:
-        setattr(state, key, _count(f"position.{key}", saved["position"][key]))
+    for key, name in POSITION.items():
+        setattr(state, name, _count(f"position.{key}", saved["position"][key]))
 
 
 def _load_network(model: nn.Module, name: str, saved: Any) -> None:

@@ -15,12 +15,12 @@ from zoo.engine.validate import AMP_DTYPES
 
 
 class StepBatch(NamedTuple):
-    """The pictures (N, 3, H, W) and classes (N,) of this process in a step, on its device."""
+    """The images (N, 3, H, W) and classes (N,) of this process in a step, on its device."""
 
     images: Tensor
     targets: Tensor
     global_size: int
-    """Pictures of the step over all processes."""
+    """Images of the step over all processes."""
 
 
 def train_step(state: TrainState, batch: StepBatch) -> None:
@@ -31,7 +31,7 @@ def train_step(state: TrainState, batch: StepBatch) -> None:
     config = state.config.optimizer
     state.optimizer.zero_grad(set_to_none=True)
     # DDP averages the gradients of the processes. This weight makes that average the gradient of the mean over
-    # all pictures, whatever the share of each process and of each part.
+    # all images, whatever the share of each process and of each part.
     weight = state.process.world_size / batch.global_size
 
     # Gradients: part by part, so that only one part's activations are in memory; ranks talk after the last one.

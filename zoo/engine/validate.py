@@ -1,6 +1,6 @@
-"""Scores a network on every picture of a data set exactly once, on any number of processes.
+"""Scores a network on every image of a data set exactly once, on any number of processes.
 
-Each process scores its own pictures with the bare module (no DDP wrapper), so no rank waits for another until
+Each process scores its own images with the bare module (no DDP wrapper), so no rank waits for another until
 one all-reduce at the very end: ranks may hold different numbers of batches, or none.
 """
 
@@ -31,7 +31,7 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Result:
-    """A validation: accuracies in percent, mean loss in nats per picture, pictures scored and left out."""
+    """A validation: accuracies in percent, mean loss in nats per image, images scored and left out."""
 
     top1: float
     top5: float
@@ -56,18 +56,18 @@ def validate(
     device: torch.device,
     world_size: int = 1,
     *,
-    num_pictures: int,
+    num_images: int,
     protocol: Protocol = PROTOCOLS["center224"],
     amp: str = "off",
     advance: Callable[[int], object] = _do_nothing,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
-    """Return the scores of ``model`` over the pictures of all ranks' loaders; every rank gets the same.
+    """Return the scores of ``model`` over the images of all ranks' loaders; every rank gets the same.
 
-    ``num_pictures``: how many the loaders of all ranks hold together; VerificationError if another number was
+    ``num_images``: how many the loaders of all ranks hold together; VerificationError if another number was
     seen. ``protocol`` says whether batches are (N, 3, h, w) or ten crops (N, 10, 3, h, w), whose logits are
     averaged before loss and accuracy, as published. ``amp``: "off", "bf16" or "fp16". ``advance`` is called
-    with 1 after each batch, ``record`` with each batch of pictures and its logits, (N, classes) on the device. The
+    with 1 after each batch, ``record`` with each batch of images and its logits, (N, classes) on the device. The
     modes of all modules are restored.
     """
     net = unwrap(model)
@@ -84,7 +84,7 @@ def validate(
                 if record is not None:
                     record(batch, logits)
             advance(1)
-    return _checked_result(meter.read(reduce=world_size > 1), num_pictures, protocol)
+    return _checked_result(meter.read(reduce=world_size > 1), num_images, protocol)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -117,16 +117,16 @@ def _ten_crop_mean(forward: Callable[[Tensor], Tensor], images: Tensor) -> Tenso
     return forward(images.flatten(0, 1)).unflatten(0, (-1, NUM_CROPS)).mean(dim=1)
 
 
-def _checked_result(reading: Reading, num_pictures: int, protocol: Protocol) -> Result:
+def _checked_result(reading: Reading, num_images: int, protocol: Protocol) -> Result:
     seen = reading["count"] + reading["skipped"]
-    if seen != num_pictures:
+    if seen != num_images:
         raise VerificationError(
-            f"{reading['count']} pictures scored and {reading['skipped']} left out, but the data set has "
-            f"{num_pictures}; validation over all processes: this is a fault of zoo, please report it"
+            f"{reading['count']} images scored and {reading['skipped']} left out, but the data set has "
+            f"{num_images}; validation over all processes: this is a fault of zoo, please report it"
         )
     if reading["count"] == 0:
         raise VerificationError(
-            f"none of {num_pictures} pictures could be scored; validation data: mend the files left out"
+            f"none of {num_images} images could be scored; validation data: mend the files left out"
         )
     if reading["first_bad_step"] is not None:
         logger.warning(
@@ -145,7 +145,7 @@ def _checked_result(reading: Reading, num_pictures: int, protocol: Protocol) -> 
 
 
 class _ShrinkingForward:
-    """Calls a network on as many pictures at once as the memory holds, halving the number when it is full."""
+    """Calls a network on as many images at once as the memory holds, halving the number when it is full."""
 
     def __init__(self, model: nn.Module, device: torch.device, amp: str) -> None:
         self._model = model
@@ -164,13 +164,13 @@ class _ShrinkingForward:
                     raise
                 if at_once == 1:
                     raise ZooError(
-                        f"out of memory with one picture of {tuple(images.shape[1:])} at a time; "
+                        f"out of memory with one image of {tuple(images.shape[1:])} at a time; "
                         f"validation on {self._device}: use a smaller crop, or free memory on the device"
                     ) from error
             self._at_once = at_once // 2
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
-            logger.warning("out of memory with %d pictures at once: trying %d", at_once, self._at_once)
+            logger.warning("out of memory with %d images at once: trying %d", at_once, self._at_once)
 
     def _logits(self, images: Tensor) -> Tensor:
         with self._autocast():

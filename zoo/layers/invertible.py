@@ -123,7 +123,7 @@ class ChannelPool(_Pool):
 
 
 class BatchPool(_Pool):
-    """2x2 windows as pictures: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.invertible.batch_pool`."""
+    """2x2 windows as images: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.invertible.batch_pool`."""
 
     pool = staticmethod(batch_pool)
     unpool = staticmethod(batch_unpool)

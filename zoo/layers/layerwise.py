@@ -81,31 +81,31 @@ def _subtract_(
 
 
 class Stem(Invertible):
-    """The first convolution, which is not undone: its input, the pictures, is there anyway."""
+    """The first convolution, which is not undone: its input, the images, is there anyway."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = conv2d(3, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution of the pictures, at least in float32: all that follows adds to it."""
+        """Return the convolution of the images, at least in float32: all that follows adds to it."""
         return self.conv(x).to(torch.promote_types(x.dtype, torch.float32))
 
     def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
-        """Return the convolution, at least in float32, and the pictures with their version."""
+        """Return the convolution, at least in float32, and the images with their version."""
         return convolve(x, self.conv), (x, x._version)
 
     def reverse(
         self, y: Tensor, dy: Tensor, owned: bool, kept: tuple[Tensor, int]
     ) -> tuple[Tensor, Tensor | None, Gradients]:
-        """Return the pictures, their gradient if they need one, and that of the kernel.
+        """Return the images, their gradient if they need one, and that of the kernel.
 
-        RuntimeError if the pictures have been overwritten since.
+        RuntimeError if the images have been overwritten since.
         """
         x, version = kept
         if x._version != version:
             raise RuntimeError(
-                f"the pictures of shape {tuple(x.shape)} have been overwritten between the forward pass of an "
+                f"the images of shape {tuple(x.shape)} have been overwritten between the forward pass of an "
                 "invertible network and its backward pass, which needs them; give it a copy"
             )
         dx, dkernel = convolve_gradients(x, dy, self.conv)
@@ -113,18 +113,18 @@ class Stem(Invertible):
 
 
 class GlobalMax(Invertible):
-    """The largest value of each channel, over the map and the ``pictures`` that batch pools made of one: -> (N, C).
+    """The largest value of each channel, over the map and the ``images`` that batch pools made of one: -> (N, C).
 
     The map is kept, and handed on to the layers before, which overwrite it: backward through it can be run once.
     """
 
-    def __init__(self, pictures: int = 1) -> None:
+    def __init__(self, images: int = 1) -> None:
         super().__init__()
-        self.pictures = pictures
+        self.images = images
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features (N, C)."""
-        return largest(x, self.pictures)
+        return largest(x, self.images)
 
     def record(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the features, and the map."""
@@ -135,4 +135,4 @@ class GlobalMax(Invertible):
         if not kept:
             raise RuntimeError("backward through an invertible network can be run once: it overwrites what it keeps")
         x = kept.pop()
-        return x, largest_gradient(x, y, dy, self.pictures), {}
+        return x, largest_gradient(x, y, dy, self.images), {}

@@ -18,7 +18,7 @@ ARCHITECTURES: dict[str, Callable[..., Network]] = {
     **revnext_twins.ARCHITECTURES,
 }
 
-# Those for pictures of 32 pixels and 10 classes; the others are for ImageNet.
+# Those for images of 32 pixels and 10 classes; the others are for ImageNet.
 FOR_CIFAR = frozenset(
     name for name in ARCHITECTURES if name.endswith("_cifar") or name.startswith(("revnext", "irevnet"))
 )

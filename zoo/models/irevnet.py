@@ -19,7 +19,7 @@ from zoo.models.revnext import LargestValueNetwork
 
 
 class IRevNet(Network):
-    """The original form for CIFAR: no stem; pictures are padded by zero channels; ``bn_out`` behind the chain.
+    """The original form for CIFAR: no stem; images are padded by zero channels; ``bn_out`` behind the chain.
 
     ``blocks`` has the number of one-branch blocks per level and ``widths`` the channels of their halves; the first
     block of each level but the first pools.  ``memory``: "auto" keeps the chain's output alone, "plain" what autograd

@@ -51,7 +51,7 @@ class FeatureInfo:
         return [stage["num_chs"] for stage in self.stages]
 
     def reduction(self) -> list[int]:
-        """Return, for each stage, the factor by which the picture's sides are larger than the map's."""
+        """Return, for each stage, the factor by which the image's sides are larger than the map's."""
         return [stage["reduction"] for stage in self.stages]
 
     def module_name(self) -> list[str]:

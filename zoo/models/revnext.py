@@ -1,6 +1,6 @@
 """Networks that are undone layer by layer, with and without reversible blocks around the layers (Hascoet et al. 2023).
 
-The body is one chain, from the pictures to the features that the classifier reads: backward keeps its last map.
+The body is one chain, from the images to the features that the classifier reads: backward keeps its last map.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class ScaledLinear(nn.Linear):
 class LargestValueNetwork(Network):
     """Base of the paper's networks: the classifier reads the largest value of each channel.
 
-    A picture of the input has ``pictures`` in the last map.
+    An image of the input has ``images`` in the last map.
     """
 
-    pictures = 1
+    images = 1
 
     def _add_classifier(self, classes: int) -> None:
         if classes > 0 and not self.features_only:
             fc = uninitialised(ScaledLinear, self.num_features, classes, bias=False)
-            self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.pictures), fc=fc))
+            self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.images), fc=fc))
 
 
 class InvertibleNetwork(LargestValueNetwork):
     """Levels of invertible layers, ``level0`` with the stem, the others with a pool first; largest values; classifier.
 
-    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" pictures (`zoo.ops.invertible`),
-    of which the last map then has ``pictures`` for each one of the input.  ``channels`` are those of the stem.
+    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" images (`zoo.ops.invertible`),
+    of which the last map then has ``images`` for each one of the input.  ``channels`` are those of the stem.
     ``build`` makes the layers of a level behind the pool from its number, channels and depth.  ``memory``: "auto" keeps
     the last map and finds all others again, "plain" keeps what autograd keeps.  ``meter`` is that of `run_chain`: it is
     called with the number of a layer from the stem on.
@@ -78,7 +78,7 @@ class InvertibleNetwork(LargestValueNetwork):
         _check_levels(depths, pools)
         self.store = memory == "plain"
         self.meter: Meter | None = None
-        self.pictures = 4 ** list(pools).count("batch")
+        self.images = 4 ** list(pools).count("batch")
         for level, depth in enumerate(depths):
             first: Invertible = Stem(channels) if level == 0 else POOLS[pools[level - 1]]()
             channels *= 4 if isinstance(first, ChannelPool) else 1

@@ -45,9 +45,9 @@ def channel_unpool(y: Tensor) -> Tensor:
 
 
 def batch_pool(x: Tensor) -> Tensor:
-    """Return the four values of each 2x2 window as pictures: (N, C, H, W) -> (4 N, C, H/2, W/2).
+    """Return the four values of each 2x2 window as images: (N, C, H, W) -> (4 N, C, H/2, W/2).
 
-    Offset (dy, dx) of picture n becomes picture 4 n + 2 dy + dx, so that the parts of a picture stay together.
+    Offset (dy, dx) of image n becomes image 4 n + 2 dy + dx, so that the parts of an image stay together.
     """
     return _windows(x).flatten(0, 2)
 
@@ -72,7 +72,7 @@ def _assembled(windows: Tensor) -> Tensor:
 def channel_unpool_(y: Tensor) -> Tensor:
     """Return x of ``channel_pool(x)`` in the memory of the contiguous map y."""
     n, c, h, w = y.shape
-    x = y.view(n, c // 4, 2 * h, 2 * w)  # a picture's values stay within the picture's memory
+    x = y.view(n, c // 4, 2 * h, 2 * w)  # an image's values stay within the image's memory
     for source, target in parts(y, x):
         target.copy_(channel_unpool(source))
     return x
@@ -194,15 +194,15 @@ def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor |
     return dx, dkernel
 
 
-def largest(x: Tensor, pictures: int) -> Tensor:
-    """Return the largest value of each channel over the map and ``pictures`` pictures that belong together."""
-    return x.unflatten(0, (-1, pictures)).amax((1, 3, 4))
+def largest(x: Tensor, images: int) -> Tensor:
+    """Return the largest value of each channel over the map and ``images`` images that belong together."""
+    return x.unflatten(0, (-1, images)).amax((1, 3, 4))
 
 
-def largest_gradient(x: Tensor, best: Tensor, dbest: Tensor, pictures: int) -> Tensor:
+def largest_gradient(x: Tensor, best: Tensor, dbest: Tensor, images: int) -> Tensor:
     """Return dx for `largest`, which shares the gradient among equal values."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    grouped = (x.unflatten(0, (-1, pictures)), dx.unflatten(0, (-1, pictures)), best, dbest)
+    grouped = (x.unflatten(0, (-1, images)), dx.unflatten(0, (-1, images)), best, dbest)
     for x_part, dx_part, best_part, dbest_part in parts(*grouped):
         dx_part.copy_(x_part == best_part[:, None, :, None, None])
         share = dbest_part / dx_part.sum((1, 3, 4))

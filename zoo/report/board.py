@@ -22,7 +22,7 @@ HISTOGRAM_NAMES = ("fc", "bn_out")
 
 
 class Board:
-    """An event file in ``log_dir``: scalars, input pictures, settings, hyper-parameters, histograms.
+    """An event file in ``log_dir``: scalars, input images, settings, hyper-parameters, histograms.
 
     ``step``: the steps a resumed run has done; TensorBoard hides what was written of later ones before.
     """
@@ -64,9 +64,9 @@ class Board:
         self._writer.flush()
 
     def images(self, step: int, images: Tensor) -> None:
-        """Write a few normalised input pictures (N, 3, H, W) as they look to a person."""
-        pictures = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
-        self._writer.add_images("train/inputs", pictures, step)
+        """Write a few normalised input images (N, 3, H, W) as they look to a person."""
+        images = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
+        self._writer.add_images("train/inputs", images, step)
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Write reconstruction/CHAIN/BLOCK, relative errors, at the optimizer step."""

@@ -1,4 +1,4 @@
-"""Predictions as text: a CSV line per picture, so that two runs can be compared picture by picture."""
+"""Predictions as text: a CSV line per image, so that two runs can be compared image by image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.report.files import write_text
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write the header and a line per picture, sorted by path, whole or not at all.
+    """Write the header and a line per image, sorted by path, whole or not at all.
 
     Columns: path, target, class1 to class5, probability1 to probability5 (0 to 1, six decimals: more would only show
     the order in which a device adds). Fewer where the network has fewer classes.

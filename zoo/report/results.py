@@ -8,7 +8,7 @@ from zoo.config import Expected
 from zoo.engine.validate import Result
 from zoo.report.tables import Cell, markdown_table
 
-HEADERS = ("network", "protocol", "top-1 %", "top-5 %", "loss", "pictures", "left out")
+HEADERS = ("network", "protocol", "top-1 %", "top-5 %", "loss", "images", "left out")
 
 
 def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:

@@ -180,7 +180,7 @@ class RunLog:
             self._write(partial(self._board.validation, step, result))
 
     def images(self, step: int, images: Tensor) -> None:
-        """Record the first pictures of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
+        """Record the first images of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
         if self._board is not None:
             self._write(partial(self._board.images, step, images))
 
@@ -220,5 +220,5 @@ def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
     return (
         f"epoch {epoch + 1} validation: top-1 {result.top1:.2f}, top-5 {result.top5:.2f}, "
-        f"loss {result.loss:.4f} over {result.count} pictures{skipped}{', the best so far' * is_best}"
+        f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
     )

@@ -41,30 +41,30 @@ class Angles(NamedTuple):
     reconstructed: float
 
 
-def open_pictures(data: Path, batch: int = BATCH) -> ImageFolder:
-    """Return the pictures below train/; DataError unless they make a batch, of classes that the networks have."""
-    pictures = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
-    if len(pictures) < batch or len(pictures.classes) > CLASSES:
+def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
+    """Return the images below train/; DataError unless they make a batch, of classes that the networks have."""
+    images = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
+    if len(images) < batch or len(images.classes) > CLASSES:
         raise DataError(
-            f"{len(pictures)} pictures of {len(pictures.classes)} classes; {printable(pictures.root)}: give at least "
-            f"{batch} pictures of at most {CLASSES} classes, as CIFAR-10 has them"
+            f"{len(images)} images of {len(images.classes)} classes; {printable(images.root)}: give at least "
+            f"{batch} images of at most {CLASSES} classes, as CIFAR-10 has them"
         )
-    return pictures
+    return images
 
 
 def measure_angles(data: ImageFolder | None, networks: dict[str, int] | None = None, batch: int = BATCH) -> Section:
     """Train each of the ``networks`` for its number of steps and return the angles on the way.
 
-    Without ``data`` the pictures are random and so are the labels.
+    Without ``data`` the images are random and so are the labels.
     """
     networks = NETWORKS if networks is None else networks
-    pictures = "random pictures (with --data DIR those of CIFAR-10)" if data is None else f"pictures of {data.root}"
+    images = "random images (with --data DIR those of CIFAR-10)" if data is None else f"images of {data.root}"
     steps = ", ".join(f"{name} {count} steps" for name, count in networks.items())
     section = Section(
         "figure4", "Figure 4: angle between stored and reconstructed gradients",
-        f"Trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {pictures}: {steps}; the paper's RevNet-164 was "
+        f"Trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}; the paper's RevNet-164 was "
         "trained for 160 epochs and more with batches of 100. At a measurement, all three gradients belong to the same "
-        "weights and pictures. Angle: 2 arcsin(|u - v| / 2) of the unit vectors.",
+        "weights and images. Angle: 2 arcsin(|u - v| / 2) of the unit vectors.",
     )  # fmt: skip
     section.notes.append(
         "the paper's angle is that of a whole training on CIFAR-10, of which these are the first steps: what it does "
@@ -85,13 +85,13 @@ def measure_angles(data: ImageFolder | None, networks: dict[str, int] | None = N
     return section
 
 
-def gradients(model: nn.Module, pictures: Tensor, classes: Tensor, *, store: bool) -> Tensor:
+def gradients(model: nn.Module, images: Tensor, classes: Tensor, *, store: bool) -> Tensor:
     """Return the gradient with respect to all parameters as one vector; no running statistics are left changed."""
     model = copy.deepcopy(model)
     for chain in model.modules():
         if isinstance(chain, ReversibleSequential):
             chain.store = store
-    loss = F.cross_entropy(model(pictures), classes)
+    loss = F.cross_entropy(model(images), classes)
     return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(model.parameters()))])
 
 
@@ -107,34 +107,34 @@ def _train(model: nn.Module, batches: Batches, steps: int) -> list[Angles]:
     measured = {round(index * steps / (MEASUREMENTS - 1)) for index in range(MEASUREMENTS)}
     found = []
     for step in range(steps + 1):
-        pictures, classes = next(batches)
+        images, classes = next(batches)
         if step in measured:
-            found.append(_angles(step, model, pictures, classes))
+            found.append(_angles(step, model, images, classes))
         optimizer.zero_grad()
-        F.cross_entropy(model(pictures), classes).backward()
+        F.cross_entropy(model(images), classes).backward()
         optimizer.step()
     return found
 
 
-def _angles(step: int, model: nn.Module, pictures: Tensor, classes: Tensor) -> Angles:
-    stored = gradients(model, pictures, classes, store=True)
-    reconstructed = gradients(model, pictures, classes, store=False)
-    exact = gradients(copy.deepcopy(model).double(), pictures.double(), classes, store=True)
+def _angles(step: int, model: nn.Module, images: Tensor, classes: Tensor) -> Angles:
+    stored = gradients(model, images, classes, store=True)
+    reconstructed = gradients(model, images, classes, store=False)
+    exact = gradients(copy.deepcopy(model).double(), images.double(), classes, store=True)
     return Angles(step, angle(stored, reconstructed), angle(stored, exact), angle(reconstructed, exact))
 
 
 def _batches(data: ImageFolder | None, batch: int) -> Batches:
-    """Yield pictures (batch, 3, SIZE, SIZE) and their classes without end."""
+    """Yield images (batch, 3, SIZE, SIZE) and their classes without end."""
     if data is None:
         return iter(lambda: (torch.randn(batch, 3, SIZE, SIZE), torch.randint(CLASSES, (batch,))), None)
     return _read(data, batch)
 
 
-def _read(pictures: ImageFolder, batch: int) -> Batches:
+def _read(folder: ImageFolder, batch: int) -> Batches:
     while True:
-        order = torch.randperm(len(pictures)).tolist()
+        order = torch.randperm(len(folder)).tolist()
         for start in range(0, len(order) - batch + 1, batch):
-            samples = [pictures[0, index] for index in order[start : start + batch]]
+            samples = [folder[0, index] for index in order[start : start + batch]]
             images = [sample.image for sample in samples if sample.image is not None]
             yield torch.stack(images), torch.tensor([sample.target for sample in samples])
 

@@ -93,7 +93,7 @@ def measure_ratios(name: str, slope: float, batch: int = BATCH, **options: Any) 
     model.meter = errors.__setitem__
     inside = [_watch(layer) for layer in model.layers()]
     model(torch.randn(batch, 3, SIZE, SIZE)).sum().backward()  # the loss of the authors' study
-    found = range(1, len(inside))  # the pictures and the last map are kept
+    found = range(1, len(inside))  # the images and the last map are kept
     return Found([errors[i] ** -2 if errors[i] else float("inf") for i in found], [inside[i] for i in found])
 
 
@@ -126,7 +126,7 @@ def measure_layers(batch: int = BATCH) -> Section:
     """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained, slope {SLOPE}, random pictures, batch {batch} in place of 256, loss the sum of the logits. Ratio "
+        f"Untrained, slope {SLOPE}, random images, batch {batch} in place of 256, loss the sum of the logits. Ratio "
         "of the input of each layer found again, of those inside the branches of a reversible block too.",
         notes=list(NOTES),
     )  # fmt: skip

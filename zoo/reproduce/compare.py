@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.data.imagenet import NUM_PICTURES, ValidationSet
+from zoo.data.imagenet import NUM_IMAGES, ValidationSet
 from zoo.report.tables import Cell, markdown_table
 
 TOLERANCE = 0.1  # percentage points
 METRICS = ("top1", "top5")
-HEADERS = ("network", "protocol", "published", "measured", "difference", "verdict", "pictures", "when", "weights md5")
+HEADERS = ("network", "protocol", "published", "measured", "difference", "verdict", "images", "when", "weights md5")
 
 Score = Mapping[str, float]
 
@@ -45,7 +45,7 @@ class Row:
         if self.measured is None:
             return "not run"
         if not _is_comparable(self.measured, data):
-            return f"not comparable: {self.measured['count']:,} pictures"
+            return f"not comparable: {self.measured['count']:,} images"
         differences = self.difference(data)
         if differences is None:
             return "nothing published"
@@ -76,7 +76,7 @@ class Row:
 
 
 def _is_comparable(measured: Mapping[str, Any], data: ValidationSet) -> bool:
-    return data.is_imagenet and measured["count"] == NUM_PICTURES
+    return data.is_imagenet and measured["count"] == NUM_IMAGES
 
 
 def markdown_report(
@@ -89,7 +89,7 @@ def markdown_report(
     """Return the report as a Markdown document.
 
     ``missing``: what stands in the way of the rows not run, one sentence each. ``environment``: of this run; rows
-    that an earlier run measured elsewhere say so. ``limit``: of the data only so many pictures were to be scored.
+    that an earlier run measured elsewhere say so. ``limit``: of the data only so many images were to be scored.
     """
     sources = "; ".join(sorted({row.source for row in rows if row.source})) or "none"
     sections = [
@@ -123,7 +123,7 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
 def _about(data: ValidationSet, limit: int | None) -> str:
     if data.fault is not None:
         return f"Data: none. {data.fault}"
-    what = f"Data: `{data.folder}`, {data.pictures:,} pictures in {data.classes:,} classes"
+    what = f"Data: `{data.folder}`, {data.images:,} images in {data.classes:,} classes"
     if limit is not None:
         what += f", **of which only {limit:,} are scored**"
     if data.is_imagenet:

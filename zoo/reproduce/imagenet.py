@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     with open_process(args.local_rank, args.dist_backend) as process:
         data = process.broadcast(describe_validation_set(args.data) if process.is_main else None)
-        if args.limit is not None and args.limit >= data.pictures > 0:
+        if args.limit is not None and args.limit >= data.images > 0:
             args.limit = None  # which is then no limit
         entries = build_entries(args.models, args.protocols)
         run = Run(args, process, data, entries)

@@ -12,10 +12,10 @@ from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
 from zoo.reproduce.schema import Figure, Line, Panel, Published, Section
 
-PICTURES, SIDE = 16, 64  # of the maps that are inverted, standard normal and in float64
+IMAGES, SIDE = 16, 64  # of the maps that are inverted, standard normal and in float64
 TOLERANCE = 0.02
 RATIOS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-DIVISORS = (1, 2, 5, 10, 20, 50, 100)  # f of the picture in the authors' archive
+DIVISORS = (1, 2, 5, 10, 20, 50, 100)  # f of the plot in the authors' archive
 CHANNELS, WEAK = 100, 20  # channels there, of which WEAK have the gain 1 / f
 NORM_NOISES = (1e-1, 1e-2, 1e-3)
 SLOPES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3)
@@ -41,7 +41,7 @@ def slope_law(slope: float) -> float:
 
 def measure_alpha(layer: Invertible, channels: int, noise: float) -> float:
     """Return the ratio of the signal-to-noise ratios of input and output, of an output with white noise added."""
-    x = torch.randn(PICTURES, channels, SIDE, SIDE, dtype=torch.float64)
+    x = torch.randn(IMAGES, channels, SIDE, SIDE, dtype=torch.float64)
     y, kept = layer.record(x)
     noisy = y + noise * torch.randn_like(y)
     before = signal_to_noise(y, noisy)
@@ -73,9 +73,9 @@ def measure_norm_law() -> Section:
     torch.manual_seed(0)
     section = Section(
         "figure5", "Figure 5: signal-to-noise ratio through an inverted batch norm",
-        f"alpha, what one inverse leaves of the ratio, float64, {PICTURES} normal maps of {SIDE} pixels, "
+        f"alpha, what one inverse leaves of the ratio, float64, {IMAGES} normal maps of {SIDE} pixels, "
         "white noise on the output. The law is derived from the layer, as the paper's formula is in no text that we "
-        "have; the authors' archived picture goes from 1 down to 6e-4.",
+        "have; the authors' archived plot goes from 1 down to 6e-4.",
     )  # fmt: skip
     toy = [measure_norm([1, ratio], 1e-4) for ratio in RATIOS]
     section.figures += _deviations("gains 1 and rho", "rho", RATIOS, toy, [_law([1, ratio]) for ratio in RATIOS])
@@ -108,7 +108,7 @@ def measure_slope_law() -> Section:
     torch.manual_seed(0)
     section = Section(
         "figure6", "Figure 6: signal-to-noise ratio through an inverted leaky ReLU",
-        f"alpha as in Figure 5, noise {NOISE:g}; the authors' picture has slopes from 1e-3 to 1e3 and alpha from 4e-6 "
+        f"alpha as in Figure 5, noise {NOISE:g}; the authors' plot has slopes from 1e-3 to 1e3 and alpha from 4e-6 "
         "to 1, and falls below the law past a slope of 500.",
     )  # fmt: skip
     law = [slope_law(slope) for slope in SLOPES]

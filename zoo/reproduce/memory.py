@@ -1,4 +1,4 @@
-"""Table 5 of Gomez et al. 2017: bytes of parameters and activations for pictures of ImageNet."""
+"""Table 5 of Gomez et al. 2017: bytes of parameters and activations for images of ImageNet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo.reproduce.networks import build, count_parameters, forward_of
 from zoo.reproduce.schema import Published, Section, at_least, compare, unpublished
 
 MB = 1e6
-PICTURES = 32  # per GPU, of a ResNet; a RevNet got 64 (section 7.1)
+IMAGES = 32  # per GPU, of a ResNet; a RevNet got 64 (section 7.1)
 RESNET, REVNET = "resnet101_preact", "revnet104"
 PARAMETERS_MB = {RESNET: Published(178, "printed", "Table 5"), REVNET: Published(180, "printed", "Table 5")}
 ACTIVATIONS_MB = {RESNET: Published(5250, "printed", "Table 5"), REVNET: Published(1440, "printed", "Table 5")}
@@ -22,23 +22,23 @@ RATIO = Published(5250 / 1440, "derived", "Table 5")
 
 
 def measure_imagenet(size: int = 224) -> Section:
-    """Return the bytes for pictures of ``size`` pixels, counted on the meta device."""
+    """Return the bytes for images of ``size`` pixels, counted on the meta device."""
     section = Section(
         "table5", "Table 5: memory for ImageNet",
-        f"float32, pictures of {size} pixels. Activations: bytes that live between forward and backward, counted for "
-        f"one picture and times {PICTURES}, the paper's batch per GPU: it states neither batch nor rule for its own.",
+        f"float32, images of {size} pixels. Activations: bytes that live between forward and backward, counted for "
+        f"one image and times {IMAGES}, the paper's batch per GPU: it states neither batch nor rule for its own.",
     )  # fmt: skip
     held = {name: _held(name, size, memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
     for name in held:
         parameters = 4 * count_parameters(build(name, "meta", classes=1000)) / MB
         section.figures.append(compare(f"{name}: parameters", PARAMETERS_MB[name], parameters, "MB", 0.01))
-    outputs = PICTURES * sum_of_outputs(build(RESNET, "meta"), size) / MB
+    outputs = IMAGES * sum_of_outputs(build(RESNET, "meta"), size) / MB
     section.figures.append(
         compare(f"{RESNET}: all outputs of conv, BN, ReLU and pool", ACTIVATIONS_MB[RESNET], outputs, "MB", 0.1)
     )
     for name, count in held.items():
         section.figures.append(
-            compare(f"{name}: held after forward", ACTIVATIONS_MB[name], PICTURES * count / MB, "MB", 0.1)
+            compare(f"{name}: held after forward", ACTIVATIONS_MB[name], IMAGES * count / MB, "MB", 0.1)
         )
     section.figures.append(at_least("held, ResNet / RevNet", RATIO, held[RESNET] / held[REVNET], ""))
     inplace = held[RESNET] / _held(REVNET, size, "auto", "inplace")
@@ -50,7 +50,7 @@ def measure_imagenet(size: int = 224) -> Section:
 
 
 def sum_of_outputs(model: nn.Module, size: int) -> int:
-    """Return the bytes of the outputs of all convolutions, norms, their activations and the pool, for one picture."""
+    """Return the bytes of the outputs of all convolutions, norms, their activations and the pool, for one image."""
     total = 0
 
     def add(module: nn.Module, _: object, output: Tensor) -> None:

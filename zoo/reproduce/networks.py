@@ -41,8 +41,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def forward_of(model: nn.Module, batch: int, size: int) -> Callable[[], Tensor]:
-    """Return the function that computes the loss of random pictures, which exist from now on."""
+    """Return the function that computes the loss of random images, which exist from now on."""
     device = next(model.parameters()).device
-    pictures = torch.randn(batch, 3, size, size, device=device)
+    images = torch.randn(batch, 3, size, size, device=device)
     classes = torch.zeros(batch, dtype=torch.long, device=device)
-    return lambda: F.cross_entropy(model(pictures), classes)
+    return lambda: F.cross_entropy(model(images), classes)

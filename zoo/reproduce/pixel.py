@@ -16,7 +16,7 @@ from zoo.reproduce.chains import FOUND_AGAIN
 from zoo.reproduce.networks import build, count_parameters, forward_of
 from zoo.reproduce.schema import Figure, Line, Panel, Published, Section, compare, unpublished
 
-SIZES = (144, 192, 240)  # of the pictures, in pixels; in smaller batches the peak is elsewhere in a step
+SIZES = (144, 192, 240)  # of the images, in pixels; in smaller batches the peak is elsewhere in a step
 BATCH = 8
 PAPER_PIXELS = 32 * 240 * 240  # of the batch that the paper's totals are for
 TOLERANCE = 0.1
@@ -37,7 +37,7 @@ def _row(per_pixel: int, kind: Any, why: str, total: float, unit: str, section: 
     return Row(Published(per_pixel, kind, why), Published(total, "printed", section), unit, with_weights)
 
 
-# The total for 32 pictures of 240 pixels is printed; less the weights, it is the bytes of 1,843,200 pixels.
+# The total for 32 images of 240 pixels is printed; less the weights, it is the bytes of 1,843,200 pixels.
 PUBLISHED = {
     "revnext_resnet18": _row(2060, "derived", "total of section 3.3", 3.81, "GB", "section 3.3", True),
     "revnext_revnet": _row(640, "derived", "total of section 3.4", 1.19, "GB", "section 3.4", True),
@@ -69,9 +69,9 @@ def measure_pixels(
     kernels = _kernels()
     section = Section(
         "pixels", "Bytes per input pixel, and Table 1: memory",
-        f"float32, batches of {batch} pictures of {', '.join(map(str, sizes))} pixels, norms by the {kernels} kernels; "
+        f"float32, batches of {batch} images of {', '.join(map(str, sizes))} pixels, norms by the {kernels} kernels; "
         "peak of a training step, of the allocator and without the parameters' gradients. The slope between the two "
-        "largest sizes has no constants; the total is the slope times the paper's 32 pictures of 240 pixels, plus the "
+        "largest sizes has no constants; the total is the slope times the paper's 32 images of 240 pixels, plus the "
         "weights where the paper adds them.", notes=list(NOTES),
     )  # fmt: skip
     lines = []
@@ -144,7 +144,7 @@ def _figures(name: str, slope: float, weights: int) -> list[Figure]:
     total = (slope * PAPER_PIXELS + (weights if row.with_weights else 0)) / UNITS[row.unit]
     return [
         _no_more(f"{name}: bytes per pixel", row.per_pixel, slope, "B"),
-        _no_more(f"{name}: total for 32 pictures of 240 pixels", row.total, total, row.unit),
+        _no_more(f"{name}: total for 32 images of 240 pixels", row.total, total, row.unit),
         Figure(f"{name}: weights", WEIGHTS.get(name), weights / 1e6, "MB", "see the total"),
     ]
 

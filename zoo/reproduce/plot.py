@@ -1,4 +1,4 @@
-"""Pictures of reproduced figures, drawn from their panels."""
+"""Plots of reproduced figures, drawn from their panels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLE_WIDTH = 55  # characters to a panel
 
 
 def draw(section: Section, columns: int = COLUMNS) -> bytes:
-    """Return the PNG picture of a section's panels, of which there is at least one, in at most so many columns."""
+    """Return the PNG plot of a section's panels, of which there is at least one, in at most so many columns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

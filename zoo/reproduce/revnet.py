@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from zoo.reproduce.accuracy import CIFAR, IMAGENET, report_errors
-from zoo.reproduce.angles import measure_angles, open_pictures
+from zoo.reproduce.angles import measure_angles, open_images
 from zoo.reproduce.depth import measure_depth
 from zoo.reproduce.memory import measure_imagenet
 from zoo.reproduce.parameters import measure_parameters
@@ -20,12 +20,12 @@ EXPERIMENTS = (*CIFAR, *IMAGENET, *SHORT)
 
 def revnet_sections(runs: Sequence[Run], data: Path | None) -> list[Callable[[], Section]]:
     """Return the functions that measure the sections, in the paper's order; DataError for unusable ``data``."""
-    pictures = None if data is None else open_pictures(data)
+    images = None if data is None else open_images(data)
     return [
         measure_depth,
         measure_parameters,
         partial(report_errors, "table3", "Table 3: test error on CIFAR", CIFAR, runs, SHORT),
         partial(report_errors, "table4", "Table 4: test error on ImageNet", IMAGENET, runs),
         measure_imagenet,
-        partial(measure_angles, pictures),
+        partial(measure_angles, images),
     ]

@@ -38,7 +38,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The name of the run in a table or picture."""
+        """The name of the run in a table or plot."""
         return f"{self.experiment}{', stored' * self.is_stored}, seed {self.seed}"
 
 

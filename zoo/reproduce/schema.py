@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes of a picture, each axis linear or logarithmic."""
+    """One pair of axes of a plot, each axis linear or logarithmic."""
 
     title: str
     x_label: str
@@ -59,7 +59,7 @@ class Panel:
 
 @dataclass
 class Section:
-    """A table or figure of a paper: ``key`` names its picture's file, ``setting`` says what was measured, and how."""
+    """A table or figure of a paper: ``key`` names its plot's file, ``setting`` says what was measured, and how."""
 
     key: str
     title: str

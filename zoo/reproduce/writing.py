@@ -1,4 +1,4 @@
-"""The files of a reproduction: NAME.md, NAME.json, and a picture NAME_KEY.png for each section that has panels."""
+"""The files of a reproduction: NAME.md, NAME.json, and a plot NAME_KEY.png for each section that has panels."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def write_report(
     sections: Sequence[Section],
     remarks: Sequence[str] = (),
     *,
-    pictures: bool = True,
+    plots: bool = True,
 ) -> str:
-    """Write the files of all ``sections`` and return the Markdown, ``remarks`` on top; pictures need matplotlib."""
+    """Write the files of all ``sections`` and return the Markdown, ``remarks`` on top; plots need matplotlib."""
     environment = describe_environment(torch.device("cpu"))
     header = [f"# {title}", "", f"- command: `{command}`"]
     header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN), *(f"- {remark}" for remark in remarks)]
-    text = "\n".join([*header, *(_markdown(name, section, pictures) for section in sections)]) + "\n"
+    text = "\n".join([*header, *(_markdown(name, section, plots) for section in sections)]) + "\n"
     content = {"benchmark": name, "command": command, "environment": environment, "remarks": list(remarks)}
     write_json(folder / f"{name}.json", {**content, "sections": [asdict(section) for section in sections]})
     write_text(folder / f"{name}.md", text)
-    for section in sections if pictures else ():
+    for section in sections if plots else ():
         if section.panels:
-            write_bytes(folder / _picture(name, section), draw(section))
+            write_bytes(folder / _plot(name, section), draw(section))
     return text
 
 
-def _markdown(name: str, section: Section, pictures: bool) -> str:
+def _markdown(name: str, section: Section, plots: bool) -> str:
     lines = ["", f"## {section.title}", "", f"{section.setting} ({section.seconds:.0f} s)"]
     rows = [[figure.what, *_published(figure.published), _text(figure.measured), figure.unit, figure.verdict]
             for figure in section.figures]  # fmt: skip
     lines += ["", markdown_table(HEADERS, rows)] if rows else []
     lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
-    if pictures and section.panels:
-        lines += ["", f"![{section.title}]({_picture(name, section)})"]
+    if plots and section.panels:
+        lines += ["", f"![{section.title}]({_plot(name, section)})"]
     return "\n".join(lines)
 
 
@@ -58,7 +58,7 @@ def _published(published: Published | None) -> tuple[str, str]:
     return ("", "") if published is None else (_text(published.value), f"{published.kind}, {published.place}")
 
 
-def _picture(name: str, section: Section) -> str:
+def _plot(name: str, section: Section) -> str:
     return f"{name}_{section.key}.png"
 
 

@@ -75,5 +75,5 @@ def power_above(number: int) -> int:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Return whether x is a dense (N, ..., C) tensor; True as well where there is one position per picture."""
+    """Return whether x is a dense (N, ..., C) tensor; True as well where there is one position per image."""
     return x.shape[1] > 1 and x.stride(1) == 1 and x.movedim(1, -1).is_contiguous()

@@ -1,4 +1,4 @@
-"""Small pictures on disk for the tests of the data package."""
+"""Small images on disk for the tests of the data package."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 from PIL import Image
 
 
-def random_picture(seed: int, width: int = 12, height: int = 10, mode: str = "RGB") -> Image.Image:
-    """Return a picture of random pixels, another for each seed."""
+def random_image(seed: int, width: int = 12, height: int = 10, mode: str = "RGB") -> Image.Image:
+    """Return an image of random pixels, another for each seed."""
     shape = (height, width, 3) if mode == "RGB" else (height, width)
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
 
 
 def make_folder(root: Path, counts: dict[str, int], width: int = 12, height: int = 10) -> Path:
-    """Write ``counts[name]`` different PNG pictures into root/name for each class, and return ``root``."""
+    """Write ``counts[name]`` different PNG images into root/name for each class, and return ``root``."""
     seed = 0
     for name, count in counts.items():
         (root / name).mkdir(parents=True)
         for index in range(count):
-            random_picture(seed, width, height).save(root / name / f"{index:03}.png")
+            random_image(seed, width, height).save(root / name / f"{index:03}.png")
             seed += 1
     return root
