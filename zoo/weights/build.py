@@ -14,7 +14,7 @@ from zoo.errors import ConfigError, WeightsError, nearest
 from zoo.layers.norm import norm_act
 from zoo.models import ARCHITECTURES, Network
 from zoo.models.arguments import check_size, depth_of
-from zoo.weights.fit import check_fits
+from zoo.weights.load import check_fits
 from zoo.weights.record import NetworkRecord, option_defaults, shown
 
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import WeightsError, brief, listed, printable
-from zoo.weights.keys import published_keys
-from zoo.weights.verify import check_md5, open_weights
+from zoo.weights.cache import open_published, open_weights, weights_path
 
 logger = logging.getLogger("zoo")
 
@@ -33,35 +32,51 @@ REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 END_64, LOCATOR_64, END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer one
 SLACK_BYTES = 2**18  # for directories that are read twice
+# Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A plain DenseNet key such as
+# convs1.0.bn.weight has a number before its bn, so it is left alone; convs1.0.bn.bn.weight is not.
+WRAPPED_NORM = re.compile(
+    r"(?P<norm>(?:^|\.)(?:bn\d*|bn_out|\w+_bn))\.bn"
+    r"(?P<leaf>\.(?:weight|bias|running_mean|running_var|num_batches_tracked))$"
+)
 
 
 class Oversized(ValueError):
     """A file would take more memory than it has bytes."""
 
 
-def read_checkpoint(path: str | os.PathLike[str], *, published: str | None = None) -> dict[Any, Any]:
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """Return the dict in the file at ``path`` with all that it holds, tensors on the CPU.
 
-    Understood are `torch.save` files in the zip format and in the one before it, with tensors, plain Python values
-    and numpy numbers, and safetensors files where the package safetensors is installed. The memory that is taken is
-    about the size of the file, whatever the file says. ``published``: the name of the published weights that the file
-    must be, by its md5; what is loaded is the file that was checked. Raises WeightsError for anything else; a file
-    that would run code is refused and nothing of it is run.
+    The file may be a `torch.save` file, in the zip format or the one before it, with tensors, plain Python values and
+    numpy numbers, or a safetensors file if the package safetensors is installed. Reading takes about as much memory as
+    the file has bytes, whatever the file says. Raises WeightsError for anything else; a file that would run code is
+    refused and nothing of it is run.
     """
-    path = Path(path)
     with open_weights(path) as file:
-        if published is not None:
-            check_md5(file, path, published)
-        head = file.read(512)
-        file.seek(0)
-        if _is_safetensors(head):
-            content = _load_safetensors(file, path)
-        else:
-            _refuse_other_formats(path, head)
-            content = _load_or_refuse(file, path)
+        return _content_of(file, Path(path))
+
+
+def read_published(name: str) -> dict[Any, Any]:
+    """Return the dict in the file of the published weights ``name``, which is downloaded unless it is in the cache.
+
+    What is read is what was verified. Raises ConfigError and WeightsError as `open_published` and `read_checkpoint`.
+    """
+    with open_published(name) as file:
+        return _content_of(file, weights_path(name))
+
+
+def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
+    """Return the dict in an open file, which ``path`` names in messages."""
+    head = file.read(512)
+    file.seek(0)
+    # The length of a JSON text, and the text.
+    is_safetensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
+    if not is_safetensors:
+        _refuse_other_formats(path, head)
+    content = _load_safetensors(file, path) if is_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
-        found = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise WeightsError(f"{printable(path)}: holds {found} and no state dict; save model.state_dict()")
+        kind = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise WeightsError(f"{printable(path)}: holds {kind} and no state dict; save model.state_dict()")
     return content
 
 
@@ -92,6 +107,23 @@ def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict
     _check_is_state_dict(content, path)
     _refuse_repeated_values(content, path)
     return published_keys({key: tensor.detach() for key, tensor in content.items()}, printable(path))
+
+
+def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return ``state_dict`` with one leading "module." dropped if all keys have it, and wrapped norms unwrapped.
+
+    Raises WeightsError if two keys become one.
+    """
+    prefix = "module." if all(key.startswith("module.") for key in state_dict) else ""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in state_dict.items():
+        new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", key.removeprefix(prefix))
+        if new_key in renamed:
+            raise WeightsError(
+                f"{source}: holds {brief(new_key)} twice, with and without the old .bn level ({brief(key)})"
+            )
+        renamed[new_key] = tensor
+    return renamed
 
 
 def load_bounded(file: IO[bytes]) -> Any:
@@ -201,11 +233,6 @@ def _refuse_other_formats(path: Path, head: bytes) -> None:
             f"{printable(path)}: is an archive; unpack it and give the weights file inside "
             "(the published .pth.tar files are none, despite their name)"
         )
-
-
-def _is_safetensors(head: bytes) -> bool:
-    """Return whether a file begins as safetensors files do: the length of a JSON text, and the text."""
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
 
 
 def _load_safetensors(file: IO[bytes], path: Path) -> Any:

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from zoo.errors import WeightsError, listed
 from zoo.layers.norm import InPlaceABN
-from zoo.models import ARCHITECTURES
-from zoo.weights.input import fit_input
-from zoo.weights.keys import torchvision_arch
+from zoo.models import ARCHITECTURES, Network
 
 logger = logging.getLogger("zoo")
 
@@ -24,6 +22,19 @@ COUNTER = "num_batches_tracked"
 MAX_KEYS = 5  # of each kind of difference in a message
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+# torchvision's ResNets by their blocks per stage, whether these are bottlenecks, and the channels of the first 3x3.
+TORCHVISION = {
+    ((2, 2, 2, 2), False, (64, 64)): "resnet18",
+    ((3, 4, 6, 3), False, (64, 64)): "resnet34",
+    ((3, 4, 6, 3), True, (64, 64)): "resnet50",
+    ((3, 4, 23, 3), True, (64, 64)): "resnet101",
+    ((3, 8, 36, 3), True, (64, 64)): "resnet152",
+    ((3, 4, 6, 3), True, (128, 4)): "resnext50_32x4d",
+    ((3, 4, 23, 3), True, (256, 8)): "resnext101_32x8d",
+    ((3, 4, 23, 3), True, (256, 4)): "resnext101_64x4d",
+    ((3, 4, 6, 3), True, (128, 128)): "wide_resnet50_2",
+    ((3, 4, 23, 3), True, (128, 128)): "wide_resnet101_2",
+}
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 
@@ -97,6 +108,36 @@ def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: st
     """Raise WeightsError where `load_state_dict` would; ``model``, left as it is, may be on the meta device."""
     _refuse_odd_tensors(state_dict, source)
     _matched(model, model.state_dict(), state_dict, source)
+
+
+def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mapping[str, Tensor], int]:
+    """Return the state dict with first filters for the channels that the network reads, and their number.
+
+    Filters of three channels are summed for one channel, so that grey images give what their copies in red, green and
+    blue would; for other numbers they are repeated and scaled by 3 / channels, so that the sum over equal channels
+    stays. A state dict that has the network's number of channels already is returned as it is, with 3.
+    """
+    in_chans = model.in_chans if isinstance(model, Network) else 3
+    key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else ""
+    weight = state_dict.get(key)
+    if weight is None or weight.ndim != 4 or weight.shape[1] != 3:
+        return state_dict, 3
+    if in_chans == 1:
+        fitted = weight.sum(1, keepdim=True)
+    else:
+        fitted = weight.repeat(1, -(-in_chans // 3), 1, 1)[:, :in_chans] * (3 / in_chans)
+    return {**state_dict, key: fitted.to(weight.dtype)}, in_chans
+
+
+def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
+    """Return which of torchvision's ResNets has these keys; "ResNet" for none that is known, None for other keys."""
+    if not {"conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "fc.weight"} <= state_dict.keys():
+        return None
+    blocks = tuple(
+        len({key.split(".")[1] for key in state_dict if key.startswith(f"layer{stage}.")}) for stage in range(1, 5)
+    )
+    width = tuple(state_dict["layer1.0.conv2.weight"].shape[:2])
+    return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
 
 
 def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str = CLASSIFIER_WEIGHT) -> int:
