@@ -170,7 +170,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     and WeightsError for options that contradict the file. ``memory`` is left out: converted networks have other norms.
     """
     from zoo.weights import NetworkRecord
-    from zoo.weights.fit import CLASSIFIER_WEIGHT, num_outputs
+    from zoo.weights.load import CLASSIFIER_WEIGHT, num_outputs
     from zoo.weights.record import check_record
 
     given = _network_options(args)
