@@ -18,7 +18,7 @@ import urllib3
 from tqdm import tqdm
 
 from zoo.errors import WeightsError, brief
-from zoo.weights.cache import open_own
+from zoo.files import open_own
 from zoo.weights.drive import Page, read_form
 from zoo.weights.watchdog import Watchdog, WatchedAdapter
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from zoo.errors import ConfigError, WeightsError, brief, printable
-from zoo.weights.cache import SUFFIX, make_weights_dir, open_own, weights_path
+from zoo.files import move_into_place
+from zoo.weights.cache import SUFFIX, make_weights_dir, weights_path
 from zoo.weights.download import Download, DownloadError, Sleep, shown
 from zoo.weights.drive import drive_url
 from zoo.weights.index import all_published, drive_page, entry_of
@@ -103,7 +104,7 @@ def _fetch(name: str, path: Path, sleep: Sleep) -> None:
         part = path.with_name(f"{path.name}.part" if is_alone else f"{path.name}.{secrets.token_hex(4)}.part")
         try:
             _download(name, url, part, path, sleep)
-            _install(part, path)
+            move_into_place(part, path)
         finally:
             if not is_alone:
                 part.unlink(missing_ok=True)
@@ -130,10 +131,3 @@ def _download(name: str, url: str, part: Path, path: Path, sleep: Sleep) -> None
         raise type(error)(
             f"{name}: {error}; try again later (zoo fetch {name}), {mirror}, or {by_hand(name, path)}"
         ) from None
-
-
-def _install(part: Path, path: Path) -> None:
-    """Rename the verified file, its bytes safe on the disk before."""
-    with open_own(part, "r+b") as file:
-        os.fsync(file.fileno())
-    part.replace(path)

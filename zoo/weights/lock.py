@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from zoo.weights.cache import open_own
+from zoo.files import open_own
 
 try:
     import fcntl
