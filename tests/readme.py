@@ -1,4 +1,4 @@
-"""The figures of README.md, each made of a golden file or of a file in scripts/results and rounded once.
+"""The figures of README.md, each made of a golden file or of a file in docs/results and rounded once.
 
 A figure stands between ``<!-- name -->`` and ``<!-- /name -->``; a table or paragraph has a line for each of the two,
 and what stands within a sentence begins no line, where Markdown would take the marker for a block of HTML.
@@ -38,7 +38,7 @@ def golden(name: str) -> Any:
 @cache
 def result(name: str) -> Any:
     """Return the content of a result file."""
-    return json.loads((ROOT / "scripts" / "results" / f"{name}.json").read_text())
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def quickstart_seeds() -> str:
         f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
         f"crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took {seconds} seconds each "
         f"on\n{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]}; "
-        "[quickstart.json](scripts/results/quickstart.json))."
+        "[quickstart.json](docs/results/quickstart.json))."
     )
 
 
