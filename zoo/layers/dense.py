@@ -11,7 +11,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import norm_conv
 from zoo.layers.recompute import checkpoint
-from zoo.ops.abn.recompute import join
+from zoo.ops.abn.norm_act_conv import join
 
 
 class DenseModule(nn.Module):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN
 from zoo.layers.recompute import paused_statistics
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.functional import normalise
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics
 from zoo.ops.invertible import (
     batch_pool,
     batch_unpool,
@@ -206,7 +206,7 @@ class InvertibleNorm(Invertible):
         dgain, dbias = undo_norm_(y, dy, kept, self._form())
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
-    def _form(self) -> Form:
+    def _form(self) -> NormSettings:
         return norm_form(self.norm.weight, self.norm.bias, self.norm.eps, self.eps_i)
 
     def extra_repr(self) -> str:

@@ -13,7 +13,7 @@ from zoo.layers.norm_conv import has_hooks
 from zoo.layers.recompute import checkpoint
 from zoo.layers.stem import build_stem
 from zoo.models.network import Network, dilation_per_module
-from zoo.ops.abn.recompute import join
+from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.mean_pool import mean_pool2d
 
 GROWTH = 32

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
+from zoo.ops.abn.autograd import parameter_gradients
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.recompute import convolution_backward
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.norm_act_conv import convolution_backward
+from zoo.ops.abn.statistics import Statistics, means_over_group
 from zoo.ops.reversible import Gradients
 from zoo.ops.unwind import Convolution
 
@@ -90,18 +91,18 @@ def unactivate_(y: Tensor, dy: Tensor, slope: float) -> None:
     F.leaky_relu_(y, 1 / slope)
 
 
-def norm_form(weight: Tensor, bias: Tensor, eps: float, eps_i: float) -> Form:
+def norm_form(weight: Tensor, bias: Tensor, eps: float, eps_i: float) -> NormSettings:
     """Return the form y = (|weight| + eps_i) x_hat + bias, for kernels that add ``eps`` to the absolute scale."""
-    return Form(weight.abs() + (eps_i - eps), bias, eps, "identity", 0.0)
+    return NormSettings(weight.abs() + (eps_i - eps), bias, eps, "identity", 0.0)
 
 
-def normalise_(x: Tensor, statistics: Statistics, form: Form) -> None:
+def normalise_(x: Tensor, statistics: Statistics, form: NormSettings) -> None:
     """Overwrite x with the gain times x_hat plus the bias."""
     for (part,) in parts(x):
         kernels_for(x).apply_(part, statistics.mean, statistics.var, form)
 
 
-def denormalise_(y: Tensor, statistics: Statistics, form: Form) -> None:
+def denormalise_(y: Tensor, statistics: Statistics, form: NormSettings) -> None:
     """Overwrite y with its x, (y - bias) sqrt(var + eps) / gain + mean, of the statistics that made y of x."""
     assert form.weight is not None
     assert form.bias is not None
@@ -110,7 +111,7 @@ def denormalise_(y: Tensor, statistics: Statistics, form: Form) -> None:
     y.sub_(_per_channel(form.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
 
 
-def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, form: Form) -> tuple[Tensor, Tensor]:
+def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, form: NormSettings) -> tuple[Tensor, Tensor]:
     """Overwrite y with x, and dy with dx; return the gradients of the form's weight, the gain less eps, and bias."""
     kernels, count = kernels_for(y), statistics.num_values
     found = [torch.stack(kernels.backward_reduce(z, dz, form)) for z, dz in parts(y, dy)]

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.functional import normalise
-from zoo.ops.abn.recompute import Geometry, convolution_backward, convolution_dtype
-from zoo.ops.abn.reference import Form, accumulate_dtype
+from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.norm_act_conv import Geometry, convolution_backward, convolution_dtype
+from zoo.ops.abn.statistics import Statistics
 from zoo.ops.recorded import without_autocast
 
 
@@ -127,7 +127,7 @@ class _Add(torch.autograd.Function):
 
 
 def redone_norm(
-    source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, form: Form
+    source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, form: NormSettings
 ) -> tuple[Tensor, Remade]:
     """Return z = f(norm(x)), and what backward gets it from: it is computed again from ``source``.
 
