@@ -13,7 +13,7 @@ from PIL import Image
 import zoo
 from zoo import config
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
-from zoo.layers.recompute import CheckpointedSequential
+from zoo.layers.stages import CheckpointedSequential
 from zoo.models import ARCHITECTURES
 from zoo.registry import build_from_config, options_of, published
 from zoo.weights import StoredWeights

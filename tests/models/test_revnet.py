@@ -16,8 +16,8 @@ from zoo.benchmark.storages import count_memory
 from zoo.config import parse_experiment
 from zoo.config.network import MEMORY, Network, family_of
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
-from zoo.layers.preact import PooledShortcut, PreactBlock
 from zoo.layers.reversible import ReversibleSequential
+from zoo.layers.revnet_blocks import PooledShortcut, PreactBlock
 from zoo.models.preact import ARCHITECTURES as RESNETS
 from zoo.models.preact import PreactResNet
 from zoo.models.revnet import ARCHITECTURES as REVNETS

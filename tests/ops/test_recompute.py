@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from tests.formula import activated_batch_norm, relative_error
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
 from zoo.ops.abn.autograd import Statistics
-from zoo.ops.abn.recompute import Geometry, join, norm_act_conv
+from zoo.ops.abn.recompute import join, norm_act_conv
 from zoo.ops.abn.reference import Form, statistics
+from zoo.ops.convolution import Geometry
 
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
 # kernel size, geometry

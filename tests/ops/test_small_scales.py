@@ -20,9 +20,10 @@ from tests.ops.test_native import arrange
 from zoo.ops.abn import inplace_abn, native, reference
 from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.backend import forced, kernels_for
-from zoo.ops.abn.recompute import Geometry, norm_act_conv
+from zoo.ops.abn.recompute import norm_act_conv
 from zoo.ops.abn.reference import Form
-from zoo.ops.unwind import redone_norm
+from zoo.ops.convolution import Geometry
+from zoo.ops.unwind import recomputed_norm
 
 needs_native = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
 BACK_ENDS = [pytest.param("native", marks=needs_native), "reference"]
@@ -70,7 +71,7 @@ def recomputed(keep):
 
 
 def redone(x, form):
-    return redone_norm(x, None, x, statistics_of(x), form)[0]
+    return recomputed_norm(x, None, x, statistics_of(x), form)[0]
 
 
 FUNCTIONS = {

@@ -25,7 +25,7 @@ from zoo.ops.abn.functional import (
     synchronised_group,
 )
 from zoo.ops.abn.reference import Form
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.ops.context import can_work_in_place
 
 NormFactory = Callable[[int], nn.Module]
 
@@ -241,7 +241,7 @@ def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
     In a new tensor if compiled, as the compiler makes several times slower code of the forms in place and reuses the
     memory by itself; and in a selective checkpoint, which may have saved z.
     """
-    inplace = not torch.compiler.is_compiling() and not in_selective_checkpoint()
+    inplace = can_work_in_place()
     if activation == "relu":
         return F.relu(z, inplace)
     if activation == "leaky_relu":

@@ -10,11 +10,8 @@ from torch import nn
 from zoo.config.network import MEMORY, NEEDS_INPLACE
 from zoo.errors import ConfigError
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.layers.recompute import CheckpointedSequential
-from zoo.layers.unwind import UnwoundSequential
+from zoo.layers.stages import CheckpointedSequential, UnwoundSequential
 
-# memory -> what each norm of a pre-activation block keeps, in the words of IdentityResidualBlock
-KEEP = {"checkpoint_norms": "input", "checkpoint_xhat": "xhat"}
 # memory -> whether a post-activation block's last norm adds and activates, in the words of ResidualBlock
 FUSE = {"plain": "never", "fused": "always"}
 

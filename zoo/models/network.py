@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.config.options import is_whole
 from zoo.config.section import MAX_CLASSES
 from zoo.errors import ConfigError
-from zoo.layers.head import GlobalAvgPool2d, build_classifier
+from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 
 BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads

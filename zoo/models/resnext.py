@@ -9,10 +9,10 @@ from functools import partial
 from torch import nn
 
 from zoo.errors import ConfigError
+from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stem import build_stem
-from zoo.models.memory import KEEP, build_stage, check_memory
+from zoo.models.memory import build_stage, check_memory
 from zoo.models.network import Network
 
 GROUPS = 64
@@ -61,7 +61,6 @@ class ResNeXt(Network):
                     stride=stride if block == 0 else 1,
                     groups=GROUPS,
                     dilation=entry if isinstance(entry, int) else entry[block],
-                    keep=KEEP.get(memory),
                 )
                 in_channels = 2 * width
             reduction *= stride

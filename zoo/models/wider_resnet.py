@@ -10,10 +10,10 @@ from torch import nn
 
 from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
+from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stem import max_pool
-from zoo.models.memory import KEEP, build_stage, check_memory
+from zoo.models.memory import build_stage, check_memory
 from zoo.models.network import Network
 
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
@@ -95,7 +95,6 @@ def _add_modules(
                 stride=strides.get(number, 1) if block == 1 else 1,
                 dilation=dilations.get(number, 1),
                 dropout=dropout.get(number, 0.0),
-                keep=KEEP.get(memory),
             )
             in_channels = channels[-1]
         names = [f"mod{number}"]

@@ -12,7 +12,7 @@ from zoo.ops.abn.autograd import ActivatedBatchNorm, Statistics
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.reference import Form
 from zoo.ops.abn.sync import gather_statistics
-from zoo.ops.recorded import in_selective_checkpoint, is_transformed
+from zoo.ops.context import can_work_in_place, is_eager
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -69,7 +69,7 @@ def inplace_abn(
 
 def normalise(x: Tensor, statistics: Statistics, form: Form, inplace: bool, shortcut: Tensor | None = None) -> Tensor:
     """Return f((|weight| + eps) x_hat + bias + shortcut), as `inplace_abn` does, with statistics taken before."""
-    inplace = inplace and not torch.compiler.is_compiling() and not in_selective_checkpoint()
+    inplace = inplace and can_work_in_place()
     weight, bias, settings = form.weight, form.bias, form[2:]
     mean, var, count, group = statistics
     return ActivatedBatchNorm.apply(x, shortcut, weight, bias, mean, var, count, settings, inplace, group)
@@ -197,8 +197,7 @@ def _tracked_statistics(
 ) -> Statistics:
     """Return the statistics of the batch, and move the running ones towards them."""
     at_once = getattr(kernels_for(x), "track_statistics", None)
-    watched = torch.compiler.is_compiling() or is_transformed() or in_selective_checkpoint()
-    if at_once is None or watched or group is not None or isinstance(momentum, Tensor):
+    if at_once is None or not is_eager() or group is not None or isinstance(momentum, Tensor):
         mean, var, count = _batch_statistics(x, group)
         update_running(running_mean, running_var, mean, var, count, momentum)
         return Statistics(mean, var, count, group)
