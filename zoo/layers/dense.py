@@ -11,7 +11,7 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import norm_conv
-from zoo.ops.abn.recompute import join
+from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from zoo.layers.checkpointing import paused_statistics
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.functional import normalise
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
 from zoo.ops.undo import (
     batch_pool,
@@ -37,7 +37,6 @@ from zoo.ops.undo import (
     halves,
     largest,
     largest_gradient,
-    norm_form,
     normalise_,
     unactivate_,
     uncouple_,
@@ -194,7 +193,7 @@ class InvertibleNorm(Invertible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y in a new tensor; in training the batch is counted in the running statistics."""
-        return normalise(x, self.norm.take_statistics(x), self._form(), inplace=False)
+        return normalise(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
@@ -205,7 +204,7 @@ class InvertibleNorm(Invertible):
                 "the running ones"
             )
         x = y.clone()
-        denormalise_(x, self.norm.take_statistics(y), self._form())
+        denormalise_(x, self.norm.take_statistics(y), self._settings())
         return x
 
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
@@ -213,17 +212,19 @@ class InvertibleNorm(Invertible):
         statistics = self.norm.take_statistics(x)
         if statistics.num_values is None:  # the running ones, which move
             statistics = statistics._replace(mean=statistics.mean.clone())
-        normalise_(x, statistics, self._form())
+        normalise_(x, statistics, self._settings())
         return x, statistics
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Statistics) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy, and the gradients of weight and bias."""
         weight, bias = self.norm.weight, self.norm.bias
-        dgain, dbias = undo_norm_(y, dy, saved, self._form())
+        dgain, dbias = undo_norm_(y, dy, saved, self._settings())
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
-    def _form(self) -> Form:
-        return norm_form(self.norm.weight, self.norm.bias, self.norm.eps, self.eps_i)
+    def _settings(self) -> NormSettings:
+        """Return the settings whose |weight| + eps is the gain |weight| + eps_i."""
+        norm = self.norm
+        return NormSettings(norm.weight.abs() + (self.eps_i - norm.eps), norm.bias, norm.eps, "identity", 0.0)
 
     def extra_repr(self) -> str:
         """Return the least gain."""

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
+from zoo.ops.abn.autograd import parameter_gradients
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics, means_over_group
 from zoo.ops.chain import Gradients
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.convolution import Convolution
@@ -91,36 +92,31 @@ def unactivate_(y: Tensor, dy: Tensor, slope: float) -> None:
     F.leaky_relu_(y, 1 / slope)
 
 
-def norm_form(weight: Tensor, bias: Tensor, eps: float, eps_i: float) -> Form:
-    """Return the form y = (|weight| + eps_i) x_hat + bias, for kernels that add ``eps`` to the absolute scale."""
-    return Form(weight.abs() + (eps_i - eps), bias, eps, "identity", 0.0)
-
-
-def normalise_(x: Tensor, statistics: Statistics, form: Form) -> None:
-    """Overwrite x with the gain times x_hat plus the bias."""
+def normalise_(x: Tensor, statistics: Statistics, settings: NormSettings) -> None:
+    """Overwrite x with (|weight| + eps) x_hat + bias."""
     for (part,) in parts(x):
-        kernels_for(x).apply_(part, statistics.mean, statistics.var, form)
+        kernels_for(x).apply_(part, statistics.mean, statistics.var, settings)
 
 
-def denormalise_(y: Tensor, statistics: Statistics, form: Form) -> None:
+def denormalise_(y: Tensor, statistics: Statistics, settings: NormSettings) -> None:
     """Overwrite y with its x, (y - bias) sqrt(var + eps) / gain + mean, of the statistics that made y of x."""
-    assert form.weight is not None
-    assert form.bias is not None
-    gain = form.weight.abs() + form.eps
-    scale = torch.sqrt(statistics.var + form.eps) / gain
-    y.sub_(_per_channel(form.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
+    assert settings.weight is not None
+    assert settings.bias is not None
+    gain = settings.weight.abs() + settings.eps
+    scale = torch.sqrt(statistics.var + settings.eps) / gain
+    y.sub_(_per_channel(settings.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
 
 
-def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, form: Form) -> tuple[Tensor, Tensor]:
-    """Overwrite y with x, and dy with dx; return the gradients of the form's weight, the gain less eps, and bias."""
+def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSettings) -> tuple[Tensor, Tensor]:
+    """Overwrite y with x, and dy with dx; return the gradients of the weight, which is the gain less eps, and bias."""
     kernels, count = kernels_for(y), statistics.num_values
-    sums_of_parts = [torch.stack(kernels.backward_reduce(z, dz, form)) for z, dz in parts(y, dy)]
+    sums_of_parts = [torch.stack(kernels.backward_reduce(z, dz, settings)) for z, dz in parts(y, dy)]
     sum_dy, sum_dy_xhat = torch.stack(sums_of_parts).sum(0)
     means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, statistics.group)
     for z, dz in parts(y, dy):
-        dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, form)[0])
-    denormalise_(y, statistics, form)
-    dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, form.weight, form.bias)
+        dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, settings)[0])
+    denormalise_(y, statistics, settings)
+    dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
     assert dgain is not None
     assert dbias is not None
     return dgain, dbias

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.functional import normalise
-from zoo.ops.abn.reference import Form, accumulate_dtype
+from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution
 
 
@@ -109,7 +109,7 @@ class _Add(torch.autograd.Function):
 
 
 def recomputed_norm(
-    source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, form: Form
+    source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, settings: NormSettings
 ) -> tuple[Tensor, Recomputed]:
     """Return z = f(norm(x)), and what backward gets it from: z is not kept but computed again from ``source``.
 
@@ -124,14 +124,14 @@ def recomputed_norm(
     def compute() -> Tensor:
         x = unmodified()
         if conv is None:
-            return kernels_for(x).apply(x, statistics.mean, statistics.var, form)
+            return kernels_for(x).apply(x, statistics.mean, statistics.var, settings)
         z = convolution(x, weight(), None if bias is None else bias())
-        kernels_for(z).apply_(z, statistics.mean, statistics.var, form)
+        kernels_for(z).apply_(z, statistics.mean, statistics.var, settings)
         return z
 
     recomputed = Recomputed(compute)
     with recomputed.saved_instead_of(lambda saved: saved.dim() > 1):  # the other tensors are vectors
-        z = normalise(x, statistics, form, inplace=conv is not None)
+        z = normalise(x, statistics, settings, inplace=conv is not None)
     return z, recomputed
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
+from zoo.ops.abn.autograd import parameter_gradients
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics, means_over_group
 from zoo.ops.convolution import Convolution, Geometry, convolution_dtype
 
 KEEP = ("input", "xhat")
@@ -32,7 +33,7 @@ def norm_act_conv(
     inputs: Sequence[Tensor],
     joined: Tensor,
     statistics: Statistics,
-    form: Form,
+    form: NormSettings,
     kernel: Tensor,
     offset: Tensor | None,
     geometry: Geometry,
@@ -61,7 +62,7 @@ def norm_act_conv(
 
 @torch.no_grad()
 def _normalised(x: Tensor, statistics: Statistics, eps: float) -> Tensor:
-    return kernels_for(x).apply(x, statistics.mean, statistics.var, Form(None, None, eps, "identity", 0.0))
+    return kernels_for(x).apply(x, statistics.mean, statistics.var, NormSettings(None, None, eps, "identity", 0.0))
 
 
 class _NormActConv(torch.autograd.Function):
@@ -80,7 +81,7 @@ class _NormActConv(torch.autograd.Function):
         *inputs: Tensor,
     ) -> Tensor:
         form_settings, convolution, _ = settings
-        form = Form(weight, bias, *form_settings)
+        form = NormSettings(weight, bias, *form_settings)
         if scratch is None:
             z = _activated(inputs, x_hat, mean, var, form)
         else:
@@ -104,7 +105,7 @@ class _NormActConv(torch.autograd.Function):
         form_settings, convolution, group = ctx.settings
         needs_weight, needs_bias, *needs_conv = ctx.needs_input_grad[6:10]
         needs_dx = any(ctx.needs_input_grad[10:])
-        form = Form(weight, bias, *form_settings)
+        form = NormSettings(weight, bias, *form_settings)
         z = _activated(inputs, x_hat, mean, var, form)
         needs = [needs_weight or needs_bias or needs_dx, *needs_conv]
         dz, dkernel, doffset = convolution.backward(dout, z, kernel, offset, needs)
@@ -120,7 +121,7 @@ class _NormActConv(torch.autograd.Function):
         return *[None] * 6, dweight, dbias, dkernel, doffset, *dinputs
 
 
-def _activated(inputs: Sequence[Tensor], x_hat: Tensor | None, mean: Tensor, var: Tensor, form: Form) -> Tensor:
+def _activated(inputs: Sequence[Tensor], x_hat: Tensor | None, mean: Tensor, var: Tensor, form: NormSettings) -> Tensor:
     """Return z in a new tensor, from x_hat or, if that is None, from the inputs."""
     if x_hat is not None:  # mean 0 and variance 1 - eps leave scale, shift and activation
         return kernels_for(x_hat).apply(x_hat, torch.zeros_like(mean), torch.full_like(var, 1 - form.eps), form)
