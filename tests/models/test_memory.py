@@ -11,13 +11,13 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
 from zoo.benchmark.storages import count_memory
-from zoo.config.network import MEMORY, NEEDS_INPLACE
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential
 from zoo.layers.trace import Trace
-from zoo.models import ARCHITECTURES, wider_resnet
+from zoo.models import wider_resnet
 from zoo.models.memory import build_stage
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
@@ -25,13 +25,13 @@ from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 
 SMALL = {
     "resnet": [
-        functools.partial(ResNet, structure=(2, 1, 1, 1), bottleneck=True),
-        functools.partial(ResNet, structure=(1, 2, 1, 2), bottleneck=False),
+        functools.partial(ResNet, structure=(2, 1, 1, 1), bottleneck=True, dilation=1, keep_outputs=False),
+        functools.partial(ResNet, structure=(1, 2, 1, 2), bottleneck=False, dilation=1, keep_outputs=False),
     ],
-    "resnext": [functools.partial(ResNeXt, structure=(2, 2, 1, 1), input_3x3=True)],
+    "resnext": [functools.partial(ResNeXt, structure=(2, 2, 1, 1), input_3x3=True, dilation=1)],
     "wider_resnet": [
         functools.partial(WiderResNet, structure=(2, 2, 1, 1, 1, 1)),
-        functools.partial(WiderResNetA2, structure=(1, 1, 2, 1, 1, 1)),
+        functools.partial(WiderResNetA2, structure=(1, 1, 2, 1, 1, 1), dilation=False),
     ],
 }
 THIN = ((4, 4), (4, 8), (8, 8), (8, 16), (4, 8, 16), (4, 8, 24))  # the channels of a WiderResNet for these tests
@@ -39,7 +39,7 @@ CASES = [
     (family, index, memory)
     for family, builders in SMALL.items()
     for index in range(len(builders))
-    for memory in MEMORY[family]
+    for memory in ARCHITECTURES[f"{family}50" if family != "wider_resnet" else "wider_resnet16"].memory
     if memory != "plain"
 ]
 
