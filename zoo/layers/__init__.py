@@ -1,6 +1,5 @@
 """Modules that networks are built of, and the norm layers as drop-in replacements."""
 
-from zoo.layers.convert import convert_norm
 from zoo.layers.init import init_weights
 from zoo.layers.norm import (
     ABN,
@@ -11,6 +10,7 @@ from zoo.layers.norm import (
     norm_act,
     set_active_group,
 )
+from zoo.layers.norm_conversion import convert_norm
 from zoo.layers.recompute import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.ops.abn import inplace_abn, inplace_abn_sync
