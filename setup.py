@@ -1,4 +1,4 @@
-"""The build steps that pyproject.toml cannot express: packing the experiments and compiling the CPU kernels.
+"""The build steps that pyproject.toml cannot express: packing experiments and checksums, compiling the CPU kernels.
 
 The kernels need torch's headers and a C++ compiler. Without either the package is installed all the same: it then
 computes with plain torch, and says why. One build serves every Python and torch of pyproject.toml, and later ones.
@@ -18,13 +18,14 @@ OLDEST_TORCH = "0x020b000000000000"  # 2.11
 
 
 class BuildWithExperiments(build_py):
-    """Copies the experiment files to zoo/experiments; an editable install reads them from the checkout instead."""
+    """Copies zoo/experiments and zoo/checksums.md5; an editable install reads them from the checkout instead."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib, "zoo", "experiments")
-            shutil.copytree("experiments", target, dirs_exist_ok=True)
+            package = Path(self.build_lib, "zoo")
+            shutil.copytree("experiments", package / "experiments", dirs_exist_ok=True)
+            shutil.copy("checksums.md5", package)
 
 
 class BuildIfPossible(build_ext):

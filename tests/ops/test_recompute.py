@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from tests.formula import activated_batch_norm, relative_error
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.norm_act_conv import Geometry, join, norm_act_conv
+from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.abn.reference import statistics
 from zoo.ops.abn.statistics import Statistics
+from zoo.ops.convolution import Geometry
 
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
 # kernel size, geometry

@@ -20,9 +20,10 @@ from tests.ops.test_native import arrange
 from zoo.ops.abn import inplace_abn, native, reference
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.norm_act_conv import Geometry, norm_act_conv
+from zoo.ops.abn.norm_act_conv import norm_act_conv
 from zoo.ops.abn.statistics import Statistics
-from zoo.ops.unwind import redone_norm
+from zoo.ops.convolution import Geometry
+from zoo.ops.unwind import recomputed_norm
 
 needs_native = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
 BACK_ENDS = [pytest.param("native", marks=needs_native), "reference"]
@@ -70,7 +71,7 @@ def recomputed(keep):
 
 
 def redone(x, settings):
-    return redone_norm(x, None, x, statistics_of(x), settings)[0]
+    return recomputed_norm(x, None, x, statistics_of(x), settings)[0]
 
 
 FUNCTIONS = {

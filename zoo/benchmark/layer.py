@@ -17,8 +17,8 @@ from zoo.benchmark.networks import DTYPES, LAYOUTS, room_for_compilations
 from zoo.benchmark.schema import Case, Results
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.engine.compiled import compile_network
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
-from zoo.layers.recompute import checkpoint
 from zoo.ops.abn import backend, native
 from zoo.ops.abn.kernels import NormSettings
 

@@ -21,7 +21,7 @@ from zoo.ops.abn.statistics import (
     take_statistics,
     values_per_channel,
 )
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.ops.context import can_work_in_place
 
 NormFactory = Callable[[int], nn.Module]
 StatisticsArguments = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool, Momentum]
@@ -231,7 +231,7 @@ def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
     Under torch.compile, and in a selective checkpoint, which may have saved z, the result is a new tensor. The compiler
     makes code that is several times slower of activations in place, and reuses the memory by itself.
     """
-    inplace = not torch.compiler.is_compiling() and not in_selective_checkpoint()
+    inplace = can_work_in_place()
     if activation == "relu":
         return F.relu(z, inplace)
     if activation == "leaky_relu":

@@ -11,9 +11,10 @@ from torch.nn.modules.module import _has_any_global_hook
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import check_activation
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.norm_act_conv import Geometry, join, norm_act_conv
+from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.abn.statistics import Statistics
-from zoo.ops.recorded import is_recorded
+from zoo.ops.context import is_fx_proxy, is_recorded
+from zoo.ops.convolution import Geometry
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -38,7 +39,7 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
         and is_plain(conv)
         and not has_hooks(norm)
         and not has_hooks(conv)
-        and all(isinstance(x, Tensor) for x in inputs)  # and not stand-ins of torch.fx
+        and not any(map(is_fx_proxy, inputs))
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.ops.abn.autograd import ActivatedBatchNorm
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Momentum, Statistics, take_statistics
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.ops.context import can_work_in_place
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -110,7 +110,7 @@ def normalise(
     x: Tensor, statistics: Statistics, settings: NormSettings, inplace: bool, shortcut: Tensor | None = None
 ) -> Tensor:
     """Return the output of `inplace_abn` for statistics that have been taken before."""
-    inplace = inplace and not torch.compiler.is_compiling() and not in_selective_checkpoint()
+    inplace = inplace and can_work_in_place()
     return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.recorded import in_selective_checkpoint, is_transformed
+from zoo.ops.context import is_eager
 
 Momentum = float | Tensor | Callable[[], float | Tensor]
 
@@ -55,8 +55,7 @@ def take_statistics(
         return _batch_statistics(x, group)
     momentum = momentum() if callable(momentum) else momentum
     track = kernels_for(x).track_statistics
-    plain_autograd = not (torch.compiler.is_compiling() or is_transformed() or in_selective_checkpoint())
-    if track is not None and plain_autograd and group is None and not isinstance(momentum, Tensor):
+    if track is not None and is_eager() and group is None and not isinstance(momentum, Tensor):
         mean, var = track(x.detach(), running_mean, running_var, momentum)
         return Statistics(mean, var, values_per_channel(x), None)
     batch = _batch_statistics(x, group)
