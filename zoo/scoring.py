@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import registry
+from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids
 from zoo.data.folder import Batch, OnBadImage
@@ -22,12 +23,11 @@ from zoo.engine.process import Process
 from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.engine.validate import Result, validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
-from zoo.models import ARCHITECTURES
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.fetch import published_name
-from zoo.weights.index import entry_of
+from zoo.weights.published import entry_of
 from zoo.weights.record import check_record, experiment_in
 
 
@@ -62,7 +62,7 @@ class LoadedNetwork:
         if self.weights is None:
             return None
         name = published_name(self.weights)  # the md5 of published weights was compared when they were read
-        return md5_of(Path(self.weights)) if name is None else str(entry_of(name)["md5"])
+        return md5_of(Path(self.weights)) if name is None else entry_of(name).md5
 
 
 def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> LoadedNetwork:

@@ -276,7 +276,7 @@ def test_an_architecture_stands_for_its_only_published_weights_whose_md5_is_writ
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     (file := weights_path(variant)).parent.mkdir(parents=True)
     torch.save(zoo.get(variant).state_dict(), file)
-    monkeypatch.setitem(published()[variant], "md5", md5_of(file))
+    monkeypatch.setattr(published()[variant], "md5", md5_of(file))
     make_folder(tmp_path / "data" / "val", {"n02099601": 2}, width=40, height=40)
     options = [str(tmp_path / "data"), "-j", "0", "-s", "36", "-c", "32"]
     by_architecture, by_name = (_result(["validate", name, *options], tmp_path) for name in ("resnet34", variant))

@@ -61,15 +61,15 @@ def describe(name: str, model: Network) -> dict[str, Any]:
     from zoo.models.size import count_network
     from zoo.registry import published
 
-    about, size = published().get(name, {"arch": name, "scores": {}}), count_network(model)
+    about, size = published().get(name), count_network(model)
     return {
         "name": name,
-        "arch": about["arch"],
+        "arch": name if about is None else about.arch,
         "parameters": size.parameters,
         "parameters_headless": size.parameters_headless,
         "norms": size.norms,
         "channels": model.feature_info.channels(),
-        "scores": about["scores"],
+        "scores": {} if about is None else about.scores,
     }
 
 
@@ -83,8 +83,9 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
 
     built: dict[tuple[str, bool], Network] = {}
     for name in names:
-        about = published().get(name, {"arch": name, "input_3x3": False})
-        shape = about["arch"], about["input_3x3"]
+        about = published().get(name)
+        settings = None if about is None or about.experiment is None else about.experiment.network
+        shape = (name, False) if settings is None else (settings.arch, settings.has_3x3_stem)
         if shape not in built:
             with counting():
                 built[shape] = get(name)

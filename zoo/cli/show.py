@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.checkpoint import CheckpointProgress
     from zoo.weights import NetworkRecord
+    from zoo.weights.published import Published
 
 WIDTH = 110
 INDENT = " " * 6
@@ -105,21 +106,22 @@ def _show_experiment(name: str, as_json: bool) -> None:
 
 def _show_network(name: str, as_json: bool) -> None:
     """Print what a network is made of, how it was trained and scored, and where its weights are."""
-    from zoo.config import OPTIONS
-    from zoo.config.network import MEMORY, family_of
+    from zoo.architectures import ARCHITECTURES, OPTIONS
     from zoo.layers.conv import counting
     from zoo.models.size import count_network
-    from zoo.registry import get, options_of, published
+    from zoo.registry import get, published
     from zoo.report.tables import markdown_table
 
     with counting():
         model = get(name)
     entry, about = describe(name, model), published().get(name)
-    options = {option: OPTIONS[option].meaning for option in options_of(entry["arch"])}
-    options["memory"] += f": {', '.join(MEMORY[family_of(entry['arch']) or ''])}"
+    record = ARCHITECTURES[entry["arch"]]
+    options = {option: OPTIONS[option].meaning for option in record.options}
+    options["memory"] += f": {', '.join(record.memory)}"
     stages = model.feature_info.get_dicts()
     if as_json:
-        print(json.dumps({**entry, "options": options, "stages": stages, "published": about}, indent=2))
+        publication = None if about is None else about.to_json()
+        print(json.dumps({**entry, "options": options, "stages": stages, "published": publication}, indent=2))
         return
     facts = {
         "architecture": entry["arch"],
@@ -139,15 +141,16 @@ def _show_network(name: str, as_json: bool) -> None:
         print(f"\n{markdown_table(['protocol', 'top-1 %', 'top-5 %'], scores)}")
 
 
-def _publication(about: Mapping[str, Any]) -> dict[str, Any]:
+def _publication(published: Published) -> dict[str, Any]:
     """Return the settings and the origin of published weights."""
+    about = published.to_json()
     return {
         "norm": about["norm"],
         "activation": f"{about['activation']} ({about['activation_param']})",
         "stem": "three 3x3" if about["input_3x3"] else "as the architecture's",
         "trained with": f"batches of {about['batch']}",
         "weights md5": about["md5"],
-        "weights at": f"https://drive.google.com/file/d/{about['drive_id']}/view",
+        "weights at": published.page,
         "licence of weights": about["licence"],
         "source": about["source"],
     }

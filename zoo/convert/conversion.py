@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
-from zoo.weights import load_state_dict
-from zoo.weights.build import build_empty
+from zoo.weights import NetworkRecord, load_state_dict
 from zoo.weights.fit import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
@@ -94,7 +93,9 @@ def build_with_weights(
     does not fit the architecture.
     """
     source = f"the state dict given for {arch}"
-    model = build_empty(arch, num_outputs(state_dict, source), norm, activation, activation_param, options)
+    record = NetworkRecord(arch, norm, activation, activation_param, num_outputs(state_dict, source), options)
+    with torch.device("meta"):
+        model: nn.Module = record.build()
     check_fits(model, state_dict, source=source)
     model = model.double().to_empty(device="cpu").eval()
     load_state_dict(model, state_dict, source=source)

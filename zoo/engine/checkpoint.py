@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from zoo.config.options import is_number
+from zoo.architectures import ARCHITECTURES
 from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
-from zoo.models import ARCHITECTURES
+from zoo.limits import is_number
 from zoo.weights import NetworkRecord
 from zoo.weights.read import check_sizes, load_bounded
 
