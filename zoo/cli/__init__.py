@@ -21,6 +21,7 @@ from zoo.cli import (
     predict,
     quickstart,
     reproduce,
+    settings,
     show,
     train,
     validate,
@@ -28,7 +29,20 @@ from zoo.cli import (
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
 from zoo.report.console import set_up_console
 
-COMMANDS = (list_networks, show, fetch, train, validate, convert, predict, reproduce, benchmark, quickstart, doctor)
+COMMANDS = (
+    list_networks,
+    show,
+    settings,
+    fetch,
+    train,
+    validate,
+    convert,
+    predict,
+    reproduce,
+    benchmark,
+    quickstart,
+    doctor,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -110,7 +110,7 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
-    from zoo.report.files import write_json
+    from zoo.files import write_json
     from zoo.weights import read_weights
     from zoo.weights.stored import check_fits_record
 
@@ -165,7 +165,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     the file.
     """
     from zoo.weights import NetworkRecord
-    from zoo.weights.fit import CLASSIFIER_WEIGHT, num_outputs
+    from zoo.weights.load import CLASSIFIER_WEIGHT, num_outputs
     from zoo.weights.record import check_record
 
     given = _network_options(args)
@@ -260,7 +260,7 @@ def _measure_accuracy(
     from zoo.data.loader import build_train_loader
     from zoo.engine.reestimate import reestimate_statistics
     from zoo.scoring import LoadedNetwork, score
-    from zoo.weights.fit import CLASSIFIER_WEIGHT
+    from zoo.weights.load import CLASSIFIER_WEIGHT
 
     if CLASSIFIER_WEIGHT not in state_dict:
         raise ConfigError(
@@ -324,10 +324,11 @@ def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Pat
     """Write a state dict, with its record if it has one; ConversionError if that is impossible."""
     import torch
 
-    from zoo.report.files import replacing
+    from zoo.files import replacing
 
     try:
-        with replacing(path) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
             torch.save(state_dict if record is None else {"state_dict": state_dict, "network": record.to_json()}, file)
     except OSError as error:
         raise ConversionError(

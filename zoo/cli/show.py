@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.list_networks import describe
+from zoo.cli.settings import print_schema, print_settings
 from zoo.errors import ConfigError, listed, printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from zoo.weights.published import Published
 
 WIDTH = 110
-INDENT = " " * 6
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
         if args.name is not None:
             name = printable(args.name)
             raise ConfigError(f"--schema is about all experiment files; command line: leave {name!r} out")
-        _show_schema(args.json)
+        if args.json:
+            print_schema()
+        else:
+            print_settings()
     elif args.name is None:
         raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
     elif args.name.endswith(".json") or _is_bundled_only(args.name):
@@ -72,22 +75,6 @@ def _is_path_only(name: str) -> bool:
     from zoo.registry import list_models
 
     return os.path.lexists(name) and name not in list_models()
-
-
-def _show_schema(as_json: bool) -> None:
-    from zoo.config import Experiment, describe_settings
-
-    if as_json:
-        print(json.dumps(Experiment.model_json_schema(), indent=2))
-        return
-    for section in describe_settings():
-        print(f"{section.path}: {section.meaning}")
-        for setting in section.settings:
-            default = "required" if setting.default == "required" else f"default {setting.default}"
-            facts = [setting.type, *([setting.bounds] if setting.bounds else ()), default]
-            print(f"  {setting.key:<24}  {'; '.join(facts)}")
-            print(textwrap.fill(setting.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
-        print()
 
 
 def _show_experiment(name: str, as_json: bool) -> None:

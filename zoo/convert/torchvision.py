@@ -14,8 +14,7 @@ from zoo.convert.conversion import ConversionReport, StateDict, build_with_weigh
 from zoo.errors import ConfigError, ConversionError, listed
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
-from zoo.weights.fit import COUNTER, MAX_KEYS
-from zoo.weights.keys import torchvision_arch
+from zoo.weights.load import COUNTER, MAX_KEYS, torchvision_arch
 
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
