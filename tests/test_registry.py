@@ -270,7 +270,7 @@ def test_impossible_networks_of_experiments_name_the_json_path(network, message)
 
 
 def test_a_misspelt_argument_is_named_even_if_its_value_is_none():
-    with pytest.raises(zoo.ConfigError, match="resnet18 has no option 'weight'; .*the nearest argument is 'weights'"):
+    with pytest.raises(zoo.ConfigError, match=r"resnet18 has no option 'weight'; .*the nearest argument is 'weights'"):
         zoo.get("resnet18", weight=None)
 
 

@@ -133,7 +133,7 @@ def get(
         stored, own = _of_file(name)
         settings, images = own.settings(), own.preprocessing
     else:
-        name = _only_variant(name) if pretrained else name
+        name = only_variant(name) if pretrained else name
         settings, images = _of_name(name)
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
@@ -313,7 +313,7 @@ def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord
     return NetworkRecord(**{key: settings[key] for key in OF_EVERY_NETWORK}, options=options, preprocessing=images)
 
 
-def _only_variant(name: str) -> str:
+def only_variant(name: str) -> str:
     """Return the published variant that ``name`` is, or the only one of the architecture that it is."""
     if name in published():
         return name
