@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zoo.benchmark.storages import count_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models, transforms
+    from zoo.scoring import load_network, score
     from zoo.weights import load_weights
 
     __version__: str
@@ -30,8 +31,10 @@ __all__ = [
     "get",
     "layers",
     "list_models",
+    "load_network",
     "load_weights",
     "measure_memory",
+    "score",
     "transforms",
     "weights",
 ]
@@ -40,8 +43,10 @@ _HOMES = {
     "count_memory": "zoo.benchmark.storages",
     "get": "zoo.registry",
     "list_models": "zoo.registry",
+    "load_network": "zoo.scoring",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.benchmark.held",
+    "score": "zoo.scoring",
     "transforms": "zoo.registry",
 }
 

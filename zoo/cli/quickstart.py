@@ -78,13 +78,13 @@ class Run(NamedTuple):
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
     from zoo.cli.train import train_experiment
     from zoo.engine.checkpoint import CHECKPOINT
-    from zoo.scoring import load_subject, score
+    from zoo.scoring import load_network, score
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     train_experiment(config, process, _train_arguments(data, log_dir))
-    subject = load_subject(str(log_dir / CHECKPOINT))
+    subject = load_network(log_dir / CHECKPOINT)
     protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
-    results = [score(subject, protocol, process, data, workers=0) for protocol in protocols]
+    results = [score(subject, data, protocol, process=process) for protocol in protocols]
     return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None)
 
 

@@ -82,7 +82,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from zoo.engine.process import open_process
     from zoo.engine.resume import AUTO
     from zoo.report.results import results_table
-    from zoo.scoring import load_subject, score
+    from zoo.scoring import load_network, score
 
     given = [path for path in (args.resume, args.weights) if path]
     if len(given) != 1:
@@ -91,9 +91,9 @@ def _evaluate(args: argparse.Namespace) -> int:
         )
     with open_process(args.local_rank, args.dist_backend) as process:
         weights = _newest(args.log_dir) if args.resume == AUTO else Path(given[0])
-        subject = load_subject(args.config, weights)
+        subject = load_network(args.config, weights)
         options = {"workers": args.workers, "on_bad_image": args.on_bad_image, "print_freq": args.print_freq}
-        result = score(subject, subject.own_protocol, process, args.data, **options)
+        result = score(subject, args.data, process=process, **options)
         if process.is_main:
             print(results_table(subject.title, [result], subject.experiment.expected))
     return 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
+from zoo.limits import is_number
 from zoo.weights import NetworkRecord
 from zoo.weights.read import check_sizes, load_bounded
 
@@ -26,6 +29,7 @@ TEMPORARY = f".{CHECKPOINT}.tmp"
 BEST_TEMPORARY = f".{BEST}.tmp"
 FORMAT_VERSION = 1
 ZIP_MAGIC = b"PK"
+MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # of what is shown of a file that anybody may have written
 
 
 def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
@@ -165,3 +169,39 @@ def _damage(path: Path) -> str | None:
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     return f"wrong checksum of {printable(damaged)}" if damaged else None
+
+
+@dataclass(frozen=True)
+class CheckpointProgress:
+    """How far the run of a checkpoint is; None for what a file does not say, or says as no trainer writes it.
+
+    Args:
+        epochs_done: epochs of training that are done.
+        steps_done: optimizer steps that are done.
+        best_top1: the best accuracy of all validations, in percent.
+        moving_average: whether the file holds a moving average of the weights.
+        torch: the version of torch that wrote it.
+    """
+
+    epochs_done: int | None
+    steps_done: int | None
+    best_top1: float | None
+    moving_average: bool
+    torch: str | None
+
+
+def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
+    """Return what the content of a weights file says of the run that wrote it."""
+    position, version = content.get("position"), content.get("torch_version")
+    steps = position.get("step") if isinstance(position, dict) else None
+    epochs, steps, best_top1 = (
+        value if is_number(value, -MAX_COUNT, MAX_COUNT) else None
+        for value in (content.get("epoch"), steps, content.get("best_prec1"))
+    )
+    return CheckpointProgress(
+        epochs_done=epochs,
+        steps_done=steps,
+        best_top1=best_top1,
+        moving_average=isinstance(content.get("ema"), dict),
+        torch=printable(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
+    )
