@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any
 
 from zoo.config import experiments_dir, load_experiment
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.registry import options_of, published
 from zoo.report.results import results_table

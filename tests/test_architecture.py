@@ -23,6 +23,7 @@ ROWS = [
     "registry",
     "engine",
     "report",
+    "training",
     "scoring",
     "benchmark",
     "reproduce",

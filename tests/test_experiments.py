@@ -9,7 +9,7 @@ import torch
 
 import zoo
 from zoo.config import Experiment, experiments_dir, load_experiment
-from zoo.engine.schedule import lr_factor
+from zoo.engine.optim import lr_factor
 from zoo.registry import build_from_config
 
 PUBLISHED: list[dict[str, Any]] = json.loads(Path(zoo.__path__[0], "published.json").read_text())

@@ -14,10 +14,10 @@ from zoo.cli.convert import slope
 from zoo.config import Experiment, parse_experiment
 from zoo.convert import ConversionReport
 from zoo.convert.networks import compare, load_network, state_dict_like
+from zoo.data.classes import match_classes
 from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.data.matching import match_classes
 from zoo.engine.protocols import Protocol
-from zoo.engine.validate import validate
+from zoo.engine.validation import validate
 from zoo.errors import ConfigError, DataError, printable
 from zoo.layers.norm import ABN
 from zoo.weights import NetworkRecord

@@ -15,7 +15,7 @@ from zoo.cli.options import positive
 from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.engine.predict import Prediction
+    from zoo.engine.prediction import Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.data.classes import class_names
     from zoo.data.transforms import val_transform
-    from zoo.engine.predict import AT_ONCE, predict
+    from zoo.engine.prediction import AT_ONCE, predict
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
     from zoo.scoring import load_subject

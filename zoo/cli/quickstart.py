@@ -16,10 +16,11 @@ from zoo.errors import ConfigError
 if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
-    from zoo.engine.validate import Result
+    from zoo.engine.validation import Result
 
 EXPERIMENT = "quickstart_fashion_mnist"
 LOG_DIR = Path("runs/quickstart")
+WORKERS = 1
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,12 +77,13 @@ class Run(NamedTuple):
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
-    from zoo.cli.train import train_experiment
     from zoo.engine.checkpoint import CHECKPOINT
+    from zoo.engine.start import AUTO
     from zoo.scoring import load_subject, score
+    from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
-    train_experiment(config, process, _train_arguments(data, log_dir))
+    train_experiment(config, data, log_dir, process, TrainOptions(workers=WORKERS, resume=AUTO))
     subject = load_subject(str(log_dir / CHECKPOINT))
     protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
     results = [score(subject, protocol, process, data, workers=0) for protocol in protocols]
@@ -115,11 +117,3 @@ def _report(folders: Sequence[Path], data: Path, table: str) -> None:
             f"TensorBoard   tensorboard --logdir {folder}",
         ]
     print("\n".join([*lines, f"sample        {data}"]))
-
-
-def _train_arguments(data: Path, log_dir: Path) -> argparse.Namespace:
-    """Return what ``zoo train DATA --resume auto --log-dir LOG_DIR`` would have parsed."""
-    from zoo.cli import build_parser
-
-    command = ["train", EXPERIMENT, str(data), "--resume", "auto", "--log-dir", str(log_dir), "--workers", "1"]
-    return build_parser().parse_args(command)

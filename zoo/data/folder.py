@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.data.sampler import Key
 from zoo.data.scan import scan_folder
 from zoo.data.seeding import seeded
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, listed, printable
-
-logger = logging.getLogger(__name__)
+from zoo.errors import DataError
 
 OnBadImage = Literal["stop", "skip"]
-Key = tuple[int, int]  # epoch, index
 
 
 class Sample(NamedTuple):
@@ -132,34 +129,4 @@ def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch 
         targets=torch.tensor([target for _, target in good], dtype=torch.int64),
         skipped=[sample.fault for sample in samples if sample.fault is not None],
         paths=[sample.path for sample in samples if sample.image is not None],
-    )
-
-
-def check_num_classes(images: ImageFolder, num_outputs: int) -> None:
-    """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
-    num_classes = len(images.classes)
-    if num_classes > num_outputs:
-        raise DataError(
-            f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
-            f"{printable(images.root)}: "
-            f"set network.classes to {num_classes} or remove folders"
-        )
-    if num_classes < num_outputs:
-        logger.warning(
-            "warning: %d class folders for a network with %d outputs; %s: set network.classes to %d unless classes are "
-            "missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
-        )  # fmt: skip
-
-
-def check_classes(train: ImageFolder, val: ImageFolder) -> None:
-    """Raise DataError, naming the differences, unless both have the same classes."""
-    missing = sorted(set(train.classes) - set(val.classes))
-    unknown = sorted(set(val.classes) - set(train.classes))
-    if not missing and not unknown:
-        return
-    parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
-    parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
-    raise DataError(
-        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); "
-        f"{printable(train.root.parent)}: give both the same folders (one in val/ may be empty)"
     )

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from zoo.config import Experiment
-from zoo.data.folder import Batch, ImageFolder, OnBadImage, Sample, check_num_classes, collate
+from zoo.data.classes import check_num_classes
+from zoo.data.folder import Batch, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import DataError

@@ -21,8 +21,7 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
 from zoo.config.section import MAX_PIXELS, MAX_SIDE
-from zoo.data.color import ColorJitter, Lighting
-from zoo.data.crop import Cutout, PadCrop
+from zoo.data.augmentation import ColorJitter, Cutout, Lighting, PadCrop
 from zoo.data.reading import read_image, to_rgb
 from zoo.errors import ConfigError, DataError, printable
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from zoo.engine.breakdown import is_dead_worker
+from zoo.engine.process import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
