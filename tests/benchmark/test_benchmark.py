@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import fit, layer, plot, variants
 from zoo.benchmark.held import measure_memory, measure_peak
 from zoo.benchmark.model import MODES, measure_networks
@@ -23,7 +24,6 @@ from zoo.benchmark.schema import Case, Results, markdown, median_and_spread
 from zoo.benchmark.scratch import Scratch
 from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
-from zoo.config.network import MEMORY
 from zoo.engine import wrapping
 from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError, VerificationError
@@ -206,7 +206,7 @@ def test_the_native_layer_holds_its_output_alone_and_the_raw_operators_are_timed
     results = new_results()
     layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["channels_last"], rounds=2)
     assert values_of(results, "held")["iABN native"] == pytest.approx(1, abs=0.05)
-    assert {"raw native", "raw native, dx into dz"} <= values_of(results, "time").keys()
+    assert "raw native" in values_of(results, "time")
 
 
 def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other() -> None:
@@ -254,7 +254,8 @@ def test_faults_in_the_choice_of_a_network_are_named() -> None:
 
 
 def test_every_value_of_the_memory_option_is_a_strategy() -> None:
-    assert {strategy.memory for strategy in EAGER} == {value for values in MEMORY.values() for value in values}
+    values = {memory for record in ARCHITECTURES.values() for memory in record.memory}
+    assert {strategy.memory for strategy in EAGER} == values
 
 
 def test_the_baseline_is_always_among_the_strategies() -> None:

@@ -18,14 +18,16 @@ from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
-from zoo.ops.mean_pool import mean_pool2d
+from zoo.ops.pooling import mean_pool2d
 
 MEMORY = ["auto", "plain", "checkpoint"]
 
 
 def network(norm: str = "inplace", memory: str = "auto", structure=(2, 2, 3, 1), **options) -> DenseNet:
     torch.manual_seed(0)
-    model = DenseNet(norm_act(norm), 5, structure=structure, memory=memory, **options)
+    model = DenseNet(
+        norm_act(norm), 5, structure=structure, memory=memory, **{"input_3x3": False, "dilation": 1, **options}
+    )
     init_weights(model)
     return model
 

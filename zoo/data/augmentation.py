@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.config.section import MAX_PIXELS
 from zoo.errors import DataError
+from zoo.limits import MAX_PIXELS
 
 JITTER = 0.4
 GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.dense import DenseModule, NormConv
+from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import has_hooks
-from zoo.layers.recompute import checkpoint
-from zoo.layers.stem import build_stem
-from zoo.models.memory import check_memory
 from zoo.models.network import Network, dilation_per_module
-from zoo.ops.abn.recompute import join
-from zoo.ops.mean_pool import mean_pool2d
+from zoo.ops.abn.norm_act_conv import join
+from zoo.ops.context import is_fx_proxy
+from zoo.ops.pooling import mean_pool2d
 
 GROWTH = 32
 
@@ -38,11 +37,10 @@ class DenseNet(Network):
         *,
         structure: Sequence[int],
         features_only: bool = False,
-        input_3x3: bool = False,
-        dilation: int | Sequence[int] = 1,
-        memory: str = "auto",
+        input_3x3: bool,
+        dilation: int | Sequence[int],
+        memory: str,
     ) -> None:
-        check_memory(memory, "densenet", norm)
         super().__init__(features_only)
         self.memory = memory
         dilations = dilation_per_module(dilation, any_number=True)
@@ -88,7 +86,7 @@ class DenseNet(Network):
     def _run_transition(self, transition: nn.Module, maps: list[Tensor]) -> Tensor:
         if has_hooks(transition):
             maps = [join(maps)]
-        if self.memory == "checkpoint" and isinstance(maps[0], Tensor):  # and not a stand-in of torch.fx
+        if self.memory == "checkpoint" and not is_fx_proxy(maps[0]):
             return checkpoint(transition, *maps)
         return transition(*maps)
 
@@ -119,11 +117,3 @@ class MeanPool2d(nn.AvgPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the means, in a new tensor."""
         return mean_pool2d(x)
-
-
-ARCHITECTURES = {
-    "densenet121": partial(DenseNet, structure=(6, 12, 24, 16)),
-    "densenet169": partial(DenseNet, structure=(6, 12, 32, 32)),
-    "densenet201": partial(DenseNet, structure=(6, 12, 48, 32)),
-    "densenet264": partial(DenseNet, structure=(6, 12, 64, 48)),
-}

@@ -16,16 +16,17 @@ from zoo.layers.conv import uninitialised
 from zoo.layers.invertible import (
     BatchPool,
     ChannelPool,
+    GlobalMax,
     Invertible,
     InvertibleConv,
     InvertibleLeakyReLU,
     InvertibleNorm,
+    LayerwiseBlock,
+    Stem,
 )
-from zoo.layers.layerwise import GlobalMax, LayerwiseBlock, Stem
 from zoo.layers.norm import ABN, NormFactory
-from zoo.models.memory import check_memory
 from zoo.models.network import Network
-from zoo.ops.reversible import Meter, run_chain
+from zoo.ops.chain import Meter, run_chain
 
 POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}
 
@@ -55,7 +56,7 @@ class LargestValueNetwork(Network):
 class InvertibleNetwork(LargestValueNetwork):
     """Levels of invertible layers, ``level0`` with the stem, the others with a pool first; largest values; classifier.
 
-    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" images (`zoo.ops.invertible`),
+    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" images (`zoo.ops.undo`),
     of which the last map then has ``images`` for each one of the input.  ``channels`` are those of the stem.
     ``build`` makes the layers of a level behind the pool from its number, channels and depth.  ``memory``: "auto" keeps
     the last map and finds all others again, "plain" keeps what autograd keeps.  ``meter`` is that of `run_chain`: it is
@@ -74,7 +75,6 @@ class InvertibleNetwork(LargestValueNetwork):
         memory: str,
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, "revnext", norm)
         _check_levels(depths, pools)
         self.store = memory == "plain"
         self.meter: Meter | None = None
@@ -118,11 +118,11 @@ class FlatRevNeXt(InvertibleNetwork):
         classes: int,
         *,
         features_only: bool = False,
-        layers: Sequence[int] = (1, 1, 1),
-        pools: Sequence[str] = ("channel", "channel"),
-        channels: int = 32,
-        eps_i: float = 1e-4,
-        memory: str = "auto",
+        layers: Sequence[int],
+        pools: Sequence[str],
+        channels: int,
+        eps_i: float,
+        memory: str,
     ) -> None:
         def build(level: int, channels: int, depth: int) -> list[Invertible]:
             stem = _norm_act(channels, norm, eps_i) if level == 0 else []
@@ -151,13 +151,13 @@ class RevNeXt(InvertibleNetwork):
         classes: int,
         *,
         features_only: bool = False,
-        blocks: Sequence[int] = (1, 2),
-        units: int = 2,
-        pools: Sequence[str] = ("channel", "channel"),
-        channels: int = 32,
-        eps_i: float = 1e-4,
-        keep_branch_input: bool = True,
-        memory: str = "auto",
+        blocks: Sequence[int],
+        units: int,
+        pools: Sequence[str],
+        channels: int,
+        eps_i: float,
+        keep_branch_input: bool,
+        memory: str,
     ) -> None:
         def block(channels: int, depth: int) -> Invertible:
             f, g = (_units(channels // 2, depth, norm, eps_i) for _ in "fg")
@@ -200,6 +200,3 @@ def _check_levels(depths: Sequence[int], pools: Sequence[str]) -> None:
         raise ConfigError(
             f"{len(pools)} pools make {len(pools) + 1} levels, the first of depth 1 or more; got {depths}"
         )
-
-
-ARCHITECTURES = {"revnext": RevNeXt, "revnext_flat": FlatRevNeXt}
