@@ -19,7 +19,7 @@ from zoo.limits import MAX_PIXELS
 JITTER = 0.4
 GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue
 
-# The principal components of ImageNet's colours and their standard deviations, as the original trainer had them.
+# The principal components of ImageNet's colours and their standard deviations, copied from the original trainer.
 LIGHTING_STD = 0.1
 LIGHTING_VALUES = torch.tensor([0.2175, 0.0188, 0.0045])
 LIGHTING_VECTORS = torch.tensor([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
@@ -30,9 +30,9 @@ PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an 
 class ColorJitter:
     """Changes saturation, brightness and contrast, each by its own factor, in an order drawn per image.
 
-    result = image * a + other * (1 - a) with a = 1 + U(-0.4, 0.4); other is the gray of each pixel
-    (saturation), black (brightness) or the mean of the gray image (contrast). Nothing is clamped, so that the
-    order, drawn because the original trainer drew it, decides no more than rounding.
+    result = image * a + other * (1 - a) with a = 1 + U(-0.4, 0.4); other is the gray of each pixel (saturation), black
+    (brightness) or the mean of the gray image (contrast). The order is drawn because the original trainer drew it. As
+    nothing is clamped, it affects no more than rounding.
     """
 
     def __call__(self, image: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class Lighting:
 
 
 def _gray(image: Tensor) -> Tensor:
-    # Not a matrix product and not torch.mean below: how many threads share those decides their last bits, and
-    # an image must not depend on whether a worker (one thread) or the main process drew it.
+    # A matrix product here, or torch.mean below, would have other last bits with another number of threads. An image
+    # must not depend on whether a worker (one thread) or the main process drew it.
     red, green, blue = GRAY_WEIGHTS
     return (image[0] * red + image[1] * green + image[2] * blue)[None]
 
@@ -77,7 +77,8 @@ def _mean_gray(image: Tensor) -> float:
 class PadCrop:
     """Pads an image by ``pad`` px on each side and cuts ``crop`` x ``crop`` px out of it at random.
 
-    ``mode`` "zeros" fills with the mean colour, as values are normalised; "reflect" mirrors the image at its edges.
+    ``mode`` "zeros" fills the border with 0, the mean colour of normalised values; "reflect" mirrors the image at its
+    edges.
     """
 
     crop: int
@@ -85,11 +86,11 @@ class PadCrop:
     mode: str
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Return (C, crop, crop) of ``image`` (C, h, w); DataError where it is too small, or too large once padded."""
+        """Return (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small, or too large when padded."""
         height, width = image.shape[-2:]
         self._check(height, width)
         image = F.pad(image, [self.pad] * 4, PAD_MODES[self.mode])
-        top, left = (_below(side + 2 * self.pad - self.crop + 1) for side in (height, width))
+        top, left = (_random_below(side + 2 * self.pad - self.crop + 1) for side in (height, width))
         return image[:, top : top + self.crop, left : left + self.crop]
 
     def _check(self, height: int, width: int) -> None:
@@ -119,11 +120,11 @@ class Cutout:
 
     def __call__(self, image: Tensor) -> Tensor:
         """Return a copy of ``image`` (C, h, w) with the square blanked."""
-        top, left = (_below(length - self.side + 1) for length in image.shape[-2:])
+        top, left = (_random_below(length - self.side + 1) for length in image.shape[-2:])
         image = image.clone()
         image[:, top : top + self.side, left : left + self.side] = 0
         return image
 
 
-def _below(end: int) -> int:
+def _random_below(end: int) -> int:
     return int(torch.randint(end, ()))

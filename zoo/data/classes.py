@@ -20,10 +20,12 @@ NUM_IMAGENET = 1000
 def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
     """Return a name for each class of a network, in the order of its outputs.
 
-    ``source``: a folder with one folder per class, as the network was trained on (DATA/train), or a text file with one
-    name per line. Without it the names that are ``known`` from the network's weights file, numbers for those that it
-    does not name; without either the names of ImageNet for 1000 classes, and numbers for any other count. wnids of all
-    ImageNet are replaced by its names. Raises DataError unless the source has as many names as the network has classes.
+    The names are those of ``source``: a folder with one folder per class, such as the one that the network was trained
+    on (DATA/train), or a text file with one name per line. Without a source they are those that are ``known`` from the
+    network's weights file, followed by numbers for the classes that it does not name. If nothing is known either, 1000
+    classes have the names of ImageNet, and any other count has numbers. If the known names are the wnids of all of
+    ImageNet, the names of ImageNet take their place. Raises DataError unless the source has as many names as the
+    network has classes.
     """
     if source is None:
         of_imagenet = num_classes == NUM_IMAGENET and tuple(known or imagenet_wnids()) == imagenet_wnids()
@@ -42,7 +44,7 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
 
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
-    """Return the WordNet ids of the 1000 ImageNet classes, which are their folders' names, in the outputs' order."""
+    """Return the WordNet ids of the 1000 ImageNet classes, by which class folders are called, in the outputs' order."""
     return tuple(files("zoo").joinpath("data", "imagenet_wnids.txt").read_text(encoding="ascii").split())
 
 
@@ -55,7 +57,7 @@ def imagenet_names() -> list[str]:
 
 def _names_in(source: Path) -> list[str]:
     try:
-        if source.is_dir():  # in the order in which the data set numbers them
+        if source.is_dir():  # sorted, as `ImageFolder` numbers the classes
             return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
         return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -94,15 +96,16 @@ def check_same_classes(train: ImageFolder, val: ImageFolder) -> None:
 
 
 def match_classes(images: ImageFolder, num_outputs: int, names: Sequence[str] | None) -> None:
-    """Make the targets of ``images`` the outputs of the network that their class folders stand for, by name.
+    """Number the classes of ``images`` like the network's outputs, by the names of their folders.
 
-    ``names``: the classes of the network in the order of its outputs, made `printable`; None where they are not known.
-    A network with 1000 outputs is then taken for one of ImageNet if the folders are called like classes of ImageNet.
-    Otherwise as many folders as outputs are numbered in the order of their names, as in training, which is logged.
-    Classes of ImageNet go by wnid ("n02123045") or by their name in torchvision ("tabby"). Folders may be missing.
+    ``names`` are the classes of the network in the order of its outputs, made `printable`; None where they are not
+    known. A network with 1000 outputs is then taken for one of ImageNet if the folders are called like classes of
+    ImageNet. Otherwise there have to be as many folders as outputs; they are numbered in the order of their names, as
+    in training, and this is logged. A folder of an ImageNet class may be called by its wnid ("n02123045") or by its
+    name in torchvision ("tabby"). If names are known, the folders of some classes may be missing.
 
-    Raises DataError for folders that are no classes of the network, for two folders that are the same class, for names
-    that two classes have, and for another number of folders where no names are known.
+    Raises DataError for a folder that is no class of the network, for two folders that are the same class, for a name
+    that two classes have, and for another number of folders if no names are known.
     """
     folders = [printable(name) for name in images.classes]
     if names is None and num_outputs == NUM_IMAGENET and _are_of_imagenet(folders):
@@ -124,7 +127,7 @@ def match_classes(images: ImageFolder, num_outputs: int, names: Sequence[str] | 
 
 
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether one folder is called by a wnid, or at least half by a name of ImageNet; some may be misspelt."""
+    """Return whether one folder is called by a wnid, or at least half by names of ImageNet; some may be misspelt."""
     names = set(imagenet_names())
     by_name = sum(folder in names for folder in folders)
     return not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)

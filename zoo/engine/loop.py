@@ -98,7 +98,7 @@ def _check_data(run: _Run) -> None:
 
 
 def _announce(run: _Run) -> None:
-    """Log what the settings lead to that a user may not expect."""
+    """Log the consequences of the settings that a user may not expect."""
     settings = run.state.config.optimizer
     num_batches = len(run.batches)
     if run.batches.merged:
@@ -113,7 +113,7 @@ def _announce(run: _Run) -> None:
 
 
 def _train_epoch(run: _Run) -> None:
-    """Do the steps of the running epoch that are still to be done."""
+    """Take the steps of the running epoch that are still to be taken."""
     state, num_batches = run.state, len(run.batches)
     run.batches.set_epoch(state.epoch)
     run.batches.skip_to(state.batch)
@@ -191,7 +191,7 @@ def _report(run: _Run, reported: Reading, lr: float) -> Reading:
 def _finish_epoch(run: _Run) -> Result:
     """Validate, count the epoch as done and save; return the scores."""
     state = run.state
-    # A signal that came during the last step must not have to wait for the validation.
+    # A signal that came during the last step is answered now, and not after a validation of several minutes.
     _stop_if_asked(run, run.stop.agreed_at_once())
     skipped = state.meter.read(reduce=True)["skipped"]
     if skipped:

@@ -21,17 +21,17 @@ NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # the zoo's own norms are of th
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """Return the SGD or Adam optimizer of all parameters that want a gradient, each in exactly one group.
+    """Return the SGD or Adam optimizer of all parameters that require a gradient, each in exactly one group.
 
-    Parameters with "fc" in the name have ``classifier_lr`` unless that is -1; with ``decay_norms`` off scales
-    and shifts of norms have no weight decay, with ``decay_biases`` off the biases of other layers. Adam takes its
-    rate and weight decay from the settings, nothing else. Every group keeps its rate as ``initial_lr``.
-    ConfigError: there is nothing to train.
+    Parameters with "fc" in the name have the rate ``classifier_lr`` unless that is -1. With ``decay_norms`` off the
+    weights and biases of norms have no weight decay, with ``decay_biases`` off the biases of other layers have none.
+    Adam takes its rate and weight decay from the settings, and nothing else. Every group keeps its rate as
+    ``initial_lr``. Raises ConfigError if there is nothing to train.
     """
     groups = _parameter_groups(model, settings)
     if not groups:
         raise ConfigError("no parameter wants a gradient; the network: leave some of it to be trained")
-    # Fused: the gradient scaler of fp16 then decides on the device whether to step, without asking the host.
+    # With a fused optimizer the gradient scaler of fp16 decides on the device whether to step, without asking the host.
     fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
     if settings.type == "Adam":
         return torch.optim.Adam(groups, lr=settings.learning_rate, fused=fused)
@@ -51,8 +51,8 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         if settings.classifier_lr != -1 and "fc" in name:
             lr = settings.classifier_lr
         of_bias = not of_norm and name.rpartition(".")[2] == "bias"
-        spared = (of_norm and not settings.decay_norms) or (of_bias and not settings.decay_biases)
-        decay = 0.0 if spared else settings.weight_decay
+        without_decay = (of_norm and not settings.decay_norms) or (of_bias and not settings.decay_biases)
+        decay = 0.0 if without_decay else settings.weight_decay
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())
@@ -72,15 +72,22 @@ def _trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
 
 
 def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoch: int, base_lr: float) -> float:
-    """Return what the base rate is multiplied with in this step (epochs and steps count from 0).
+    """Return the factor of the base rate in this step; epochs and steps count from 0.
 
-    With t = epoch (mode "epoch") or t = epoch * steps_per_epoch + step_in_epoch (mode "step"):
-    constant 1; step gamma^(t // step_size); multistep gamma^(milestones <= t); exponential gamma^t;
-    linear alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
-    section 4.1; the published settings alone would go below zero); cosine (1 + cos(pi t / t_end)) / 2 with
-    t_end the end of training; triangle (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then in a line to 0
-    in the last step (EURASIP JIVP 2023:1, section 5, interpolated as its public code does). During the first
-    ``warmup_epochs`` it is also multiplied with the fraction of the warm-up done after this step.
+    With t = epoch (mode "epoch") or t = epoch * steps_per_epoch + step_in_epoch (mode "step") the types are:
+
+    - constant: 1
+    - step: gamma^(t // step_size)
+    - multistep: gamma^n, where n is the number of milestones <= t
+    - exponential: gamma^t
+    - linear: alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
+      section 4.1); with the published alpha and beta alone it would fall below zero
+    - cosine: (1 + cos(pi t / t_end)) / 2, where t_end is the end of training
+    - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then in a line to 0 in the last step (EURASIP
+      JIVP 2023:1, section 5, interpolated as its public code does)
+
+    During the first ``warmup_epochs`` the factor is multiplied with the fraction of the warm-up that is done after this
+    step.
     """
     step = epoch * steps_per_epoch + step_in_epoch
     t = epoch if schedule.mode == "epoch" else step
@@ -112,7 +119,7 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
 
 
 def _power(gamma: float, exponent: int) -> float:
-    """Return the power, infinity where it is larger than all numbers: the loss that follows then ends the training."""
+    """Return the power, or infinity where it is too large for a float; the loss of that step then ends the training."""
     try:
         return float(gamma**exponent)
     except OverflowError:
@@ -120,7 +127,7 @@ def _power(gamma: float, exponent: int) -> float:
 
 
 def clamp_notice(schedule: Schedule, steps_per_epoch: int, base_lr: float) -> str | None:
-    """Return a sentence about the clamp of a linear schedule that would end below MIN_LINEAR_LR, else None."""
+    """Return a sentence for the log if a linear schedule would fall below MIN_LINEAR_LR and is held there, or None."""
     t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
     if schedule.type != "linear" or (last := base_lr * _decay(schedule, t_end - 1, 1)) >= MIN_LINEAR_LR:
         return None

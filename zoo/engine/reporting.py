@@ -1,4 +1,7 @@
-"""What the training loop tells the outside: the interface of a run's log, which zoo/report implements."""
+"""What the training loop reports: the numbers of a log interval, and the interface of the log that receives them.
+
+zoo/report implements the interface.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Average = Literal["loss", "top1", "top5"]
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """What is known at a log interval; accuracies in percent, losses in nats per image, over all ranks."""
+    """The numbers of a log interval, over all ranks; accuracies in percent, losses in nats per image."""
 
     step: int
     """Optimizer steps done since the start of training: the x of every curve."""
@@ -54,9 +57,9 @@ class TrainMetrics:
 
 
 class Log(Protocol):
-    """Where a run reports to. Every rank has one and calls all of it; what a rank writes is the log's business.
+    """The log that a run reports to. Every rank calls all methods; the log decides what each rank writes.
 
-    No method may wait for the device, except those that are given tensors, parameters or modules.
+    No method may wait for the device, except those that are given tensors or modules.
     """
 
     def message(self, text: str) -> None:
@@ -82,7 +85,7 @@ class Log(Protocol):
 
 
 class Pace:
-    """Times of the steps since the last `take`, in seconds of a monotonic clock."""
+    """Measures how long the steps since the last `take` lasted, in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._num_steps = 0
@@ -92,7 +95,7 @@ class Pace:
         self._all_s = 0.0
 
     def timed(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
-        """Yield the batches of ``loader``; each counts as a step, and waiting for it as waiting for data."""
+        """Yield the batches of ``loader``; count each as a step, and the time until it comes as waiting for data."""
         self._begin = time.perf_counter()
         batches = iter(loader)
         while True:
@@ -105,7 +108,7 @@ class Pace:
             yield batch
 
     def take(self) -> tuple[float, float, float]:
-        """Return the seconds since the last call, and per step: all of it, and the wait for data."""
+        """Return the seconds since the last call, the seconds per step, and those of a step that it waited for data."""
         now = time.perf_counter()
         elapsed, num_steps = now - self._begin, max(self._num_steps, 1)
         times = elapsed, elapsed / num_steps, self._data_s / num_steps
@@ -120,7 +123,7 @@ class Pace:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that tensors on a CUDA device took so far, or else that the whole process took."""
+    """Return the peak of the memory of tensors on a CUDA device so far; for the CPU that of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
@@ -134,9 +137,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 def metrics_since(
     before: Reading, now: Reading, state: TrainState, num_batches: int, lr: float, pace: Pace
 ) -> TrainMetrics:
-    """Return what happened between two readings of one epoch; begins a new interval of ``pace``.
+    """Return the numbers of the steps between two readings of one epoch; ``pace`` begins a new interval.
 
-    ``num_batches``: per epoch. ``lr``: the rate of the last step.
+    ``num_batches`` is the number of batches of an epoch and ``lr`` the rate of the last step.
     """
     elapsed_s, step_s, data_s = pace.take()
     return TrainMetrics(

@@ -22,9 +22,9 @@ from zoo.registry import build_from_config
 from zoo.weights import NetworkRecord, load_weights
 
 AUTO = "auto"
-# Beginnings of the keys that may differ at a resume because they do not affect the computation.
+# Prefixes of the keys that may differ on a resume because they do not affect the computation. All others must match.
 HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter")
-# What Python and torch raise when a file that is a checkpoint by its format holds something else under its keys.
+# What Python and torch raise when a checkpoint file holds something unexpected under one of its keys.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
 
@@ -41,9 +41,17 @@ def start(
 ) -> TrainState:
     """Return the state that training begins with; every rank has to call it, and gets the same weights.
 
-    ``resume``: "auto", the path of a checkpoint, or None. ``weights``: the path of a file of initial weights.
-    ``build`` makes the freshly initialised network. Seeds the global generators, and says in the log what it did.
-    Raises ConfigError, CheckpointError and WeightsError.
+    The global random generators are seeded. Raises ConfigError, CheckpointError and WeightsError.
+
+    Args:
+        config: the experiment.
+        process: this process of the run.
+        log_dir: folder of the run's checkpoints.
+        log: is told from where the run begins.
+        resume: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
+        weights: path of a file of initial weights, or None.
+        allow_world_size_change: whether a checkpoint of another number of processes is accepted.
+        build: returns the freshly initialised network.
     """
     check_world_size(config, process.world_size)
     for doubt in config.doubts():
@@ -53,8 +61,8 @@ def start(
     model = build(config.network)
     check_meter(model, config.training.reconstruction_meter)
 
-    # Three places to start from, the first that there is: the checkpoint of this very run, so that the same
-    # command line continues it as often as it is interrupted; then the given weights; then scratch.
+    # A run begins from the first of these that exists: its own checkpoint, so that the same command line continues it
+    # as often as it is interrupted; the given weights; random weights.
     if found is None and weights is not None:
         report = load_weights(model, weights)
         log.message(f"initial weights: {report.num_loaded} tensors of {report.source}")
@@ -70,7 +78,7 @@ def start(
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was read, and what to tell the user about the choice."""
+    """A checkpoint that was read, and notices for the user about why it was chosen."""
 
     path: Path
     content: dict[str, Any]
@@ -80,9 +88,9 @@ class Found:
 def find_checkpoint(resume: str | None, folder: Path, process: Process) -> Found | None:
     """Return the checkpoint that ``resume`` asks for, the same on every rank; None for a fresh start.
 
-    ``resume``: None, the path of a file, or "auto" for the newest good one of ``folder``, which may be none.
-    Rank 0 reads and hands out, so that only its machine needs the file. CheckpointError, on every rank: the file
-    is missing or damaged, or "auto" finds only damaged ones.
+    ``resume`` is None, the path of a file, or "auto" for the newest good checkpoint of ``folder``, if there is one.
+    Rank 0 reads the file and sends its content to the others, so that only its machine needs the file. Raises
+    CheckpointError, on every rank, if the file is missing or damaged, or if "auto" finds only damaged ones.
     """
 
     def find() -> Found | None:
@@ -94,7 +102,7 @@ def find_checkpoint(resume: str | None, folder: Path, process: Process) -> Found
 
 
 def newest_checkpoint(folder: Path) -> Found | None:
-    """Return the newest good checkpoint of a log folder; None if it has none, CheckpointError for damaged ones only."""
+    """Return the newest good checkpoint of a log folder, None if it has none; CheckpointError if all are damaged."""
     candidates = [folder / checkpoint.CHECKPOINT, folder / checkpoint.PREVIOUS]
     notices: list[str] = []
     for path in candidates:
@@ -114,11 +122,11 @@ def newest_checkpoint(folder: Path) -> Found | None:
 
 
 def restore(state: TrainState, found: Found, allow_world_size_change: bool = False) -> list[str]:
-    """Bring ``state`` and the generators to where the checkpoint was written; return notices for the user.
+    """Bring ``state`` and the random generators to where the checkpoint was written; return notices for the user.
 
-    CheckpointError: the checkpoint was written with other settings, or with another number of processes and that
-    is not allowed. WeightsError: what it says of its network is wrong. With another number of processes the averages
-    of the running epoch start anew.
+    With another number of processes the averages of the running epoch start anew. Raises CheckpointError if the
+    checkpoint was written with other settings, or with another number of processes although
+    ``allow_world_size_change`` is off; WeightsError if its description of the network is wrong.
     """
     saved = found.content
     try:
@@ -163,7 +171,7 @@ def _reason(error: Exception) -> str:
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
-    """Yield a notice for everything that makes the run another one in the last bits."""
+    """Yield a notice for everything that may change the results in the last bits."""
     now = {
         "world_size": ("processes", state.process.world_size),
         "num_threads": ("threads", torch.get_num_threads()),
@@ -176,7 +184,8 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
-    defaults = leaves(Experiment().model_dump(mode="json"))  # of keys that are younger than the checkpoint
+    # A checkpoint may be older than some of the keys, which then had the values that are their defaults now.
+    defaults = leaves(Experiment().model_dump(mode="json"))
     before, now = {**dict(defaults), **dict(leaves(saved))}, dict(leaves(config.model_dump(mode="json")))
     changes = [
         f"{key}: {before.get(key, ABSENT)!r} before and {now.get(key, ABSENT)!r} now"

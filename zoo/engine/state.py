@@ -1,4 +1,4 @@
-"""Everything that one training step changes, which is everything that a resume has to bring back."""
+"""The state of a training run: everything that a step changes, and that a resume has to restore."""
 
 from __future__ import annotations
 

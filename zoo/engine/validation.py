@@ -149,32 +149,32 @@ def _checked_result(reading: Reading, num_images: int, protocol: Protocol) -> Re
 
 
 class _ShrinkingForward:
-    """Calls a network on as many images at once as the memory holds, halving the number when it is full."""
+    """Calls a network on as many images at a time as fit into memory; the number is halved when the memory is full."""
 
     def __init__(self, model: nn.Module, device: torch.device, amp: str) -> None:
         self._model = model
         self._device = device
         self._dtype = AMP_DTYPES[amp]
-        self._at_once: int | None = None
+        self._num_images: int | None = None  # at a time
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the logits of images (N, 3, h, w), at least float32, (N, classes)."""
         while True:
-            at_once = min(self._at_once or len(images), len(images))
+            num_images = min(self._num_images or len(images), len(images))
             try:
-                return torch.cat([self._logits(part) for part in images.split(at_once)])
+                return torch.cat([self._logits(part) for part in images.split(num_images)])
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
-                if at_once == 1:
+                if num_images == 1:
                     raise ZooError(
                         f"out of memory with one image of {tuple(images.shape[1:])} at a time; "
                         f"validation on {self._device}: use a smaller crop, or free memory on the device"
                     ) from error
-            self._at_once = at_once // 2
+            self._num_images = num_images // 2
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
-            logger.warning("out of memory with %d images at once: trying %d", at_once, self._at_once)
+            logger.warning("out of memory with %d images at once: trying %d", num_images, self._num_images)
 
     def _logits(self, images: Tensor) -> Tensor:
         with autocast(self._device, self._dtype):
@@ -182,5 +182,5 @@ class _ShrinkingForward:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device is out of memory; the CPU's allocator has no error class of its own."""
+    """Return whether a device is out of memory; the CPU's allocator has no error class of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
