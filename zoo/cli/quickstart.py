@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "quickstart_fashion_mnist"
 LOG_DIR = Path("runs/quickstart")
-WORKERS = 1
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -83,7 +82,7 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
-    train_experiment(config, data, log_dir, process, TrainOptions(workers=WORKERS, resume=AUTO))
+    train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
     subject = load_subject(str(log_dir / CHECKPOINT))
     protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
     results = [score(subject, protocol, process, data, workers=0) for protocol in protocols]

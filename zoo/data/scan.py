@@ -150,7 +150,7 @@ def _kind_of(entry: os.DirEntry[str], found: _Folder) -> list[str]:
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, or to where nobody may look: whoever reads it says so
+    except OSError:  # a link to itself, or to a folder without permission: whatever reads it reports that
         return False
 
 

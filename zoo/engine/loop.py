@@ -44,11 +44,6 @@ class _Run:
     def batches(self) -> TrainBatches:
         return self.train_loader.batch_sampler
 
-    @property
-    def place(self) -> str:
-        state = self.state
-        return f"step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(self.batches)})"
-
 
 def train(
     state: TrainState,
@@ -279,13 +274,10 @@ def _checked_reading(run: _Run) -> Reading:
 
 def _not_finite(what: str, folder: Path) -> NonFiniteLossError:
     path = folder / checkpoint.CHECKPOINT
-    last_good = (
-        f"the last good checkpoint is {printable(path)}"
-        if path.exists()
-        else f"{printable(folder)} has no checkpoint yet"
-    )
+    last_good = f"the last good checkpoint is {printable(path)}"
+    place = last_good if path.exists() else f"{printable(folder)} has no checkpoint yet"
     return NonFiniteLossError(
-        f"{what}; {last_good}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
+        f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
     )
 
 
@@ -295,7 +287,8 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
         return
     if not saved:
         _save(run)
+    state, path = run.state, run.log_dir / checkpoint.CHECKPOINT
     raise TrainingInterrupted(
-        f"{signal_name} at {run.place}; the state is saved in {printable(run.log_dir / checkpoint.CHECKPOINT)}: "
-        f"continue with --resume auto"
+        f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "
+        f"state is saved in {printable(path)}: continue with --resume auto"
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,30 +44,20 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
 
 
 def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
+    norms = [module for module in model.modules() if isinstance(module, NORMS)]
+    ids_of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for name, parameter, of_norm in _trainable(model):
-        lr = settings.learning_rate
-        if settings.classifier_lr != -1 and "fc" in name:
-            lr = settings.classifier_lr
-        of_bias = not of_norm and name.rpartition(".")[2] == "bias"
-        without_decay = (of_norm and not settings.decay_norms) or (of_bias and not settings.decay_biases)
+    for name, parameter in model.named_parameters():  # in which a shared parameter comes once
+        if not parameter.requires_grad:
+            continue
+        is_of_norm = id(parameter) in ids_of_norms
+        is_bias = not is_of_norm and name.rpartition(".")[2] == "bias"
+        without_decay = (is_of_norm and not settings.decay_norms) or (is_bias and not settings.decay_biases)
         decay = 0.0 if without_decay else settings.weight_decay
+        lr = settings.classifier_lr if settings.classifier_lr != -1 and "fc" in name else settings.learning_rate
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())
-
-
-def _trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
-    """Yield name, parameter and whether a norm owns it; a shared parameter comes once."""
-    of_norms = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, NORMS)
-        for parameter in module.parameters(recurse=False)
-    }
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield name, parameter, id(parameter) in of_norms
 
 
 def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoch: int, base_lr: float) -> float:

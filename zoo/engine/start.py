@@ -147,8 +147,10 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
             load_rank_state(state, saved["ranks"][state.process.rank])
         differences = list(_differences(saved, state))
     except ODD_CONTENT as error:
+        first_line = next(iter(str(error).strip().splitlines()), "")
+        reason = f"{type(error).__name__}: {brief(first_line)}"
         raise CheckpointError(
-            f"the file holds no state that this run can continue from ({_reason(error)}); {printable(found.path)}: "
+            f"the file holds no state that this run can continue from ({reason}); {printable(found.path)}: "
             "resume from another checkpoint, or start a new training from its weights with --weights and another "
             "--log-dir"
         ) from error
@@ -162,12 +164,6 @@ def _position(state: TrainState) -> str:
     if state.epoch >= epochs:
         return f"all {epochs} epochs are done, {state.step} steps"
     return f"epoch {state.epoch + 1} of {epochs}, {state.batch} batches done, {state.step} steps in all"
-
-
-def _reason(error: Exception) -> str:
-    """Return an exception's type and the first line of its text, cut to a length that somebody reads."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {brief(line)}"
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:

@@ -55,10 +55,6 @@ class Result:
         return {**asdict(self), "loss": loss, "weights_md5": weights_md5, "environment": environment}
 
 
-def _do_nothing(_: int) -> None:
-    pass
-
-
 def validate(
     model: nn.Module,
     loader: Iterable[Batch],
@@ -68,7 +64,7 @@ def validate(
     num_images: int,
     protocol: Protocol = PROTOCOLS["center224"],
     amp: str = "off",
-    advance: Callable[[int], object] = _do_nothing,
+    advance: Callable[[int], object] | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
     """Return the scores of ``model`` over the images of all ranks' loaders; every rank gets the same.
@@ -100,7 +96,8 @@ def validate(
                 meter.update(F.cross_entropy(logits, targets, reduction="sum"), logits, targets, index)
                 if record is not None:
                     record(batch, logits)
-            advance(1)
+            if advance is not None:
+                advance(1)
     return _checked_result(meter.read(reduce=world_size > 1), num_images, protocol)
 
 
