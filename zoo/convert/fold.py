@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from zoo.convert.networks import StateDict, compare_exact, load_network, state_dict_like
 from zoo.convert.report import ConversionReport
-from zoo.layers.convert import NormPlan, apply_plans, replace_modules
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
+from zoo.layers.norm_conversion import NormPlan, apply_plans, replace_modules
 from zoo.layers.trace import Trace
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from zoo.convert.networks import StateDict, compare, compare_exact, load_network, state_dict_like
 from zoo.convert.report import ConversionReport
 from zoo.errors import ConversionError
-from zoo.layers.convert import apply_plans, plan_norms
 from zoo.layers.norm import ABN
+from zoo.layers.norm_conversion import apply_plans, plan_norms
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,17 +135,23 @@ def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
 
 def _check_options(record: Architecture, options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that the architecture does not have, or a value that it cannot have."""
+    check_option_names(record, options)
     for option, value in options.items():
+        try:
+            check_option(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{record.name}: {error}") from error
+
+
+def check_option_names(record: Architecture, names: Iterable[str]) -> None:
+    """Raise ConfigError, with what it is called here or the nearest name, for a name that is no option of it."""
+    for option in names:
         if option not in record.options:
             hint = OTHER_NAMES.get(option)
             if hint is None:
                 hint = f"the nearest argument is {nearest(option, [*record.options, *COMMON_ARGUMENTS], 1)[0]!r}"
             known = listed(record.options)
             raise ConfigError(f"{record.name} has no option {option!r}; its options are {known}; {hint}")
-        try:
-            check_option(option, value)
-        except ConfigError as error:
-            raise ConfigError(f"{record.name}: {error}") from error
 
 
 def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequence[int]:
