@@ -6,7 +6,7 @@ import csv
 import os
 from pathlib import Path
 
-from zoo.engine.predict import Prediction
+from zoo.engine.prediction import Prediction
 from zoo.report.predictions import write_predictions
 
 A = Prediction("val/a/1.png", 0, (1, 0), (0.75, 0.25))

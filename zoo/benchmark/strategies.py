@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from zoo.benchmark.networks import Setup
-from zoo.engine.compiled import compile_network
+from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 
 BASELINE = "std-BN"

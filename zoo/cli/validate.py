@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
-    from zoo.engine.predict import Recorder
+    from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
     from zoo.report.predictions import write_predictions

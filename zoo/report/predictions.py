@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.engine.predict import Prediction
+from zoo.engine.prediction import Prediction
 from zoo.files import write_text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zoo.config import Expected
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 from zoo.report.tables import Cell, markdown_table
 
 HEADERS = ("network", "protocol", "top-1 %", "top-5 %", "loss", "images", "left out")
