@@ -54,7 +54,7 @@ class FeatureInfo:
         return [stage["reduction"] for stage in self.stages]
 
     def module_name(self) -> list[str]:
-        """Return the name of the module that puts out each stage."""
+        """Return, for each stage, the name of the module whose output it is."""
         return [stage["module"] for stage in self.stages]
 
     def get_dicts(self) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class Network(nn.Module):
         self._feature_info: list[dict[str, Any]] = []
 
     def _add_stage(self, *modules: str, channels: int, reduction: int) -> None:
-        """Run the named modules as the next stage; the last of them puts out ``channels`` maps."""
+        """Run the named modules as the next stage; the output of the last of them has ``channels`` channels."""
         self._stages.append(modules)
         self._feature_info.append({"num_chs": channels, "reduction": reduction, "module": modules[-1]})
 

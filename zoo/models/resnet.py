@@ -11,7 +11,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
-from zoo.models.memory import FUSE, build_stage
+from zoo.layers.stages import FUSE_OF_MEMORY, build_stage
 from zoo.models.network import Network, dilation_per_module
 
 
@@ -57,7 +57,7 @@ class ResNet(Network):
             module: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(1, blocks + 1):
                 module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, FUSE.get(memory, "auto")
+                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, FUSE_OF_MEMORY[memory]
                 )
                 in_channels = channels[-1]
             reduction *= stride

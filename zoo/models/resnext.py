@@ -11,7 +11,7 @@ from zoo.errors import ConfigError
 from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.models.memory import build_stage
+from zoo.layers.stages import build_stage
 from zoo.models.network import Network
 
 GROUPS = 64
