@@ -19,16 +19,14 @@ from zoo.models.network import Network
 class IRevNet(Network):
     """i-RevNet for CIFAR: images are padded by zero channels instead of a stem; ``bn_out`` follows the chain.
 
-    The first block of each level but the first pools.
+    In every level but the first, the first block pools.
 
     Args:
-    - `norm`: function channels -> norm with its activation.
-    - `classes`: outputs of the classifier; 0 for none.
-    - `features_only`: leave the classifier out, and return the list of the levels' outputs.
     - `blocks`: the number of `ShiftBlock`s of each level.
     - `widths`: the channels of a half in each level, four times those of the level before.
     - `dropout`: share of the values that a branch sets to zero in training.
     - `memory`: "auto" keeps the chain's output alone for backward, "plain" what autograd keeps.
+    - All others are those of `Network`.
     """
 
     def __init__(

@@ -18,14 +18,17 @@ from zoo.models.network import Network, dilation_per_module
 class ResNet(Network):
     """Stem ``mod1`` and four modules of post-activation residual blocks, ``mod2`` to ``mod5``.
 
-    ``dilation`` is 1 or one entry per module: an entry other than 1 dilates all blocks of the module and removes its
-    stride (for mod2: the stem's pooling).  With ``keep_outputs`` forward returns the list of the five modules' outputs
-    and, where there is a classifier, the logits.
-
-    ``memory`` says what is kept for backward.  "auto": the outputs of norms in place, but for a block's last norm the
-    block's output alone; in half precision both.  "fused": the block's output alone in half precision too, where the
-    last norms' scales allow it (`ResidualBlock`).  "checkpoint": the blocks' inputs; each block is run again.
-    "plain": the outputs of all norms and blocks, and the input of the pool, which is torch's.
+    Args:
+    - `structure`: the number of blocks of each of the four modules.
+    - `bottleneck`: blocks of three convolutions, with four times as many channels outside, instead of two.
+    - `dilation`: 1, or one number per module: another number than 1 dilates all blocks of the module and removes its
+      stride (for mod2: the stem's pooling).
+    - `keep_outputs`: forward returns the list of the five modules' outputs and, with a classifier, the logits.
+    - `memory`: what is kept for backward. "auto": the outputs of norms in place, but of a block's last norm only the
+      block's output; in half precision both. "fused": only the block's output in half precision too, where the scales
+      of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; each block is run again. "plain":
+      the outputs of all norms and blocks, and the input of the pool, which is torch's.
+    - All others are those of `Network`.
     """
 
     def __init__(

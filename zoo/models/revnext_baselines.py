@@ -26,15 +26,13 @@ class RevNeXtBaseline(LargestValueNetwork):
     """ResNet-18 or RevNet of the paper: ``stem``, ``level0``, then levels of a `WideningPool` and blocks.
 
     Args:
-    - `norm`: function channels -> norm with its activation.
-    - `classes`: outputs of the classifier; 0 for none.
     - `reversible`: the blocks are reversible ones, of two branches of two convolutions. Otherwise they are
       post-activation residual blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
-    - `features_only`: leave the classifier out, and return the list of the levels' outputs.
     - `channels`: those of the stem and of the first level.
     - `memory`: what is kept for backward. "auto": of reversible levels the output, of others what `ResNet` keeps;
       "plain": what autograd keeps.
+    - All others are those of `Network`.
     """
 
     def __init__(
@@ -87,12 +85,10 @@ class TwoBranchIRevNet(LargestValueNetwork):
     """i-RevNet of the paper: ``stem``, then one ``chain`` of reversible blocks and channel pools.
 
     Args:
-    - `norm`: function channels -> norm with its activation.
-    - `classes`: outputs of the classifier; 0 for none.
-    - `features_only`: leave the classifier out, and return the chain's output in a list.
     - `blocks`: the number of reversible blocks of each level.
     - `channels`: those of the stem; each pool makes them four times as many.
     - `memory`: what is kept for backward. "auto": the input and output of the chain; "plain": what autograd keeps.
+    - All others are those of `Network`.
     """
 
     def __init__(

@@ -58,15 +58,13 @@ class WiderResNet(Network):
     """``mod1`` (one 3x3 convolution), six modules ``mod2`` to ``mod7`` with pools between them, and ``bn_out``.
 
     Args:
-    - `norm`: function channels -> norm with its activation.
-    - `classes`: outputs of the classifier; 0 for none.
     - `structure`: the number of blocks of each of the six modules.
-    - `features_only`: leave the classifier out, and return the list of the stages' outputs.
-    - `memory`: what is kept for backward. "auto": of each block the norms' outputs, of the pools one byte each.
+    - `memory`: what is kept for backward. "auto": of each block the norms' outputs, of the pools one byte per output.
       "unwind": in each module without those of the blocks' first norms; "unwind_3x3": of bottlenecks without those of
       the last norms either (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain":
       as "auto", but the pools are torch's.
     - `modules`: the settings of the six modules.
+    - All others are those of `Network`.
     """
 
     def __init__(
