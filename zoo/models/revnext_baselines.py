@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
@@ -18,6 +17,7 @@ from zoo.layers.ends import MaxPool2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
+from zoo.layers.revnet_blocks import add_zero_channels
 from zoo.layers.stages import FUSE_OF_MEMORY
 from zoo.models.revnext import LargestValueNetwork
 
@@ -73,12 +73,12 @@ class WideningPool(nn.Module):
 
     def __init__(self, channels: int, memory: str) -> None:
         super().__init__()
-        self.before, self.behind = channels // 2, channels - channels // 2
+        self.channels = channels
         self.pool = (nn.MaxPool2d if memory == "plain" else MaxPool2d)(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, 2 C, H / 2, W / 2) of x (N, C, H, W); a last odd row or column is left out."""
-        return F.pad(self.pool(x), (0, 0, 0, 0, self.before, self.behind))
+        return add_zero_channels(self.pool(x), self.channels)
 
 
 class TwoBranchIRevNet(LargestValueNetwork):
