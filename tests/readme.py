@@ -20,7 +20,7 @@ from zoo.config import experiments_dir, load_experiment
 from zoo.engine.validate import Result
 from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.registry import options_of, published
-from zoo.report.results import results_table
+from zoo.report.tables import results_table
 
 ROOT = Path(__file__).parents[1]
 PATH = ROOT / "README.md"

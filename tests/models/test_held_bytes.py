@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import zoo
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.config.network import MEMORY
 from zoo.models import FOR_CIFAR
 from zoo.models.revnet import REVERSIBLE_TWINS

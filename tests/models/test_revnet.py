@@ -12,7 +12,7 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.config import parse_experiment
 from zoo.config.network import MEMORY, Network, family_of
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zoo.benchmark.held import measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.layers.stem import MaxPool2d
 from zoo.ops.max_pool import max_pool2d
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from zoo.benchmark.held import Memory
+from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine import checkpoint
 from zoo.errors import ConfigError, DataError

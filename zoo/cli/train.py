@@ -81,7 +81,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     """Score given weights by the experiment's own protocol; the original scored random ones without a word."""
     from zoo.engine.process import open_process
     from zoo.engine.resume import AUTO
-    from zoo.report.results import results_table
+    from zoo.report.tables import results_table
     from zoo.scoring import load_subject, score
 
     given = [path for path in (args.resume, args.weights) if path]
@@ -124,7 +124,7 @@ def train_experiment(config: Experiment, process: Process, args: argparse.Namesp
     from zoo.engine.loop import train
     from zoo.engine.start import start
     from zoo.report.log_folder import check_place, log_folder
-    from zoo.report.writers import RunLog, kept_records
+    from zoo.report.run_log import RunLog, kept_records
 
     _check_settings_agree(config, process, args)
     check_world_size(config, process.world_size)
