@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import largest_batch, layer, pareto_plot, variants
 from zoo.benchmark.memory_use import measure_memory, measure_peak
 from zoo.benchmark.model import MODES, measure_networks, measure_strategies
@@ -21,7 +22,6 @@ from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown, median_and_spread
 from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
-from zoo.config.network import MEMORY
 from zoo.engine import compiled
 from zoo.engine.compiled import compile_network
 from zoo.errors import ConfigError, VerificationError
@@ -253,7 +253,8 @@ def test_faults_in_the_choice_of_a_network_are_named() -> None:
 
 
 def test_every_value_of_the_memory_option_is_a_strategy() -> None:
-    assert {strategy.memory for strategy in EAGER} == {value for values in MEMORY.values() for value in values}
+    values = {memory for record in ARCHITECTURES.values() for memory in record.memory}
+    assert {strategy.memory for strategy in EAGER} == values
 
 
 def test_the_baseline_is_always_among_the_strategies() -> None:
