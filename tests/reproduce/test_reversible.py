@@ -434,7 +434,7 @@ def test_paths_of_runs_are_named_as_they_were_given(tmp_path: Path, monkeypatch:
 
 
 def write_logs(path: Path, **changes: Any) -> Path:
-    """Write shortened logs of one run, as scripts/results has them."""
+    """Write shortened logs of one run, as docs/results has them."""
     config = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").model_dump(mode="json")
     epochs = [{"epoch": 1, "val_top1": 50.0}, {"epoch": 2, "val_top1": 60.0}]
     run = {"label": "one", "seed": 1, "settings": config, "epochs": epochs, "note": "by hand"}
@@ -458,7 +458,7 @@ def test_a_file_that_is_no_shortened_log_is_a_users_fault(tmp_path: Path, change
 
 
 def test_all_recorded_runs_are_of_experiments_in_the_reports() -> None:
-    results = Path(__file__).parents[2] / "scripts" / "results"
+    results = Path(__file__).parents[2] / "docs" / "results"
     paths = sorted(results.glob("cifar10_*.json"))
     found, remarks = read_runs(paths, [*EXPERIMENTS, *reconstruction.SHORT])
     assert len(found) == 14

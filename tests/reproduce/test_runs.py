@@ -17,7 +17,7 @@ from zoo.reproduce.revnet import EXPERIMENTS
 from zoo.reproduce.run_files import draw_runs, groups_of, write_runs
 from zoo.reproduce.runs import Run, read_runs
 
-RESULTS = Path(__file__).parents[2] / "scripts" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def add_records(folder: Path, *records: dict[str, Any]) -> None:

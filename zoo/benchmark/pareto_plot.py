@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zoo.benchmark.strategies import BASELINE
-from zoo.report.files import write_bytes
+from zoo.files import write_bytes
 from zoo.report.plot_style import BLACK, BLUE, GREEN, LABEL_SIZE, ORANGE, PINK, new_figure, png_of, style_axes
 
 if TYPE_CHECKING:

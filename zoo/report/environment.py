@@ -14,7 +14,7 @@ from zoo.engine.program import version_of
 
 logger = logging.getLogger(__name__)
 
-RESULTS = "scripts/results"
+RESULTS = "docs/results"
 DIRTY = "-dirty"
 
 
@@ -39,7 +39,7 @@ def checkout_commit() -> str | None:
     """Return the commit of the checkout that zoo runs from, with ``-dirty`` if it has changed files.
 
     None if zoo does not run from a checkout. Git is asked once per process, as a process runs the code that it began
-    with. Changed files in scripts/results do not count: benchmarks write them, one after another, but do not run them.
+    with. Changed files in docs/results do not count: benchmarks write them, one after another, but do not run them.
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from zoo.engine.predict import Prediction
-from zoo.report.files import write_bytes, write_text
+from zoo.files import write_bytes, write_text
 
 TILE_PX = 192
 MARGIN_PX = 8

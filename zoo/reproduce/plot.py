@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.report.files import write_bytes
+from zoo.files import write_bytes
 from zoo.report.plot_style import COLORS, LABEL_SIZE, MARKERS, TITLE_SIZE, new_figure, png_of, style_axes
 from zoo.reproduce.schema import Line, Panel, Section
 
