@@ -22,7 +22,7 @@ from zoo.config import Experiment, describe_settings, experiments_dir, load_expe
 from zoo.config.describe import SectionText
 from zoo.engine.validation import Result
 from zoo.registry import published
-from zoo.report.results import results_table
+from zoo.report.tables import results_table
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")

@@ -24,7 +24,7 @@ from zoo.engine.state import TrainState
 from zoo.errors import DataError, printable
 from zoo.registry import build_from_config
 from zoo.report.log_folder import check_place, log_folder
-from zoo.report.writers import RunLog, kept_records
+from zoo.report.run_log import RunLog, kept_records
 
 
 @dataclass(frozen=True)

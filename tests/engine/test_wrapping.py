@@ -8,7 +8,7 @@ import torch._functorch.config
 from torch import nn
 
 from tests.formula import relative_error
-from zoo.benchmark.held import measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.engine import wrapping
 from zoo.engine.wrapping import unwrap
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.held import measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, init_weights
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential

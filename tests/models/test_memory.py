@@ -12,7 +12,7 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential, build_stage

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zoo.benchmark.held import measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.layers.ends import MaxPool2d
 from zoo.ops.pooling import max_pool2d
 

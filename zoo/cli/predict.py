@@ -139,7 +139,7 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
     from zoo.data.reading import read_image
-    from zoo.report.grid import write_grid
+    from zoo.report.predictions import write_grid
 
     if len(predictions) > GRID_IMAGES:
         logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from zoo.config import experiments_dir, load_experiment
     from zoo.data.sample import unpack_sample
     from zoo.engine.process import open_process
-    from zoo.report.results import results_table
+    from zoo.report.tables import results_table
 
     if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
         raise ConfigError("--log-dir is the folder of one run; leave it out for several seeds, or give one --seed")

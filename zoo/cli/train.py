@@ -84,7 +84,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     """Score given weights by the experiment's own protocol; the original scored random ones without a word."""
     from zoo.engine.process import open_process
     from zoo.engine.start import AUTO
-    from zoo.report.results import results_table
+    from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
 
     given = [path for path in (args.resume, args.weights) if path]

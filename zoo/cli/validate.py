@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from zoo.engine.process import open_process
     from zoo.files import write_json
     from zoo.report.predictions import write_predictions
-    from zoo.report.results import results_table
+    from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
 
     with open_process(args.local_rank, args.dist_backend) as process:

@@ -1,4 +1,4 @@
-"""The one format of all benchmarks: a header that says where and how, and a record per measured quantity."""
+"""The format that all benchmarks share: a header with machine and settings, and a record per measured quantity."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from zoo.report.environment import describe_environment
 from zoo.report.tables import Cell, markdown_table
 
 SPREAD = "interquartile range"
-CASE = ("subject", "shape", "dtype", "layout", "provider")  # what a row of the table is about
+CASE = ("subject", "shape", "dtype", "layout", "provider")  # the records that stand in one row of a table share these
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a layer or a network, the shape of its input, dtype and layout ("contiguous", ...)."""
+    """What is measured: a layer or a network, and the shape, dtype and memory layout of its input."""
 
     subject: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Record:
-    """One quantity of one provider: median and spread (the interquartile range) of ``n`` values."""
+    """One quantity of one provider (a norm, a strategy): median and interquartile range of ``n`` values."""
 
     subject: str
     provider: str
@@ -46,7 +46,14 @@ class Record:
 
 @dataclass
 class Results:
-    """All that one run of a benchmark found, with what is needed to repeat it."""
+    """Everything that one run of a benchmark has measured, with what is needed to repeat it.
+
+    Args:
+        benchmark: which one it is: "layer", "model", "pareto" or "fit".
+        command: the command line that runs it.
+        device: where it runs.
+        settings: what times depend on, such as the number of threads.
+    """
 
     benchmark: str
     command: str
@@ -65,12 +72,12 @@ class Results:
         )
 
     def note(self, text: str) -> None:
-        """Add a remark, once."""
+        """Add a remark, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def content(self) -> dict[str, Any]:
-        """Return everything as JSON has it: the header (machine, versions, commit, settings), notes and records."""
+        """Return what the JSON file holds: the header (machine, versions, commit, settings), notes and records."""
         environment = describe_environment(self.device)
         return {
             "benchmark": self.benchmark,
@@ -101,10 +108,11 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """Return the header and the tables of the JSON ``content``: a row per case and provider, a column per metric.
+    """Return the JSON ``content`` as Markdown: the header, and tables of a row per provider and a column per metric.
 
-    A cell is the median, with the spread in parentheses where there are several values.  Rows are in one table if they
-    have a metric in common, or both have one in common with a third: a benchmark of two questions has two tables.
+    A cell is the median, with the spread in parentheses where there are several values. Two rows are in the same table
+    if they have a metric in common, or if a chain of other rows links them in this way: a benchmark that answers two
+    questions has two tables.
     """
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:

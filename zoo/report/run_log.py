@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -22,14 +26,13 @@ from zoo.engine.validation import Result
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.environment import describe_environment
-from zoo.report.jsonlines import JsonLines
 from zoo.report.log_folder import METRICS_FILE, writable, write_settings
 
 logger = logging.getLogger(__name__)
 
 
 class TextLog(logging.FileHandler):
-    """A log file that names can neither break nor forge lines of; that it cannot be written to is said once."""
+    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
@@ -37,20 +40,20 @@ class TextLog(logging.FileHandler):
         self._has_complained = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say on stderr, the first time only, why a record is missing; not in the log, which is what is broken."""
+        """Say on stderr, the first time only, why a record is missing: the log itself cannot say it."""
         if not self._has_complained:
             self._has_complained = True
             print(f"{self.baseFilename}: lines are missing from here on: {sys.exc_info()[1]}", file=sys.stderr)
 
     def close(self) -> None:
-        """Close the file, even if what is still in memory finds no room."""
+        """Close the file, even if the disk is full and what is still in memory is lost."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
 def kept_records() -> Iterator[MemoryHandler]:
-    """Keep zoo's log records, for a run log that is opened once the run is known to be able to begin."""
+    """Keep zoo's log records until the run is known to be able to begin and its log is opened."""
     handler = MemoryHandler(capacity=0)
     logging.getLogger("zoo").addHandler(handler)
     try:
@@ -59,13 +62,51 @@ def kept_records() -> Iterator[MemoryHandler]:
         logging.getLogger("zoo").removeHandler(handler)
 
 
+class JsonLines:
+    """Appends records to a file of one JSON object a line, which a run and all its resumptions share.
+
+    A killed process or a full disk leaves whole lines only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        _drop_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one object: ``event``, ``time_s`` (seconds since 1970) and the ``fields``.
+
+        NaN and infinities become null. If the system cannot write the record, OSError is raised and no part of the
+        record is in the file.
+        """
+        record = {"event": event, "time_s": round(time.time(), 3), **fields}
+        text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
+        end, left = os.fstat(self._file.fileno()).st_size, f"{text}\n".encode()
+        try:
+            while left:  # a disk that is nearly full takes only a part of the record
+                left = left[self._file.write(left) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> None:
+        """Wait until all records are on the disk and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
 class RunLog:
     """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
 
-    A context manager; all files are in ``log_dir``, which is made. A second run with the same folder appends.
-    ``earlier``: records kept before, which come first in the text log. ConfigError if the files cannot be opened. What
-    cannot be written later is missing, with one warning, and training goes on: a checkpoint is worth more than a line,
-    and if it cannot be written either, that ends the run.
+    A context manager. Raises ConfigError if the files cannot be opened. A record that cannot be written later is left
+    out, with one warning, and training goes on: a checkpoint is worth more than a line, and if it cannot be written
+    either, that ends the run.
+
+    Args:
+        log_dir: folder of all files, which is made. A second run with the same folder appends to them.
+        rank: of this process.
+        config: settings of the run.
+        histograms: whether TensorBoard gets histograms of some parameters.
+        earlier: records from before the log was opened, see `kept_records`; they come first in the text log.
     """
 
     def __init__(
@@ -116,10 +157,10 @@ class RunLog:
         self._text.close()
 
     def begin(self, step: int, device: torch.device, world_size: int) -> None:
-        """Record the settings and the machine; with ``step`` > 0 that a run goes on after that many steps.
+        """Record the settings and the machine, and with ``step`` > 0 that a run is resumed after that many steps.
 
-        TensorBoard then hides what an interrupted run had written beyond this step. ConfigError: the settings cannot
-        be written.
+        TensorBoard then hides what the interrupted run had written beyond this step. ConfigError if the settings
+        cannot be written.
         """
         if not self._is_main:
             return
@@ -139,7 +180,7 @@ class RunLog:
             self._write(partial(self._metrics.write, event, **fields))
 
     def _write(self, write: Callable[[], object]) -> None:
-        """Call ``write``; count it, and warn the first time, if the system has no room for what it writes."""
+        """Call ``write``. If the system cannot write, count the lost record, and the first time warn."""
         try:
             write()
         except OSError as error:
@@ -155,7 +196,7 @@ class RunLog:
 
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
-        """Open a bar of ``total`` batches of which ``done`` are done; yields ``advance(count)``."""
+        """Open a bar of ``total`` batches of which ``done`` are done; yields a function that counts further batches."""
         with Progress(title, total, done, show=self._is_main) as progress:
             self._progress = progress
             try:
@@ -164,7 +205,7 @@ class RunLog:
                 self._progress = None
 
     def train_metrics(self, metrics: TrainMetrics) -> None:
-        """Record the numbers of a log interval."""
+        """Record the means of the batches since the last record, and the averages of the epoch."""
         logger.info("%s", _train_line(metrics), extra={"shown_by_bar": True})
         if self._progress is not None:
             self._progress.tell(_bar_text(metrics))
@@ -197,7 +238,7 @@ class RunLog:
 
 
 def _train_line(metrics: TrainMetrics) -> str:
-    """Return the values since the last line, and in brackets the averages of the epoch."""
+    """Return the means since the last line, and in brackets the averages of the epoch."""
     return (
         f"epoch {metrics.epoch + 1} [{metrics.batch}/{metrics.num_batches}] "
         f"time {metrics.step_s:.3f} s, data {metrics.data_s:.3f} s, "
@@ -222,3 +263,18 @@ def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
         f"epoch {epoch + 1} validation: top-1 {result.top1:.2f}, top-5 {result.top5:.2f}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
     )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off an incomplete last line, which a full disk or a power failure may have left."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)

@@ -1,10 +1,14 @@
-"""A run's numbers reach the text log, the JSON lines and TensorBoard, at the right step and only once."""
+"""A run's numbers reach the text log, the JSON lines and TensorBoard, at the right step and only once.
+
+The metrics file holds whole JSON lines only, whatever happened to the process before.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,8 @@ from torch import nn
 from zoo.config import Experiment, parse_experiment
 from zoo.engine.reporting import Log, TrainMetrics
 from zoo.engine.validation import Result
-from zoo.report.writers import METRICS_FILE, RunLog
+from zoo.report.log_folder import METRICS_FILE
+from zoo.report.run_log import JsonLines, RunLog
 
 CPU = torch.device("cpu")
 RESULT = Result(top1=61.0, top5=91.0, loss=1.25, count=998, skipped=2, protocol="center224")
@@ -201,3 +206,37 @@ def test_settings_are_in_tensorboard_as_text_and_as_hyper_parameters(tmp_path: P
     assert b"network.arch" in plugin
     assert b"resnet18" in plugin
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_second_run_appends_to_the_first(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    for event in ("start", "resume"):
+        lines = JsonLines(path)
+        lines.write(event, step=3)
+        lines.close()
+    assert [(record["event"], record["step"]) for record in _records(tmp_path)] == [("start", 3), ("resume", 3)]
+
+
+def test_each_record_is_in_the_file_at_once(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / METRICS_FILE)
+    lines.write("train", loss=1.5)
+    assert _records(tmp_path)[0]["loss"] == 1.5
+    lines.close()
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / METRICS_FILE)
+    lines.write("train", loss=math.nan, top1=math.inf, errors={"block": math.nan, "next": 1.0})
+    lines.close()
+    record = _records(tmp_path)[0]
+    assert (record["loss"], record["top1"]) == (None, None)
+    assert record["errors"] == {"block": None, "next": 1.0}
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_text('{"event": "start"}\n{"event": "tra')
+    lines = JsonLines(path)
+    lines.write("resume")
+    lines.close()
+    assert [record["event"] for record in _records(tmp_path)] == ["start", "resume"]
