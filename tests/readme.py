@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from zoo.config import OPTIONS, Experiment, describe_settings, experiments_dir, load_experiment
+from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
+from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.engine.validate import Result
-from zoo.models.revnet import REVERSIBLE_TWINS
-from zoo.registry import options_of, published
+from zoo.registry import published
 from zoo.report.results import results_table
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def networks() -> str:
     rows = []
     for name in (case for case in cases if "+" not in case):
         stem = cases.get(f"{name}+input_3x3")
-        other = ", ".join(f"`{option}`" for option in options_of(name) if option != "input_3x3")
+        other = ", ".join(f"`{option}`" for option in ARCHITECTURES[name].options if option != "input_3x3")
         rows.append([f"`{name}`", other, f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else ""])
     return table(["network", "options", "parameters", "with `input_3x3`"], rows, text_columns=2)
 
@@ -95,10 +95,9 @@ def options() -> str:
 def published_scores() -> str:
     rows = []
     for name, entry in published().items():
-        scores = [entry["scores"][key] for key in ("center224", "tencrop224", "center320")]
+        scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
-        link = f"[file](https://drive.google.com/file/d/{entry['drive_id']}/view)"
-        rows.append([f"`{name}`", *columns, link])
+        rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])
     return table(["name", "224", "224, ten crops", "320", "weights"], rows, text_columns=5)
 
 
@@ -414,7 +413,7 @@ def _section(section: SectionText) -> str:
                      _plain(setting.meaning)])  # fmt: skip
     title = section.path if " " in section.path else f"`{section.path}`"
     headers = ["setting", "type", "default", "meaning"]
-    return f"**{title}**: {section.meaning}\n\n{table(headers, rows, text_columns=4)}"
+    return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
 # --- bytes per pixel ---

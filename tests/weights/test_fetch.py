@@ -22,7 +22,7 @@ from zoo.errors import ConfigError, WeightsError
 from zoo.weights import drive, fetch_weights, lock, verify
 from zoo.weights.cache import weights_path
 from zoo.weights.drive import read_form
-from zoo.weights.index import REPLACED_MD5, all_published, drive_page, published
+from zoo.weights.published import REPLACED_MD5, all_published, entry_of, published
 
 # What Drive sends instead of a file that it has not looked through for viruses.
 CONFIRM = b"""<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head><body>
@@ -38,8 +38,8 @@ HTML = "text/html; charset=utf-8"
 FETCH = f"""
 import sys
 from zoo.weights import fetch_weights
-from zoo.weights.index import all_published
-all_published()[{NAME!r}]["md5"] = {MD5!r}
+from zoo.weights.published import all_published
+all_published()[{NAME!r}].md5 = {MD5!r}
 print("ready", flush=True)
 sys.stdin.readline()
 print(fetch_weights({NAME!r}), flush=True)
@@ -83,7 +83,7 @@ def test_a_mirror_that_is_no_web_address_is_refused(address: str, monkeypatch: p
 
 def test_drive_is_asked_for_the_files_id(drive_server: Server) -> None:
     assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert drive_server.requests == [(f"/uc?export=download&id={all_published()[NAME]['drive_id']}", None)]
+    assert drive_server.requests == [(f"/uc?export=download&id={all_published()[NAME].weights.drive_id}", None)]
 
 
 def test_drives_page_before_large_files_is_confirmed_with_the_fields_of_its_form(drive_server: Server) -> None:
@@ -116,7 +116,7 @@ def test_offline_takes_what_is_in_the_cache_and_asks_nobody(server: Server, monk
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(WeightsError, match="not in the cache and ZOO_OFFLINE is set") as caught:
         fetch_weights(NAME)
-    for part in (NAME, MD5, drive_page(NAME), str(weights_path(NAME))):
+    for part in (NAME, MD5, entry_of(NAME).page, str(weights_path(NAME))):
         assert part in str(caught.value)
     in_cache()
     assert fetch_weights(NAME).read_bytes() == CONTENT
@@ -250,7 +250,7 @@ def test_a_file_of_before_july_2018_is_recognised(server: Server, monkeypatch: p
 
 def test_the_replaced_files_are_those_of_2017_and_2018() -> None:
     assert list(REPLACED_MD5) == list(published())[:6]
-    assert not set(REPLACED_MD5.values()) & {entry["md5"] for entry in all_published().values()}
+    assert not set(REPLACED_MD5.values()) & {entry.md5 for entry in all_published().values()}
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.lock/x"])
@@ -331,7 +331,7 @@ def test_get_pretrained_downloads_verifies_and_loads(
     source = zoo.get(NAME)
     torch.save({"state_dict": {f"module.{key}": value for key, value in source.state_dict().items()}}, tmp_path / "w")
     server.content = (tmp_path / "w").read_bytes()
-    monkeypatch.setitem(all_published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
+    monkeypatch.setattr(all_published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
     for name in (NAME, "resnet34"):
         model = zoo.get(name, pretrained=True)
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))

@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
     from zoo.config import Input
     from zoo.report.files import write_json
     from zoo.weights import read_weights
-    from zoo.weights.build import check_fits_record
     from zoo.weights.record import preprocessing_of
+    from zoo.weights.stored import check_fits_record
 
     stored = read_weights(args.source)
     source = _source_record(args, stored)

@@ -51,9 +51,9 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 
 
 def _published_entry(name: str, protocols: Sequence[str]) -> Entry:
-    about = published()[name]
+    entry = published()[name]
     ways = [PROTOCOLS[protocol] for protocol in protocols]
-    return Entry(name, ways, about["scores"], about["source"], about["md5"], None)
+    return Entry(name, ways, entry.scores, entry.source, entry.md5, None)
 
 
 def _checkpoint_entry(file: Path, protocols: Sequence[str] | None) -> Entry:

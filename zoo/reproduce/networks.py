@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
-from zoo.models import ARCHITECTURES
+from zoo.models import build_network
 
 
 def build(
@@ -30,7 +30,7 @@ def build(
     ``options`` are those of the architecture's builder, ``structure`` among them.
     """
     with torch.device(device):
-        model: nn.Module = ARCHITECTURES[name](norm_act(norm, activation, slope), classes, **options)
+        model = build_network(name, norm_act(norm, activation, slope), classes=classes, **options)
         init_weights(model, weight_init)
     return model.train()
 

@@ -14,8 +14,8 @@ from zoo.errors import ConfigError, WeightsError, brief, printable
 from zoo.weights.cache import SUFFIX, make_weights_dir, open_own, weights_path
 from zoo.weights.download import Download, DownloadError, Sleep, shown
 from zoo.weights.drive import drive_url
-from zoo.weights.index import all_published, drive_page, entry_of
 from zoo.weights.lock import locked
+from zoo.weights.published import all_published, entry_of
 from zoo.weights.verify import check_md5, md5_of, mismatch, open_weights
 
 logger = logging.getLogger("zoo")
@@ -29,7 +29,7 @@ def fetch_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
     Raises ConfigError for an unknown name and WeightsError for weights that cannot be had or are not the right ones;
     the file in the cache is then missing or as it was, never a part.
     """
-    if (path := weights_path(entry_of(name)["name"])).exists():
+    if (path := weights_path(entry_of(name).name)).exists():
         with open_weights(path) as file:
             check_md5(file, path, name)
         return path
@@ -41,7 +41,7 @@ def provide_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
 
     For whoever reads the file next, and verifies it then.
     """
-    path = weights_path(entry_of(name)["name"])
+    path = weights_path(entry_of(name).name)
     if path.exists():
         return path
     if is_offline():
@@ -78,14 +78,14 @@ def is_offline() -> bool:
 
 def by_hand(name: str, path: Path) -> str:
     """Return what a person can do who has a browser but no working download."""
-    return f"open {drive_page(name)} in a browser and save the file (md5 {entry_of(name)['md5']}) as {printable(path)}"
+    return f"open {entry_of(name).page} in a browser and save the file (md5 {entry_of(name).md5}) as {printable(path)}"
 
 
 def url_of(name: str) -> str:
     """Return the address of the published weights ``name``: the mirror's where one is set, otherwise Drive's."""
     mirror = os.environ.get("ZOO_WEIGHTS_URL", "").strip()
     if not mirror:
-        return drive_url(entry_of(name)["drive_id"])
+        return drive_url(entry_of(name).weights.drive_id)
     if not re.match(r"https?://[^/]", mirror):
         raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {mirror!r}")
     return f"{mirror.rstrip('/')}/{quote(name + SUFFIX)}"
@@ -98,7 +98,7 @@ def _fetch(name: str, path: Path, sleep: Sleep) -> None:
     with locked(path.with_name(f"{path.name}.lock"), name) as is_alone:
         if path.exists():  # another process was faster
             return
-        logger.info("%s: fetching %s (licence: %s)", name, shown(url), entry_of(name)["licence"])
+        logger.info("%s: fetching %s (licence: %s)", name, shown(url), entry_of(name).weights.licence)
         # Without a lock each process has a file of its own, which nobody else could resume.
         part = path.with_name(f"{path.name}.part" if is_alone else f"{path.name}.{secrets.token_hex(4)}.part")
         try:
@@ -111,7 +111,7 @@ def _fetch(name: str, path: Path, sleep: Sleep) -> None:
 
 def _download(name: str, url: str, part: Path, path: Path, sleep: Sleep) -> None:
     """Make ``part`` the whole and right file; one put together from several answers gets a second chance."""
-    expected = entry_of(name)["md5"]
+    expected = entry_of(name).md5
     download = Download(url, part, name, sleep)
     try:
         for is_last in (False, True):

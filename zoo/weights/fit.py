@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from zoo.architectures import ARCHITECTURES
 from zoo.errors import WeightsError, listed
 from zoo.layers.norm import InPlaceABN
-from zoo.models import ARCHITECTURES
 from zoo.weights.input import fit_input
 from zoo.weights.keys import torchvision_arch
 

@@ -13,7 +13,7 @@ from typing import IO, Literal
 
 from zoo.errors import WeightsError, printable
 from zoo.weights.cache import SUFFIX, weights_dir, weights_path
-from zoo.weights.index import REPLACED_MD5, all_published, entry_of
+from zoo.weights.published import REPLACED_MD5, all_published, entry_of
 
 READ_BYTES = 2**20
 Status = Literal["ok", "damaged", "partial", "unknown", "missing"]
@@ -65,7 +65,7 @@ def _md5_of_open(file: IO[bytes], path: str | os.PathLike[str]) -> str:
 
 def mismatch(name: str, found: str) -> str:
     """Return in words that weights ``name`` have the md5 ``found`` and not their own."""
-    wrong = f"the md5 is {found}, not {entry_of(name)['md5']}"
+    wrong = f"the md5 is {found}, not {entry_of(name).md5}"
     if found == REPLACED_MD5.get(name):
         return f"{wrong}: these are the weights as published before July 2018, which were replaced"
     return wrong
@@ -78,7 +78,7 @@ def check_md5(file: IO[bytes], path: Path, name: str) -> None:
     names it in messages.
     """
     found = _md5_of_open(file, path)
-    if found != entry_of(name)["md5"]:
+    if found != entry_of(name).md5:
         raise WeightsError(f"{printable(path)}: {mismatch(name, found)}; {_advice(path, name, found)}")
     file.seek(0)
 
@@ -96,7 +96,7 @@ def audit_cache(names: Sequence[str] = ()) -> list[Finding]:
     Raises ConfigError for an unknown name.
     """
     if names:
-        return [_audit_named(entry_of(name)["name"]) for name in names]
+        return [_audit_named(entry_of(name).name) for name in names]
     folder = weights_dir()
     return [_audit(path) for path in sorted(folder.iterdir()) if _counts(path)] if folder.is_dir() else []
 
@@ -125,8 +125,8 @@ def _audit(path: Path) -> Finding:
     except WeightsError as error:
         return Finding(path, "damaged" if is_published else "unknown", str(error))
     if is_published:
-        if found == all_published()[name]["md5"]:
+        if found == all_published()[name].md5:
             return Finding(path, "ok")
         return Finding(path, "damaged", f"{mismatch(name, found)}; {_advice(path, name, found)}")
-    twin = next((known for known, entry in all_published().items() if entry["md5"] == found), None)
+    twin = next((known for known, entry in all_published().items() if entry.md5 == found), None)
     return Finding(path, "unknown", f"holds {twin}; rename it to {twin}{SUFFIX}" if twin else "not published weights")
