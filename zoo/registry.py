@@ -90,7 +90,7 @@ def get(
         output_stride: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation``, of the
             families that have it; weights stay what they are.
         in_chans: number of channels of the image (default 3). For others the filters of weights for red, green and blue
-            are summed (1) or repeated and scaled (see `zoo.weights.input`), which the log says.
+            are summed (1) or repeated and scaled (see `zoo.weights.load.fit_input`), which the log says.
         drop_rate: share of the values that the classifier's linear layer reads that is dropped in training.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.

@@ -25,7 +25,7 @@ from zoo.errors import ConfigError, WeightsError, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
-from zoo.weights.fetch import published_name
+from zoo.weights.cache import published_name
 from zoo.weights.record import check_record, experiment_in
 
 

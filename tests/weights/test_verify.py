@@ -10,9 +10,8 @@ import pytest
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, fails
 from zoo.cli import main
-from zoo.weights.cache import weights_path
+from zoo.weights.cache import audit_cache, weights_path
 from zoo.weights.published import all_published
-from zoo.weights.verify import audit_cache
 
 OTHER = "resnet50_ipabn-sync_lr_512"
 ROOT = Path(__file__).parents[2]

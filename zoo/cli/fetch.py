@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_fetch(args: argparse.Namespace) -> int:
     """Fetch the weights named and print where each is; without names print a table of them; returns 0."""
-    from zoo.weights.fetch import fetch_weights
+    from zoo.weights import fetch_weights
     from zoo.weights.published import all_published, entry_of
 
     if not args.names:
@@ -55,8 +55,7 @@ def run_verify(args: argparse.Namespace) -> int:
     Raises VerificationError if a file is damaged, or one that was named is missing or partial.
     """
     from zoo.report.tables import markdown_table
-    from zoo.weights.cache import weights_dir
-    from zoo.weights.verify import audit_cache
+    from zoo.weights.cache import audit_cache, weights_dir
 
     findings = audit_cache(args.names)
     if not findings:

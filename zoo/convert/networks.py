@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
 from zoo.weights import NetworkRecord, load_state_dict
-from zoo.weights.fit import check_fits, num_outputs
+from zoo.weights.load import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)

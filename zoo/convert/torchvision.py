@@ -15,8 +15,7 @@ from zoo.convert.report import ConversionReport
 from zoo.errors import ConfigError, ConversionError, listed
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
-from zoo.weights.fit import MAX_KEYS
-from zoo.weights.keys import torchvision_arch
+from zoo.weights.load import MAX_KEYS, torchvision_arch
 
 COUNTER = "num_batches_tracked"
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}

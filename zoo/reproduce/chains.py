@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.layers.layerwise import LayerwiseBlock
+from zoo.layers.invertible import LayerwiseBlock
 from zoo.reproduce.laws import signal_to_noise
 from zoo.reproduce.networks import build
 from zoo.reproduce.schema import Line, Panel, Published, Section, compare_decades, finite_line, unpublished

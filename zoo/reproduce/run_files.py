@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from zoo.files import write_bytes, write_json
 from zoo.report.environment import describe_environment
-from zoo.report.files import write_bytes, write_json
 from zoo.reproduce.plot import draw
 from zoo.reproduce.runs import Run
 from zoo.reproduce.schema import Line, Panel, Section

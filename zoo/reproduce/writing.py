@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from zoo.files import write_bytes, write_json, write_text
 from zoo.report.environment import describe_environment
-from zoo.report.files import write_bytes, write_json, write_text
 from zoo.report.tables import markdown_table
 from zoo.reproduce.plot import draw
 from zoo.reproduce.schema import Published, Section, Value

@@ -1,4 +1,4 @@
-"""One process at a time: a lock that the system takes back when its holder dies."""
+"""A file that at most one process has locked at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from zoo.weights.cache import open_own
+from zoo.files import open_own
 
 try:
     import fcntl
@@ -26,15 +26,15 @@ class LockedElsewhereError(Exception):
 
 @contextmanager
 def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
-    """Hold the lock file ``path``, made where it is missing, and yield True.
+    """Hold the lock file ``path``, made where it is missing, and yield True; the system frees it if the process dies.
 
-    While another process has it: waits, and says so in the log, if there is something to be ``waiting_for``; raises
-    LockedElsewhereError if not. Yields False where neither the system nor the file system has locks. The lock file
-    is left behind: removing it would let a third process lock a new file while a second still waits for the old one.
+    While another process holds it: wait and say so in the log if ``waiting_for`` names what is waited for, otherwise
+    raise LockedElsewhereError. Yields False where neither the system nor the file system has locks. The lock file
+    is left behind: if it were removed, a third process could lock a new file while a second waits for the old one.
     Raises OSError if it cannot be made, or is a symbolic link.
     """
     with open_own(path, "a+b") as file:
-        # A forked process shares the lock, and would keep it from everybody after this process was killed.
+        # A forked process shares the lock, and would hold it after this process was killed.
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=file.close)
         is_alone = fcntl is not None and _acquire(file, waiting_for)

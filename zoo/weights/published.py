@@ -9,8 +9,8 @@ from typing import Any
 
 from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, nearest
-from zoo.weights.cache import SUFFIX
 
+SUFFIX = ".pth.tar"
 # Weights whose network this package does not have, so that no experiment file says where they are.
 WITHOUT_NETWORK = {
     "wider_resnet38_deeplab_vistas": PublishedWeights(

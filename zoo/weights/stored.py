@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from zoo.architectures import ARCHITECTURES, architecture, check_option
 from zoo.errors import ConfigError, WeightsError, printable
 from zoo.models.build import depth_of
-from zoo.weights.fetch import provide_weights, published_name
-from zoo.weights.fit import LoadReport, check_fits, load_state_dict, num_outputs
-from zoo.weights.read import read_checkpoint, state_dict_in
+from zoo.weights.cache import published_name, weights_path
+from zoo.weights.load import LoadReport, check_fits, load_state_dict, num_outputs
+from zoo.weights.read import read_checkpoint, read_published, state_dict_in
 from zoo.weights.record import ASKED_BY_NETWORK, REMEDY, NetworkRecord, check_record, record_in, shown
 
 logger = logging.getLogger("zoo")
@@ -73,8 +73,8 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     if the file is missing, damaged or unsafe, or says of its network what cannot be true.
     """
     published = published_name(path_or_name)
-    path = Path(path_or_name) if published is None else provide_weights(published)
-    content = read_checkpoint(path, published=published)
+    path = Path(path_or_name) if published is None else weights_path(published)
+    content = read_checkpoint(path) if published is None else read_published(published)
     state_dict = state_dict_in(content, path)
     record = record_in(content, printable(path)) if published is None else NetworkRecord.of_published(published)
     return StoredWeights(path, state_dict, record, content)
