@@ -18,6 +18,7 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, dilation_for
+from zoo.models.build import check_option_names
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
 from zoo.weights.record import Preprocessing, check_record, preprocessing_of
@@ -136,6 +137,7 @@ def get(
         settings, images = _of_name(name)
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
+    check_option_names(ARCHITECTURES[settings["arch"]], arch)  # those that are None too
     if output_stride is not None:
         given["dilation"] = dilation_for(output_stride, ARCHITECTURES[settings["arch"]])
     if weights is not None:

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
-from zoo.data.classes import imagenet_wnids
+from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import NUM_CROPS, build_val_loader
-from zoo.data.matching import match_classes
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.engine.validate import Result, validate
+from zoo.engine.validation import Result, validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment

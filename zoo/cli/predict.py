@@ -15,7 +15,7 @@ from zoo.cli.options import positive
 from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.engine.predict import Prediction
+    from zoo.engine.prediction import Prediction
     from zoo.report.tables import Cell
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.data.classes import class_names
     from zoo.data.transforms import val_transform
-    from zoo.engine.predict import AT_ONCE, predict
+    from zoo.engine.prediction import BATCH_SIZE, predict
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
     from zoo.scoring import load_network
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         names = class_names(network.experiment.network.classes, args.classes, network.class_names)
         settings = network.experiment.input
         transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
-        with Progress("predict", math.ceil(len(paths) / AT_ONCE), show=process.is_main) as progress:
+        with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
             predictions, faults = predict(network.model, paths, transform, process.device, args.top, progress.advance)
     if not process.is_main:
         return 0
@@ -131,7 +131,7 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
     from zoo.data.reading import read_image
-    from zoo.report.grid import write_grid
+    from zoo.report.predictions import write_grid
 
     if len(predictions) > GRID_IMAGES:
         logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))

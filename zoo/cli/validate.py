@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
-    from zoo.engine.predict import Recorder
+    from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
     from zoo.report.predictions import write_predictions
-    from zoo.report.results import results_table
+    from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
 
     with open_process(args.local_rank, args.dist_backend) as process:

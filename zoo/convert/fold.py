@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
-from zoo.layers.convert import NormPlan, apply_plans, replace_modules
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
+from zoo.layers.norm_conversion import NormPlan, apply_plans, replace_modules
 from zoo.layers.trace import Trace
 
 

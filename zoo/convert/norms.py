@@ -8,8 +8,8 @@ from torch import Tensor
 
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
 from zoo.errors import ConversionError
-from zoo.layers.convert import NormPlan, apply_plans, plan_norms
 from zoo.layers.norm import ABN
+from zoo.layers.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 
 
