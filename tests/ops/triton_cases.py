@@ -251,10 +251,10 @@ def check_operators() -> list[str]:
     vector = torch.ones(3)
     arguments = {
         "statistics": (x,),
-        "apply": (x, vector, vector, *settings, shortcut),
-        "apply_": (x, vector, vector, *settings, None),
-        "backward_reduce": (x, dz, *settings, None),
-        "backward_apply": (x, dz, vector, vector, vector, *settings, shortcut),
+        "apply": (x, vector, vector, shortcut, *settings),
+        "apply_": (x, vector, vector, None, *settings),
+        "backward_reduce": (x, dz, None, *settings),
+        "backward_apply": (x, dz, vector, vector, vector, shortcut, *settings),
     }
     for name, values in arguments.items():
         torch.library.opcheck(getattr(torch.ops.zoo_triton, name).default, values)
