@@ -1,4 +1,4 @@
-"""A norm and its convolution with the map between them made again: the same as one after the other, with less kept."""
+"""A norm and its convolution that compute the map between them again give the results of the two modules in order."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_it_does_not_know_runs_one_after_the_other(norm, conv):
 def test_hooks_see_the_map(kind):
     for index in range(2):
         modules, seen = pair(), []
-        modules[0].inplace = False  # torch gives a hooked module of gradients a view, which nobody may overwrite
+        modules[0].inplace = False  # a module with backward hooks gets a view, which may not be overwritten
 
         def hook(module, *args, seen=seen):
             seen.append(module)

@@ -31,7 +31,7 @@ def norm_conv(norm: nn.Module, conv: Any, *inputs: Tensor) -> Tensor:
         return conv(norm(join(inputs)))
     with torch.no_grad():
         joined = join(inputs)
-    statistics, settings = norm_of(norm, joined)
+    statistics, settings = statistics_and_settings(norm, joined)
     return norm_act_conv(inputs, joined, statistics, settings, conv.weight, conv.bias, Convolution.of(conv, joined))
 
 
@@ -57,7 +57,7 @@ def is_plain(conv: Any) -> bool:
 
 
 @torch.no_grad()
-def norm_of(norm: Any, x: Tensor) -> tuple[Statistics, NormSettings]:
+def statistics_and_settings(norm: Any, x: Tensor) -> tuple[Statistics, NormSettings]:
     """Return the statistics that an in-place norm takes of x, counting the batch, and its settings."""
     check_activation(norm.activation, norm.activation_param, norm.activations)
     statistics = norm.take_statistics(x)
