@@ -33,7 +33,6 @@ REDUCING_PROGRAMS = 1024
 ELEMENTWISE_PROGRAMS = 4096
 COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
 
-
 backward = None
 track_statistics = None
 
@@ -89,6 +88,7 @@ def backward_apply(
     return dx, None if shortcut is None else dshortcut
 
 
+# The last arguments of the operators: the shortcut and the fields of NormSettings.
 SETTINGS = "Tensor? shortcut, Tensor? weight, Tensor? bias, float eps, str activation, float activation_param"
 _library = torch.library.Library("zoo_triton", "FRAGMENT")
 
@@ -137,17 +137,17 @@ def _run_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_operator(f"apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}) -> Tensor", lambda x, *_: torch.empty_like(x))
-def _run_apply(x: Tensor, mean: Tensor, var: Tensor, shortcut: Tensor | None, *values: Any) -> Tensor:
+def _run_apply(x: Tensor, mean: Tensor, var: Tensor, shortcut: Tensor | None, *fields: Any) -> Tensor:
     dense = _dense(x)
     z = torch.empty_like(dense)
-    _launch_apply(dense, z, mean, var, NormSettings(*values), shortcut)
+    _launch_apply(dense, z, mean, var, NormSettings(*fields), shortcut)
     return _restored(z, x, dense)
 
 
 @_operator(f"apply_(Tensor(a!) x, Tensor mean, Tensor var, {SETTINGS}) -> ()", lambda *_: None)
-def _run_apply_(x: Tensor, mean: Tensor, var: Tensor, shortcut: Tensor | None, *values: Any) -> None:
+def _run_apply_(x: Tensor, mean: Tensor, var: Tensor, shortcut: Tensor | None, *fields: Any) -> None:
     dense = _dense(x)
-    _launch_apply(dense, dense, mean, var, NormSettings(*values), shortcut)
+    _launch_apply(dense, dense, mean, var, NormSettings(*fields), shortcut)
     if dense is not x:
         x.copy_(dense)
 
@@ -161,11 +161,11 @@ def _launch_apply(
 
 
 @_operator(f"backward_reduce(Tensor z, Tensor dz, {SETTINGS}) -> (Tensor, Tensor)", _two_vectors)
-def _run_backward_reduce(z: Tensor, dz: Tensor, shortcut: Tensor | None, *values: Any) -> tuple[Tensor, Tensor]:
+def _run_backward_reduce(z: Tensor, dz: Tensor, shortcut: Tensor | None, *fields: Any) -> tuple[Tensor, Tensor]:
     if z.numel() == 0:
         sum_dy, sum_dy_xhat = _two_vectors(z)
         return sum_dy.zero_(), sum_dy_xhat.zero_()
-    settings = NormSettings(*values)
+    settings = NormSettings(*fields)
     z = _dense(z)
     tiling = tiling_of(z, REDUCING_PROGRAMS)
     partial = _partial(z, tiling, 2)
@@ -187,9 +187,9 @@ def _run_backward_apply(
     mean_dy: Tensor | None,
     mean_dy_xhat: Tensor | None,
     shortcut: Tensor | None,
-    *values: Any,
+    *fields: Any,
 ) -> tuple[Tensor, Tensor]:
-    settings = NormSettings(*values)
+    settings = NormSettings(*fields)
     dense = _dense(z)
     dx, dshortcut = torch.empty_like(dense), _like_shortcut(dense, shortcut)
     if z.numel():
