@@ -20,7 +20,7 @@ from typing import Any
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 from zoo.registry import published
 from zoo.report.tables import results_table
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zoo.benchmark.memory_use import count_memory, measure_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models, transforms
+    from zoo.scoring import load_network, score
     from zoo.weights import load_weights
 
     __version__: str
@@ -29,8 +30,10 @@ __all__ = [
     "get",
     "layers",
     "list_models",
+    "load_network",
     "load_weights",
     "measure_memory",
+    "score",
     "transforms",
     "weights",
 ]
@@ -39,8 +42,10 @@ _HOMES = {
     "count_memory": "zoo.benchmark.memory_use",
     "get": "zoo.registry",
     "list_models": "zoo.registry",
+    "load_network": "zoo.scoring",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.benchmark.memory_use",
+    "score": "zoo.scoring",
     "transforms": "zoo.registry",
 }
 

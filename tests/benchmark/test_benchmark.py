@@ -22,8 +22,8 @@ from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown, median_and_spread
 from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
-from zoo.engine import compiled
-from zoo.engine.compiled import compile_network
+from zoo.engine import wrapping
+from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
@@ -175,8 +175,8 @@ def test_the_heap_is_kept_where_it_says_so() -> None:
 @pytest.fixture
 def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling by inductor takes seconds a layer: what torch captures is run by torch itself."""
-    captured = compiled.lookup_backend("aot_eager_decomp_partition")
-    monkeypatch.setattr(compiled, "lookup_backend", lambda name: captured)
+    captured = wrapping.lookup_backend("aot_eager_decomp_partition")
+    monkeypatch.setattr(wrapping, "lookup_backend", lambda name: captured)
 
 
 @pytest.mark.usefixtures("_no_inductor")

@@ -21,7 +21,7 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 from zoo.report.log_folder import check_place
 from zoo.report.run_log import JsonLines, RunLog
 from zoo.weights import lock

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.engine.predict import Prediction
+from zoo.engine.prediction import Prediction
 from zoo.report.predictions import LINE_PX, MARGIN_PX, TILE_PX, image_grid, write_grid, write_predictions
 
 LEFT, STEP = MARGIN_PX, MARGIN_PX + TILE_PX

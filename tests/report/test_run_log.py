@@ -21,8 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from zoo.config import Experiment, parse_experiment
-from zoo.engine.log import Log, TrainMetrics
-from zoo.engine.validate import Result
+from zoo.engine.reporting import Log, TrainMetrics
+from zoo.engine.validation import Result
 from zoo.report.log_folder import METRICS_FILE
 from zoo.report.run_log import JsonLines, RunLog
 

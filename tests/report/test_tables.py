@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zoo.config import Expected
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 from zoo.report.tables import markdown_table, results_table
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
-from zoo.engine.compiled import compile_network
+from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 
 BASELINE = "std-BN"

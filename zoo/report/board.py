@@ -14,8 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from zoo.config import Experiment, leaves
-from zoo.engine.log import TrainMetrics
-from zoo.engine.validate import Result
+from zoo.engine.reporting import TrainMetrics
+from zoo.engine.validation import Result
 
 NUM_IMAGES = 8
 HISTOGRAM_NAMES = ("fc", "bn_out")

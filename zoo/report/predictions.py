@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from zoo.engine.predict import Prediction
+from zoo.engine.prediction import Prediction
 from zoo.files import write_bytes, write_text
 
 TILE_PX = 192

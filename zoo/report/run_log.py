@@ -1,4 +1,4 @@
-"""The log of a training run, as zoo/engine/log.py declares it: text, JSON lines, TensorBoard and the progress bar."""
+"""The log of a training run: text, JSON lines, TensorBoard and the progress bar (`zoo.engine.reporting.Log`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.config import Experiment
-from zoo.engine.log import TrainMetrics
-from zoo.engine.validate import Result
+from zoo.engine.reporting import TrainMetrics
+from zoo.engine.validation import Result
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.environment import describe_environment

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # commands that only print a table do not wait for torch
     from zoo.config import Expected
-    from zoo.engine.validate import Result
+    from zoo.engine.validation import Result
 
 Cell = str | int | float | None
 RESULT_HEADERS = ("network", "protocol", "top-1 %", "top-5 %", "loss", "images", "left out")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Network
-from zoo.engine.reconstruction import check_meter, reconstruction_errors
+from zoo.engine.meters import check_meter, reconstruction_errors
 from zoo.errors import ConfigError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 

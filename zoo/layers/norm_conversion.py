@@ -1,4 +1,4 @@
-"""Turns the norms of any model into another kind, weights kept, where that is safe."""
+"""Replaces the norms of any model by another kind that computes the same with the same weights, where that is safe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "gelu", "silu", "hardswish", "mish", "selu", "celu")
 
-# What to do about each cause of a refusal; the reasons beside the norms' names say what was found.
+# What to do about each cause of a refusal. The message lists the causes beside the norms' names.
 SUBCLASS = "replace them by nn.BatchNorm2d, if they compute the same"
 NOT_ONCE = "give the model a norm of its own for each call, and remove those that are never called"
 NO_FORM = "put nn.LeakyReLU or nn.ELU in its place, and train again: the network computes something else"
@@ -36,7 +36,12 @@ NO_SCALE = "allow_approximate=True (--allow-approximate of zoo convert) sets suc
 
 @dataclass
 class NormPlan:
-    """What is to become of one norm: its settings, the activation that it takes in, the filters to negate."""
+    """How one norm is replaced.
+
+    ``absorbed`` is the name of the activation module that the new norm takes over, ``convolution`` that of the
+    convolution whose filters are negated for ``num_negative`` negative scales. ``num_clamped`` scales cannot be
+    represented and become eps.
+    """
 
     name: str
     old: Any
@@ -50,20 +55,24 @@ class NormPlan:
 
 
 def convert_norm(module: nn.Module, kind: str, *, allow_approximate: bool = False) -> nn.Module:
-    """Turn every BatchNorm2d of ``module``, with the activation module behind it, into the norm ``kind``; return it.
+    """Replace every BatchNorm2d of ``module``, with the activation module behind it, by the norm ``kind``; return it.
 
-    ``kind`` is "standard" (`ABN`), "inplace" or "sync".  Norms of this package are turned as well.  ``module`` is
-    changed, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, and computes the same as before: parameters and
-    buffers stay the same objects; as the in-place scale is |weight| + eps, eps is taken off the weights, and where
-    one is negative the filter before it and the running mean change their sign instead.  Taken-in activations become
-    nn.Identity.  relu goes into `ABN` only.
+    Args:
+    - `module`: the network. It is changed, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, and computes the same
+      as before. Norms of this package are replaced as well.
+    - `kind`: "standard" (`ABN`), "inplace" or "sync".
+    - `allow_approximate`: replace scales that cannot be represented by the nearest that can, eps.
 
-    The forward pass is traced with torch.fx.  Raises ConversionError, which lists the norms in question with the
+    Parameters and buffers stay the same objects. As the in-place scale is |weight| + eps, eps is subtracted from the
+    weights, and where a weight is negative the filter before it and the running mean change their sign instead.
+    Activation modules that a norm takes over become nn.Identity; only `ABN` takes over relu.
+
+    The forward pass is traced with torch.fx. Raises ConversionError, which lists the norms in question with the
     reasons and what to do, and leaves ``module`` as it was, where the input of a BatchNorm2d is needed by something
     else, its output is overwritten, its activation has no in-place form, is a function or is shared, or a scale cannot
-    be represented (unless ``allow_approximate``: then it becomes the nearest one, eps); and where there is no norm to
-    convert.  Batch norms of other kinds (1d, 3d, SyncBatchNorm) stay, and are named in a warning.  An `ABN` whose
-    input is still needed becomes an `InPlaceABN` with ``inplace = False``, as in this package's networks.
+    be represented (unless ``allow_approximate``); and where there is no norm to convert. Batch norms of other kinds
+    (1d, 3d, SyncBatchNorm) stay, and are named in a warning. An `ABN` whose input is still needed becomes an
+    `InPlaceABN` with ``inplace = False``, as in this package's networks.
     """
     plans = plan_norms(module, kind, allow_approximate)
     apply_plans(module, plans, kind)
@@ -71,7 +80,7 @@ def convert_norm(module: nn.Module, kind: str, *, allow_approximate: bool = Fals
 
 
 def plan_norms(module: nn.Module, kind: str, allow_approximate: bool = False) -> list[NormPlan]:
-    """Return what `convert_norm` will do to each norm; ConversionError as it says there.  Nothing is changed."""
+    """Return what `convert_norm` would do to each norm, or raise its ConversionError. Nothing is changed."""
     if kind not in KINDS:
         raise ConversionError(f"norm {kind!r} is not one of {', '.join(KINDS)}")
     norms = _norms_to_convert(module)
@@ -99,10 +108,7 @@ def plan_norms(module: nn.Module, kind: str, allow_approximate: bool = False) ->
 
 
 def _norms_to_convert(module: nn.Module) -> dict[str, nn.BatchNorm2d | ABN]:
-    """Return the norms, by name, that some kind can be made of; log which others stay.
-
-    Raises ConversionError where there are none.
-    """
+    """Return the norms that can be replaced, by name; log which others stay. ConversionError where there are none."""
     norms = {name: part for name, part in module.named_modules() if isinstance(part, (nn.BatchNorm2d, ABN))}
     others = [
         (name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm) and name not in norms
@@ -126,7 +132,7 @@ def _described(name: str, part: nn.Module) -> str:
 
 
 def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
-    """Carry out plans of `plan_norms` on the same module."""
+    """Replace norms and activations as planned by `plan_norms` for the same module."""
     modules = dict(module.named_modules())
     replaced: dict[int, nn.Module] = {}
     for plan in plans:
@@ -137,13 +143,13 @@ def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
 
 
 def replace_modules(module: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
-    """Put other modules in the place of those with the given ids, under every name that they have in ``module``."""
+    """Replace the modules whose ids are the keys of ``replaced``, under every name that they have in ``module``."""
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if id(child) in replaced:
                 parent._modules[name] = replaced[id(child)]
     if replaced and getattr(module, "built_as", None) is not None:
-        module.built_as = None  # type: ignore[assignment]  # weights of what it was no longer mean the same in it
+        module.built_as = None  # type: ignore[assignment]  # published weights no longer fit it
 
 
 class _UnsafeError(Exception):
@@ -155,7 +161,7 @@ class _UnsafeError(Exception):
 
 
 def _plan(trace: Trace, name: str, norm: Any, kind: str) -> NormPlan:
-    """Return the plan of one norm, its scale left aside."""
+    """Return the plan of one norm, without regard to its scale."""
     calls = trace.calls.get(name, [])
     if type(norm) not in (nn.BatchNorm2d, *KINDS.values()):
         raise _UnsafeError(f"what a subclass of {type(norm).__bases__[0].__name__} computes is not known", SUBCLASS)
@@ -168,7 +174,7 @@ def _plan(trace: Trace, name: str, norm: Any, kind: str) -> NormPlan:
         plan = _plan_activation(trace, name, norm, node, kind)
     if kind == "standard":
         return plan
-    if plan.activation not in INVERTIBLE_ACTIVATIONS:  # that of an ABN; what is behind a BatchNorm2d was looked at
+    if plan.activation not in INVERTIBLE_ACTIVATIONS:  # of an ABN; that of a BatchNorm2d was checked above
         raise _UnsafeError(f"its activation {plan.activation} has no in-place form", NO_FORM)
     if not isinstance(norm, InPlaceABN) and (reason := trace.why_input_is_needed(node)):
         if not isinstance(norm, ABN):
@@ -178,7 +184,7 @@ def _plan(trace: Trace, name: str, norm: Any, kind: str) -> NormPlan:
 
 
 def _plan_activation(trace: Trace, name: str, norm: nn.Module, node: fx.Node, kind: str) -> NormPlan:
-    """Return the plan of a BatchNorm2d with the activation that it can take in; identity if there is none."""
+    """Return the plan of a BatchNorm2d with the activation that it can take over; identity if there is none."""
     plan = NormPlan(name, norm, "identity", 0.01, True)
     last = next(iter(node.users)) if len(node.users) == 1 else None
     if kind != "standard" and last is not None and _is_activation(trace, last):
@@ -210,7 +216,7 @@ def _is_activation(trace: Trace, node: fx.Node) -> bool:
 
 
 def _check_activation(trace: Trace, node: fx.Node) -> None:
-    """Raise _UnsafeError unless an in-place norm can take in the activation behind it."""
+    """Raise _UnsafeError unless an in-place norm can take over the activation behind it."""
     module = trace.module_of(node)
     if module is None:
         raise _UnsafeError(f"its activation {printable(node.name)} is a function, which no module owns", FUNCTION)
@@ -223,7 +229,7 @@ def _check_activation(trace: Trace, node: fx.Node) -> None:
 
 
 def _removable(trace: Trace, node: fx.Node) -> bool:
-    """Whether every call of an activation module directly follows a BatchNorm2d that feeds nothing else."""
+    """Return whether every call of an activation module directly follows a BatchNorm2d that feeds nothing else."""
     return all(
         type(trace.module_of(call.all_input_nodes[0])) is nn.BatchNorm2d and len(call.all_input_nodes[0].users) == 1
         for call in trace.calls[str(node.target)]
@@ -231,7 +237,7 @@ def _removable(trace: Trace, node: fx.Node) -> bool:
 
 
 def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool) -> None:
-    """Find out how the signed scale of a standard norm becomes |weight| + eps."""
+    """Plan how the signed scale of a standard norm becomes |weight| + eps; _UnsafeError where it cannot."""
     weight = plan.old.weight
     if kind == "standard" or isinstance(plan.old, InPlaceABN) or weight is None:
         return
@@ -255,7 +261,7 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
 
 @torch.no_grad()
 def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Return the new norm, which has the parameters and buffers of the old one."""
+    """Return the new norm, with the parameters and buffers of the old one."""
     old, layer = plan.old, KINDS[kind]
     new: Any = layer(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats,
@@ -275,6 +281,7 @@ def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> n
 
 
 def _move_scale(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> None:
+    """Change the weight in place so that the new norm scales as the old one did, and negate filters for its sign."""
     old = plan.old
     if kind == "standard":
         old.weight.copy_(old.weight.abs() + old.eps)

@@ -1,7 +1,7 @@
 """Scores a network on every image of a data set exactly once, on any number of processes.
 
-Each process scores its own images with the bare module (no DDP wrapper), so no rank waits for another until
-one all-reduce at the very end: ranks may hold different numbers of batches, or none.
+Each process scores its own images with the network inside DistributedDataParallel. No rank therefore waits for another
+before the one all-reduce at the very end, and ranks may have different numbers of batches, or none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -21,17 +21,26 @@ from torch.nn import functional as F
 from zoo.data.folder import Batch
 from zoo.data.loader import NUM_CROPS
 from zoo.engine.meters import Meter, Reading
+from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
 from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.engine.wrapping import unwrap
 from zoo.errors import VerificationError, ZooError
 
 logger = logging.getLogger(__name__)
 
-AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @dataclass(frozen=True)
 class Result:
-    """A validation: accuracies in percent, mean loss in nats per image, images scored and left out."""
+    """The scores of a validation.
+
+    Args:
+        top1: images whose class is the network's best, percent.
+        top5: images whose class is among the network's best five, percent.
+        loss: mean cross-entropy, nats per image.
+        count: number of images that were scored.
+        skipped: number of images that could not be read and are in no average.
+        protocol: name of the way in which the images were scaled and cropped.
+    """
 
     top1: float
     top5: float
@@ -46,10 +55,6 @@ class Result:
         return {**asdict(self), "loss": loss, "weights_md5": weights_md5, "environment": environment}
 
 
-def _do_nothing(_: int) -> None:
-    pass
-
-
 def validate(
     model: nn.Module,
     loader: Iterable[Batch],
@@ -59,16 +64,24 @@ def validate(
     num_images: int,
     protocol: Protocol = PROTOCOLS["center224"],
     amp: str = "off",
-    advance: Callable[[int], object] = _do_nothing,
+    advance: Callable[[int], object] | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
     """Return the scores of ``model`` over the images of all ranks' loaders; every rank gets the same.
 
-    ``num_images``: how many the loaders of all ranks hold together; VerificationError if another number was
-    seen. ``protocol`` says whether batches are (N, 3, h, w) or ten crops (N, 10, 3, h, w), whose logits are
-    averaged before loss and accuracy, as published. ``amp``: "off", "bf16" or "fp16". ``advance`` is called
-    with 1 after each batch, ``record`` with each batch of images and its logits, (N, classes) on the device. The
-    modes of all modules are restored.
+    Args:
+        model: images (N, 3, h, w) -> logits (N, classes). The training and evaluation modes of its modules are
+            restored.
+        loader: the batches of this rank.
+        device: where the model is and the images are moved to.
+        world_size: number of ranks.
+        num_images: how many images the loaders of all ranks hold together; VerificationError if another number was
+            seen.
+        protocol: whether batches are (N, 3, h, w), or ten crops (N, 10, 3, h, w), whose logits are averaged before
+            loss and accuracy, as published.
+        amp: the format to compute in: "off", "bf16" or "fp16".
+        advance: called with 1 after each batch.
+        record: called with each batch of images and its logits (N, classes) on the device.
     """
     net = unwrap(model)
     forward = _ShrinkingForward(net, device, amp)
@@ -83,26 +96,14 @@ def validate(
                 meter.update(F.cross_entropy(logits, targets, reduction="sum"), logits, targets, index)
                 if record is not None:
                     record(batch, logits)
-            advance(1)
+            if advance is not None:
+                advance(1)
     return _checked_result(meter.read(reduce=world_size > 1), num_images, protocol)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network inside DDP and torch.compile: no collectives, no recompilation for a last batch."""
-    while (inner := _wrapped_by(model)) is not None:
-        model = inner
-    return model
-
-
-def _wrapped_by(model: nn.Module) -> nn.Module | None:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.module
-    return getattr(model, "_orig_mod", None)  # torch.compile's wrapper, whose class is not public
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode, and each back into its own mode (norms may be frozen) after."""
+    """Put all modules into evaluation mode, and each back into its own mode afterwards, as norms may be frozen."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -145,44 +146,38 @@ def _checked_result(reading: Reading, num_images: int, protocol: Protocol) -> Re
 
 
 class _ShrinkingForward:
-    """Calls a network on as many images at once as the memory holds, halving the number when it is full."""
+    """Calls a network on as many images at a time as fit into memory; the number is halved when the memory is full."""
 
     def __init__(self, model: nn.Module, device: torch.device, amp: str) -> None:
         self._model = model
         self._device = device
-        self._amp = amp
-        self._at_once: int | None = None
+        self._dtype = AMP_DTYPES[amp]
+        self._num_images: int | None = None  # at a time
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the logits of images (N, 3, h, w), at least float32, (N, classes)."""
         while True:
-            at_once = min(self._at_once or len(images), len(images))
+            num_images = min(self._num_images or len(images), len(images))
             try:
-                return torch.cat([self._logits(part) for part in images.split(at_once)])
+                return torch.cat([self._logits(part) for part in images.split(num_images)])
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
-                if at_once == 1:
+                if num_images == 1:
                     raise ZooError(
                         f"out of memory with one image of {tuple(images.shape[1:])} at a time; "
                         f"validation on {self._device}: use a smaller crop, or free memory on the device"
                     ) from error
-            self._at_once = at_once // 2
+            self._num_images = num_images // 2
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
-            logger.warning("out of memory with %d images at once: trying %d", at_once, self._at_once)
+            logger.warning("out of memory with %d images at once: trying %d", num_images, self._num_images)
 
     def _logits(self, images: Tensor) -> Tensor:
-        with self._autocast():
-            logits: Tensor = self._model(images.to(self._device, non_blocking=True))
-        return logits if logits.dtype == torch.float64 else logits.float()
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self._amp == "off":
-            return nullcontext()
-        return torch.autocast(self._device.type, AMP_DTYPES[self._amp])
+        with autocast(self._device, self._dtype):
+            return at_least_float32(self._model(images.to(self._device, non_blocking=True)))
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device is out of memory; the CPU's allocator has no error class of its own."""
+    """Return whether a device is out of memory; the CPU's allocator has no error class of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

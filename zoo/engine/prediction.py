@@ -1,4 +1,4 @@
-"""What a network says of single images: its best classes and their probabilities."""
+"""The best classes of single images by a network, and their probabilities."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError
 
 TOP = 5
-AT_ONCE = 16  # images
+BATCH_SIZE = 16
 
 
 class Prediction(NamedTuple):
     """The best classes of one image, the best first, and their probabilities (0 to 1).
 
-    ``target`` is the class that the image belongs to, None where nobody said.
+    ``target`` is the class that the image belongs to, None where it is not known.
     """
 
     path: str
@@ -66,19 +66,26 @@ def predict(
     top: int = TOP,
     advance: Callable[[int], object] | None = None,
 ) -> tuple[list[Prediction], list[str]]:
-    """Return what ``model``, put into evaluation mode on ``device``, says of each image file.
+    """Return the predictions of ``model`` for the image files in ``paths``, and a line for each file that has none.
 
-    The second list has a line for each image that cannot be read or that ``transform`` cannot use: what is wrong, and
-    its file. ``transform``: PIL image -> (3, h, w), one size for all. ``advance`` is called with 1 after every 16
-    images.
+    An image has no prediction if it cannot be read or ``transform`` cannot use it; its line says what is wrong and
+    names the file.
+
+    Args:
+        model: images (N, 3, h, w) -> logits (N, classes); it is put into evaluation mode and moved to ``device``.
+        paths: the image files.
+        transform: PIL image -> (3, h, w), of one size for all images.
+        device: where the network computes.
+        top: number of classes of a prediction.
+        advance: called with 1 after every batch of 16 images.
     """
     model = model.to(device).eval()
     predictions: list[Prediction] = []
     faults: list[str] = []
-    for start in range(0, len(paths), AT_ONCE):
+    for start in range(0, len(paths), BATCH_SIZE):
         images: list[Tensor] = []
         names: list[str] = []
-        for path in paths[start : start + AT_ONCE]:
+        for path in paths[start : start + BATCH_SIZE]:
             try:
                 images.append(prepare(path, transform))
                 names.append(str(path))

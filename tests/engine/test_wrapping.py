@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.formula import relative_error
 from zoo.benchmark.memory_use import measure_memory
-from zoo.engine import compiled
-from zoo.engine.validate import unwrap
+from zoo.engine import wrapping
+from zoo.engine.wrapping import unwrap
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 
@@ -25,7 +25,7 @@ def _network() -> nn.Module:
 
 def _held(budget: float | None) -> int:
     torch._dynamo.reset()
-    network = compiled.compile_network(_network(), budget)
+    network = wrapping.compile_network(_network(), budget)
     x = torch.randn(4, 8, 32, 32)
     return measure_memory(lambda: network(x).square().sum(), network.parameters()).held
 
@@ -39,7 +39,7 @@ def test_a_smaller_budget_keeps_less_and_the_whole_one_what_torch_keeps() -> Non
 def test_a_budget_changes_no_gradient_and_the_network_inside_is_found() -> None:
     torch._dynamo.reset()
     network = _network()
-    wrapped = compiled.compile_network(network, 0.1)
+    wrapped = wrapping.compile_network(network, 0.1)
     x = torch.randn(4, 8, 32, 32)
     wrapped(x).square().sum().backward()
     gradients = [p.grad for p in network.parameters()]

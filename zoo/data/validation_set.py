@@ -1,4 +1,4 @@
-"""Is a folder the ImageNet validation set, and which data set is it otherwise?"""
+"""Tells whether a folder is the ImageNet validation set, and describes it in any case."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ ARCHIVE = "ILSVRC2012_img_val.tar (md5 29b22e2961454d5413ddabcf34fc5622)"
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The images below ``folder``: their number and classes, and a digest of their names and sizes.
+    """The images below ``folder``.
 
-    ``fault``: why there are none, then all else is empty. ``difference``: what keeps them from being the ImageNet
-    validation set, None if they are it.
+    Args:
+        folder: where they are.
+        images: their number.
+        classes: the number of their classes.
+        digest: sha256 of their names and sizes.
+        difference: what distinguishes them from the ImageNet validation set, None if they are that set.
+        fault: why there are no images, None if there are; if it is given, all other fields are empty.
     """
 
     folder: str
@@ -40,7 +45,7 @@ class ValidationSet:
 
 
 def describe_validation_set(data: Path) -> ValidationSet:
-    """Return what lies in ``data``/val; a folder that cannot be used is described by its fault, not raised.
+    """Return a description of ``data``/val. If the folder cannot be used this is its ``fault``, and nothing is raised.
 
     ImageNet is recognised by names alone: 1000 folders called like n01440764 with 50 images each, whose files are
     called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000.
@@ -78,7 +83,7 @@ def _difference(found: Scan) -> str | None:
 
 
 def _digest(found: Scan) -> str:
-    """Return the sha256 of the names and sizes: reading 50,000 images would take as long as scoring them."""
+    """Return the sha256 of the names and sizes; to read 50,000 images would take as long as scoring them."""
     digest = hashlib.sha256()
     for name in found.names:
         path = found.root / os.fsdecode(name)

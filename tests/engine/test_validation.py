@@ -20,7 +20,7 @@ from tests.dist.spawn import run_distributed
 from zoo.data.folder import Batch
 from zoo.data.sampler import ValBatches
 from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.engine.validate import Result, unwrap, validate
+from zoo.engine.validation import Result, unwrap, validate
 from zoo.errors import VerificationError, ZooError
 
 CPU = torch.device("cpu")
