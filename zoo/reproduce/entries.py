@@ -58,7 +58,7 @@ def _published_entry(name: str, protocols: Sequence[str]) -> Entry:
 
 def _checkpoint_entry(file: Path, protocols: Sequence[str] | None) -> Entry:
     """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
-    subject = scoring.load_subject(str(file))
+    subject = scoring.load_network(file)
     own = subject.own_protocol
     ways = [PROTOCOLS[protocol] for protocol in protocols] if protocols else [own, own._replace(ten_crops=True)]
     expected = subject.experiment.expected

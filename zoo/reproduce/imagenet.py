@@ -15,19 +15,19 @@ from zoo.engine.protocols import Protocol
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED, ZooError
 
 if TYPE_CHECKING:
-    from zoo.data.imagenet import ValidationSet
+    from zoo.data.validation_set import ValidationSet
     from zoo.engine.process import Process
     from zoo.reproduce.compare import Row
     from zoo.reproduce.entries import Entry
     from zoo.reproduce.reproduction import Reproduction
-    from zoo.scoring import Subject
+    from zoo.scoring import LoadedNetwork
 
 OUT = Path("runs/reproduce")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure what can be measured and write the report after each row; returns the exit code."""
-    from zoo.data.imagenet import describe_validation_set
+    from zoo.data.validation_set import describe_validation_set
     from zoo.engine.process import open_process
     from zoo.reproduce.entries import build_entries
 
@@ -104,9 +104,9 @@ class Run:
                 self._rows[key] = replace(self._rows[key], measured=measured, reason=None)
             self._write()
 
-    def _load(self, entry: Entry) -> tuple[Subject | None, str | None]:
+    def _load(self, entry: Entry) -> tuple[LoadedNetwork | None, str | None]:
         """Return the network, or on all ranks None and what is wrong on one of them."""
-        from zoo.scoring import load_subject
+        from zoo.scoring import load_network
         from zoo.weights.cache import weights_path
         from zoo.weights.download import UnresolvedError
 
@@ -115,7 +115,7 @@ class Run:
             fault = f"no weights: see {self._unresolved}"
         else:
             try:
-                subject = load_subject(str(entry.file or entry.name))
+                subject = load_network(entry.file or entry.name)
             except ZooError as error:
                 fault = " ".join(str(error).split())
                 if isinstance(error, UnresolvedError):  # the same for all the others
@@ -123,15 +123,15 @@ class Run:
         faults = [fault for fault in self._process.broadcast(self._process.gather(fault)) if fault is not None]
         return (None, faults[0]) if faults else (subject, None)
 
-    def _score(self, entry: Entry, subject: Subject, protocol: Protocol) -> dict[str, Any]:
+    def _score(self, entry: Entry, subject: LoadedNetwork, protocol: Protocol) -> dict[str, Any]:
         from zoo.scoring import score
 
         args, start_s = self._args, time.monotonic()
         result = score(
             subject,
-            protocol,
-            self._process,
             args.data,
+            protocol,
+            process=self._process,
             workers=args.workers,
             batch_size=args.batch_size,
             limit=args.limit,
@@ -158,7 +158,7 @@ class Run:
 
     def _missing(self) -> list[str]:
         """Return what keeps rows from being measured, and where it is expected."""
-        from zoo.data.imagenet import expected_layout
+        from zoo.data.validation_set import expected_layout
         from zoo.weights.cache import weights_path
 
         lines = []
