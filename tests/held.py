@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.benchmark.held import summarise
-from zoo.benchmark.storages import StorageLog
+from zoo.benchmark.memory_use import StorageLog, summarise
 
 
 def held_bytes(forward: Callable[[], Tensor]) -> int:

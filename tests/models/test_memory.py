@@ -15,10 +15,9 @@ from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import UnwoundSequential
+from zoo.layers.stages import UnwoundSequential, build_stage
 from zoo.layers.trace import Trace
 from zoo.models import wider_resnet
-from zoo.models.memory import build_stage
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2

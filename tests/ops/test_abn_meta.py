@@ -1,4 +1,4 @@
-"""The kernels for tensors without numbers make what the reference's make: shapes, dtypes, layouts."""
+"""The kernels for meta tensors return tensors of the same shapes, dtypes and layouts as those of the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.benchmark.storages import StorageLog
+from zoo.benchmark.memory_use import StorageLog
 from zoo.ops.abn import meta, reference
 from zoo.ops.abn.kernels import NormSettings
 

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from zoo.benchmark.held import Memory
+from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine import checkpoint
 from zoo.errors import ConfigError, DataError
 from zoo.reproduce import accuracy, angles, chains, depth, laws, memory, parameters, pixel, reconstruction, runs
 from zoo.reproduce.networks import build
-from zoo.reproduce.plot import draw
+from zoo.reproduce.plot import draw, draw_report
 from zoo.reproduce.revnet import EXPERIMENTS, SHORT, revnet_sections
 from zoo.reproduce.revnext import GTX750, TABLE1, report_time
 from zoo.reproduce.runs import Run, read_runs
@@ -524,7 +524,7 @@ def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds() -> Non
     assert not any("lost" in f.what for f in reconstruction.report_reconstruction(both[:1]).figures)
 
 
-def test_reports_hold_all_figures_as_text_and_json_with_a_image(tmp_path: Path) -> None:
+def test_reports_hold_all_figures_as_text_and_json_with_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0]), Line("law", [1, 2], [3.0, 5.0], True)], True, True)
     section = Section(
@@ -549,9 +549,13 @@ def test_reports_hold_all_figures_as_text_and_json_with_a_image(tmp_path: Path) 
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "revnet_two.png").exists()
+    drawn = (tmp_path / "revnet_one.png").read_bytes()
+    (tmp_path / "revnet_one.png").unlink()
+    draw_report(tmp_path / "revnet.json")
+    assert (tmp_path / "revnet_one.png").read_bytes() == drawn
 
 
-def test_images_have_room_for_many_panels() -> None:
+def test_plots_have_room_for_many_panels() -> None:
     pytest.importorskip("matplotlib")
     panels = [Panel(str(n), "x", "y", [Line("a", [0, 1], [1.0, 2.0])]) for n in range(4)]
     assert draw(Section("k", "A title that is long enough to be broken " * 3, "", panels=panels)).startswith(b"\x89PNG")

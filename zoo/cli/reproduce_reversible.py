@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure one section after the other and write the report after each; returns 0."""
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
-    from zoo.benchmark.plot import check_matplotlib
     from zoo.report.environment import warn_of_changes
+    from zoo.report.plot_style import check_matplotlib
     from zoo.reproduce.run_files import draw_runs, write_runs
     from zoo.reproduce.writing import write_report
 

@@ -1,16 +1,29 @@
-"""Residual blocks in order that keep less for backward: checkpointed, or with their sums undone."""
+"""Stages of residual blocks by the option ``memory``: as they are, checkpointed, or with their sums undone."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, norm_of
+from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, statistics_and_settings
 from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.unwind import ResidualSum, is_same_as, recomputed_norm
+
+# The option ``memory`` -> whether the last norm of a post-activation block adds and activates, see `ResidualBlock`.
+FUSE_OF_MEMORY = {"plain": "never", "auto": "auto", "fused": "always", "checkpoint": "auto"}
+
+
+def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
+    """Return the residual blocks as one module that runs them in order."""
+    if memory == "checkpoint":
+        return CheckpointedSequential(blocks)
+    if memory in ("unwind", "unwind_3x3"):
+        return UnwoundSequential(blocks, redo_3x3=memory == "unwind_3x3")
+    return nn.Sequential(blocks)
 
 
 class CheckpointedSequential(nn.Sequential):
@@ -61,7 +74,7 @@ class UnwoundSequential(nn.Sequential):
         """Return x plus the block's branch, or the block's projection plus its branch."""
         conv1, *inner, last = block.convs
         if block.has_projection:
-            activated, recomputed = recomputed_norm(x, None, x, *norm_of(block.bn1, x))
+            activated, recomputed = recomputed_norm(x, None, x, *statistics_and_settings(block.bn1, x))
             with recomputed.saved_instead_of(is_same_as(activated)):
                 shortcut, y = block.proj_conv(activated), conv1(activated)
         else:
@@ -71,7 +84,7 @@ class UnwoundSequential(nn.Sequential):
             norm2, conv2, norm3 = inner
             source = norm2(y)
             y = conv2(source)
-            z, recomputed_z = recomputed_norm(source, conv2, y, *norm_of(norm3, y))
+            z, recomputed_z = recomputed_norm(source, conv2, y, *statistics_and_settings(norm3, y))
             return sums.add(z, last, shortcut, recomputed_z)
         for layer in inner:
             y = layer(y)

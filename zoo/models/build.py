@@ -13,14 +13,14 @@ from zoo.errors import ConfigError, listed, nearest
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.densenet import DenseNet
-from zoo.models.irevnet import IRevNet, TwoBranchIRevNet
+from zoo.models.irevnet import IRevNet
 from zoo.models.network import Network, check_classes
 from zoo.models.preact import PreactResNet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
-from zoo.models.revnext_twins import RevNeXtTwin
+from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 
 # The class of each family: (norm, classes, *, features_only, **structure and options) -> network.
@@ -36,7 +36,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "irevnet_two_branch": TwoBranchIRevNet,
     "revnext": RevNeXt,
     "revnext_flat": FlatRevNeXt,
-    "revnext_twin": RevNeXtTwin,
+    "revnext_baseline": RevNeXtBaseline,
 }
 
 # Names of arguments that timm, torchvision and others have -> what stands for them here.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 from zoo.reproduce.runs import Run, command_of
-from zoo.reproduce.schema import Figure, Line, Panel, Published, Section, not_run
+from zoo.reproduce.schema import Figure, Panel, Published, Section, not_run
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
 ERRORS = (
@@ -55,7 +55,9 @@ def errors_of(name: str, published: Published | None, runs: Sequence[Run]) -> li
 
 def curves(title: str, runs: Sequence[Run]) -> Panel:
     """Return the panel of the runs' test errors over their epochs."""
-    lines = [Line(run.label, [*range(1, len(run.top1) + 1)], [100 - top1 for top1 in run.top1]) for run in runs]
+    lines = [
+        run.line([*range(1, len(run.top1) + 1)], [100 - top1 for top1 in run.top1], run.stop_reason) for run in runs
+    ]
     return Panel(title, "epoch", "test error, %", lines)
 
 

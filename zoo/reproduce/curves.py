@@ -16,7 +16,7 @@ from typing import Any
 from zoo.config import Experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
-from zoo.report.writers import METRICS_FILE
+from zoo.report.log_folder import METRICS_FILE
 
 NUM_RECONSTRUCTIONS = 12  # of those that a run has logged, evenly over its steps
 TEXT_LOG = "training_0.log"

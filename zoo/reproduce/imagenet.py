@@ -15,7 +15,7 @@ from zoo.engine.protocols import Protocol
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED, ZooError
 
 if TYPE_CHECKING:
-    from zoo.data.imagenet import ValidationSet
+    from zoo.data.validation_set import ValidationSet
     from zoo.engine.process import Process
     from zoo.reproduce.compare import Row
     from zoo.reproduce.entries import Entry
@@ -27,7 +27,7 @@ OUT = Path("runs/reproduce")
 
 def run(args: argparse.Namespace) -> int:
     """Measure what can be measured and write the report after each row; returns the exit code."""
-    from zoo.data.imagenet import describe_validation_set
+    from zoo.data.validation_set import describe_validation_set
     from zoo.engine.process import open_process
     from zoo.reproduce.entries import build_entries
 
@@ -158,7 +158,7 @@ class Run:
 
     def _missing(self) -> list[str]:
         """Return what keeps rows from being measured, and where it is expected."""
-        from zoo.data.imagenet import expected_layout
+        from zoo.data.validation_set import expected_layout
         from zoo.weights.cache import weights_path
 
         lines = []

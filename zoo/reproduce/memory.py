@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.reproduce.networks import build, count_parameters, forward_of
 from zoo.reproduce.schema import Published, Section, at_least, compare, unpublished
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from zoo.benchmark.held import Memory, measure_memory
+from zoo.benchmark.memory_use import Memory, measure_memory
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.reproduce.chains import FOUND_AGAIN
 from zoo.reproduce.networks import build, count_parameters, forward_of

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zoo.data.imagenet import ValidationSet
+from zoo.data.validation_set import ValidationSet
 from zoo.errors import ConfigError, printable
 from zoo.files import write_json, write_text
 from zoo.reproduce.compare import Row, markdown_report

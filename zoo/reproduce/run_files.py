@@ -12,7 +12,7 @@ from zoo.files import write_bytes, write_json
 from zoo.report.environment import describe_environment
 from zoo.reproduce.plot import draw
 from zoo.reproduce.runs import Run
-from zoo.reproduce.schema import Line, Panel, Section
+from zoo.reproduce.schema import Panel, Section
 
 COLUMNS = 2  # accuracy and loss, a row for each group
 
@@ -56,13 +56,10 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     for run in runs:
         assert run.curves is not None
         archs[run.curves.config.network.arch] = None
-        stopped = " (stopped)" * run.curves.status.startswith("stopped")
         logged = [epoch for epoch in run.curves.epochs if epoch.get("train_loss") is not None]
-        top1.append(Line(run.label + stopped, [epoch["epoch"] for epoch in run.curves.epochs], run.top1))
+        top1.append(run.line([epoch["epoch"] for epoch in run.curves.epochs], run.top1, run.stop_reason))
         if logged:
-            losses.append(
-                Line(run.label + stopped, [e["epoch"] for e in logged], [float(e["train_loss"]) for e in logged])
-            )
+            losses.append(run.line([e["epoch"] for e in logged], [float(e["train_loss"]) for e in logged]))
     title = ", ".join(archs)
     panels = [Panel(title, "epoch", "top-1 on the validation images, %", top1)]
     return panels + [Panel(title, "epoch", "training loss, mean of the epoch", losses)] * bool(losses)

@@ -10,6 +10,7 @@ from pathlib import Path
 from zoo.config import Experiment, experiments_dir, load_experiment
 from zoo.errors import printable
 from zoo.reproduce.curves import Curves, read_all_curves
+from zoo.reproduce.schema import Line
 
 # What runs of one experiment may differ in: nothing of it changes what a run computes on the average.
 FREE = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
@@ -39,7 +40,22 @@ class Run:
     @property
     def label(self) -> str:
         """The name of the run in a table or plot."""
-        return f"{self.experiment}{', stored' * self.is_stored}, seed {self.seed}"
+        return f"{self.group}, seed {self.seed}"
+
+    @property
+    def group(self) -> str:
+        """What runs that differ in their seed alone have in common: the experiment, and whether it stores."""
+        return f"{self.experiment}{', stored' * self.is_stored}"
+
+    @property
+    def stop_reason(self) -> str:
+        """A note on why the run ended early, as its log has it; empty for all other runs."""
+        parts = self.curves.status.split(": ") if self.curves is not None else []
+        return f"stopped: {parts[2]}" if parts[0:1] == ["stopped"] and len(parts) > 2 else ""
+
+    def line(self, x: Sequence[float], y: Sequence[float], note: str = "") -> Line:
+        """Return a curve of the run."""
+        return Line(self.label, x, y, group=self.group, note=note)
 
 
 def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[Run], list[str]]:

@@ -37,12 +37,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a panel; one without markers (``is_theory``) is a formula, not a measurement."""
+    """A curve of a panel; one with ``is_theory`` follows from a formula, not from a measurement.
+
+    Curves of the same ``group`` have the same colour; a ``note`` is written beside the last point.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     is_theory: bool = False
+    group: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
