@@ -413,7 +413,7 @@ def _section(section: SectionText) -> str:
                      _plain(setting.meaning)])  # fmt: skip
     title = section.path if " " in section.path else f"`{section.path}`"
     headers = ["setting", "type", "default", "meaning"]
-    return f"**{title}**: {section.meaning}\n\n{table(headers, rows, text_columns=4)}"
+    return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
 # --- bytes per pixel ---
