@@ -54,12 +54,9 @@ def _add_layer(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     """Add and return the parser of ``zoo benchmark layer``."""
     parser = kinds.add_parser("layer", help="one norm with its activation, forward and backward, by every back end")
     parser.add_argument(
-        "--shapes",
-        type=_shape,
-        nargs="+",
-        metavar="NxCxHxW",
-        help="inputs (default: those of a ResNet, and small ones)",
-    )
+        "--shapes", type=_shape, nargs="+", metavar="NxCxHxW",
+        help="of the input (default: those of a ResNet, and small ones)",
+    )  # fmt: skip
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"],
         help="of input and output (default: float32 bfloat16)",
@@ -234,16 +231,8 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 def _setup(args: argparse.Namespace, results: Results, network: str) -> Setup:
     from zoo.benchmark.network_setup import Setup
 
-    return Setup(
-        network,
-        getattr(args, "batch", 2),
-        args.size,
-        args.structure,
-        args.input_3x3,
-        getattr(args, "dtype", "float32"),
-        args.layout,
-        results.device,
-    )
+    batch, dtype = getattr(args, "batch", 2), getattr(args, "dtype", "float32")  # `fit` has neither
+    return Setup(network, batch, args.size, args.structure, args.input_3x3, dtype, args.layout, results.device)
 
 
 def _set_up_threads(threads: int | None) -> None:
