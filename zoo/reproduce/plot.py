@@ -6,7 +6,7 @@ import io
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from zoo.reproduce.schema import Panel, Section
+from zoo.reproduce.comparison import Panel, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

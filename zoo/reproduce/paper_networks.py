@@ -1,4 +1,4 @@
-"""Networks of the two papers, built for measurements, and the loss of one batch."""
+"""Networks of the papers, built for measurements, and the loss of one batch."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def build(
         model: nn.Module = ARCHITECTURES[name](norm_act(norm, activation, slope), classes, **options)
         init_weights(model, weight_init)
     return model.train()
+
+
+def build_revnext(name: str, slope: float = 0.2, **options: Any) -> nn.Module:
+    """Return an initialised network of Hascoet et al. 2023 in training mode; ``slope`` is that of the leaky ReLUs."""
+    return build(name, activation="leaky_relu", slope=slope, weight_init="torch", **options)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -1,0 +1,216 @@
+"""`zoo reproduce imagenet`: measure the published ImageNet scores again, each of them once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from zoo import scoring
+from zoo.data.imagenet import ValidationSet, describe_validation_set, expected_layout
+from zoo.engine.process import Process
+from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.errors import ConfigError, ZooError, nearest
+from zoo.registry import list_models, published
+from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.reproduce.commands import ImageNetOptions
+from zoo.reproduce.imagenet_table import IDENTITY, Row, Score, load_measurements, write_table
+from zoo.weights import md5_of
+from zoo.weights.cache import weights_path
+from zoo.weights.download import UnresolvedError
+
+
+@dataclass(frozen=True)
+class ImageNetScores:
+    """The rows of the table, the images that they were scored on, and the report (empty on all ranks but 0)."""
+
+    rows: Sequence[Row]
+    data: ValidationSet
+    markdown: str
+
+    @property
+    def is_off(self) -> bool:
+        """Whether a measured score contradicts the published one."""
+        return any(row.is_off(self.data) for row in self.rows)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows were measured."""
+        return all(row.measured is not None for row in self.rows)
+
+
+def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetScores:
+    """Score what can be scored and write the report after each row; all ranks return the same rows.
+
+    Rows that an earlier run measured with the same weights, data and limit are taken over from the report in the
+    folder. Raises ConfigError for an unknown network, or for a file there that is no such report.
+    """
+    data = process.broadcast(describe_validation_set(options.data) if process.is_main else None)
+    if options.limit is not None and options.limit >= data.images > 0:
+        options = replace(options, limit=None)
+    run = _Run(options, process, data, build_entries(options.models, options.protocols))
+    run.measure_all()
+    return ImageNetScores(list(run.rows.values()), data, run.markdown)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network to score: a published one, or that of a checkpoint (``file``) with the scores expected of it."""
+
+    name: str
+    protocols: Sequence[Protocol]
+    scores: Mapping[str, Score]
+    source: str | None
+    weights_md5: str
+    file: Path | None
+
+
+def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list[Entry]:
+    """Return the networks that patterns and checkpoint files stand for, each once, in the published order.
+
+    ``protocols``: names of the published ones; None for all of them, and for checkpoints their own crop.
+    Raises ConfigError for a name that is neither.
+    """
+    chosen: set[str] = set()
+    files = []
+    for name in names:
+        if Path(name).is_file():
+            files.append(Path(name))
+            continue
+        matching = list_models(name, pretrained=True)
+        if not matching:
+            raise ConfigError(
+                f"no published network is called {name!r}, and there is no such checkpoint; --models: the nearest "
+                f"names are {', '.join(nearest(name, published()))}"
+            )
+        chosen.update(matching)
+    ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]
+    entries = [
+        Entry(name, ways or list(PROTOCOLS.values()), about["scores"], about["source"], about["md5"], None)
+        for name, about in published().items()
+        if name in chosen
+    ]
+    return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]
+
+
+def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
+    """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
+    subject = scoring.load_subject(str(file))
+    own = subject.own_protocol
+    expected = subject.experiment.expected
+    scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
+    source = expected.source if expected else None
+    return Entry(str(file), protocols or [own, own._replace(ten_crops=True)], scores, source, md5_of(file), file)
+
+
+class _Run:
+    """One run: its rows by network and protocol, in the order of the table, and the report that they are written to."""
+
+    def __init__(
+        self, options: ImageNetOptions, process: Process, data: ValidationSet, entries: Sequence[Entry]
+    ) -> None:
+        self._options, self._process, self._data, self._entries = options, process, data, entries
+        self._environment = describe_environment(process.device)
+        if process.is_main:
+            warn_of_changes()
+        # Only rank 0 reads and writes the report: the folder may be on its machine alone.
+        self._measurements = load_measurements(options.out) if process.is_main else []
+        self._unresolved: str | None = None  # the network at which the server of the weights turned out to be unknown
+        self.markdown = ""
+        rows = [self._planned_row(entry, protocol) for entry in entries for protocol in entry.protocols]
+        self.rows: dict[tuple[str, str], Row] = process.broadcast({(row.network, row.protocol): row for row in rows})
+        self._write()
+
+    def _planned_row(self, entry: Entry, protocol: Protocol) -> Row:
+        """Return the row with what an earlier run measured, if one did."""
+        wanted = (entry.name, protocol.name, entry.weights_md5, self._data.digest, self._options.limit)
+        known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY) == wanted]
+        return Row(
+            network=entry.name,
+            protocol=protocol.name,
+            published=entry.scores.get(protocol.name.partition("-")[0]),
+            source=entry.source,
+            weights_md5=entry.weights_md5,
+            command=self._options.command(entry.name),
+            measured=known[0] if known else None,
+            reason=None if known else "not yet",
+            reused=bool(known),
+        )
+
+    def measure_all(self) -> None:
+        """Score each network by those protocols that no earlier run has scored it by, and write each row at once."""
+        for entry in self._entries:
+            pending = [way for way in entry.protocols if self.rows[entry.name, way.name].measured is None]
+            if not pending:
+                continue
+            subject, fault = (None, "no data") if self._data.fault is not None else self._load(entry)
+            for protocol in pending:
+                measured = None if subject is None else self._score(entry, subject, protocol)
+                key = entry.name, protocol.name
+                self.rows[key] = replace(self.rows[key], measured=measured, reason=fault)
+                self._write()
+
+    def _load(self, entry: Entry) -> tuple[scoring.Subject | None, str | None]:
+        """Return the network, or on all ranks None and what is wrong on one of them."""
+        subject, fault = None, None
+        if self._unresolved is not None and entry.file is None and not weights_path(entry.name).exists():
+            fault = f"no weights: see {self._unresolved}"
+        else:
+            try:
+                subject = scoring.load_subject(str(entry.file or entry.name))
+            except ZooError as error:
+                fault = " ".join(str(error).split())
+                if isinstance(error, UnresolvedError):  # it will be the same for all the others
+                    self._unresolved = entry.name
+        faults = [fault for fault in self._process.broadcast(self._process.gather(fault)) if fault is not None]
+        return (None, faults[0]) if faults else (subject, None)
+
+    def _score(self, entry: Entry, subject: scoring.Subject, protocol: Protocol) -> dict[str, Any]:
+        options, start_s = self._options, time.monotonic()
+        result = scoring.score(
+            subject,
+            protocol,
+            self._process,
+            options.data,
+            workers=options.workers,
+            batch_size=options.batch_size,
+            limit=options.limit,
+            on_bad_image=options.on_bad_image,
+            print_freq=options.print_freq,
+        )
+        measured = {
+            "network": entry.name,
+            **subject.result_json(result, self._process),
+            "data": self._data.digest,
+            "limit": options.limit,
+            "processes": self._process.world_size,
+            "seconds": round(time.monotonic() - start_s, 1),
+            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        self._measurements.append(measured)
+        return measured
+
+    def _write(self) -> None:
+        if self._process.is_main:
+            rows, missing, limit = list(self.rows.values()), self._missing(), self._options.limit
+            self.markdown = write_table(
+                self._options.out, rows, self._data, missing, self._environment, limit, self._measurements
+            )
+
+    def _missing(self) -> list[str]:
+        """Return what keeps rows from being measured, and where it is expected."""
+        lines = []
+        if not self._data.is_imagenet:
+            problem = self._data.fault or f"{self._data.folder} is something else: {self._data.difference}"
+            lines.append(f"{problem}; {expected_layout(self._options.data)}")
+        for entry in self._entries:
+            waiting = any(self.rows[entry.name, protocol.name].measured is None for protocol in entry.protocols)
+            if waiting and entry.file is None and not (file := weights_path(entry.name)).exists():
+                lines.append(
+                    f"the weights of {entry.name} are expected as {file} (md5 {entry.weights_md5}): "
+                    f"`zoo fetch {entry.name}` fetches them"
+                )
+        return lines
