@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the experiments go into the package, and the CPU kernels are compiled where possible.
+"""What pyproject.toml cannot say: experiments and checksums go into the package, kernels are compiled where possible.
 
 The kernels need torch's headers and a C++ compiler.  Without either the package is installed all the same: it then
 computes with plain torch, and says why.  One build serves every Python and torch of pyproject.toml, and later ones.
@@ -18,13 +18,14 @@ OLDEST_TORCH = "0x020b000000000000"  # 2.11
 
 
 class BuildWithExperiments(build_py):
-    """Adds the experiment files as zoo/experiments; an editable install reads them from the checkout."""
+    """Adds zoo/experiments and zoo/checksums.md5; an editable install reads them from the checkout."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib, "zoo", "experiments")
-            shutil.copytree("experiments", target, dirs_exist_ok=True)
+            package = Path(self.build_lib, "zoo")
+            shutil.copytree("experiments", package / "experiments", dirs_exist_ok=True)
+            shutil.copy("checksums.md5", package)
 
 
 class BuildIfPossible(build_ext):

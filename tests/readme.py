@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine.validate import Result
-from zoo.models.revnet import REVERSIBLE_TWINS
-from zoo.registry import options_of, published
+from zoo.registry import published
 from zoo.report.results import results_table
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def networks() -> str:
     rows = ["| network | parameters | with `input_3x3` | other options |", "| --- | ---: | ---: | --- |"]
     for name in (case for case in cases if "+" not in case):
         stem = cases.get(f"{name}+input_3x3")
-        other = ", ".join(f"`{option}`" for option in options_of(name) if option != "input_3x3")
+        other = ", ".join(f"`{option}`" for option in list(ARCHITECTURES[name].options) if option != "input_3x3")
         columns = [f"`{name}`", f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else "", other]
         rows.append(f"| {' | '.join(columns)} |")
     return "\n".join(rows)
@@ -78,10 +78,9 @@ def networks() -> str:
 def published_scores() -> str:
     rows = ["| name | batch | 224 | 224, ten crops | 320 | weights |", "| --- | ---: | --- | --- | --- | --- |"]
     for name, entry in published().items():
-        scores = [entry["scores"][key] for key in ("center224", "tencrop224", "center320")]
+        scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = " | ".join(f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores)
-        link = f"[file](https://drive.google.com/file/d/{entry['drive_id']}/view)"
-        rows.append(f"| `{name}` | {entry['batch']} | {columns} | {link} |")
+        rows.append(f"| `{name}` | {entry.to_json()['batch']} | {columns} | [file]({entry.page}) |")
     return "\n".join(rows)
 
 

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROWS = [
     "errors",
+    "limits",
     "architectures",
     "files",
     "config",

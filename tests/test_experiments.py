@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ import zoo
 from zoo.config import Experiment, experiments_dir, load_experiment
 from zoo.engine.schedule import lr_factor
 from zoo.registry import build_from_config
+from zoo.weights.published import Published, all_published, published
 
-PUBLISHED: list[dict[str, Any]] = json.loads(Path(zoo.__path__[0], "published.json").read_text())
-CLASSIFIERS = [entry for entry in PUBLISHED if entry["arch"] is not None]
+CLASSIFIERS = list(published().values())
 
 # name, architecture, bn_mode, 3x3 stem, batch, learning rate, centre 224, ten crops 224, centre 320, md5:
 # section "ImageNet results" of the original project's README, and its experiment files.
@@ -52,16 +51,16 @@ def test_a_published_experiment_has_the_published_settings_and_scores(line: str)
     assert (optimizer.nesterov, optimizer.clip, optimizer.schedule.epochs) == (True, 0, 90)
     assert (experiment.input.color_jitter_train, experiment.input.lighting_train) == (True, True)
     assert experiment.expected is not None
-    assert experiment.expected.weights_md5 == md5
+    assert published()[name].md5 == md5
     protocols = ("center224", "tencrop224", "center320")
-    published = [dict(zip(("top1", "top5"), map(float, column.split("/")), strict=True)) for column in columns]
-    assert scores_of(experiment) == dict(zip(protocols, published, strict=True))
+    scores = [dict(zip(("top1", "top5"), map(float, column.split("/")), strict=True)) for column in columns]
+    assert scores_of(experiment) == dict(zip(protocols, scores, strict=True))
 
 
-@pytest.mark.parametrize("entry", CLASSIFIERS, ids=lambda entry: entry["name"])
-def test_a_published_schedule_is_that_of_its_network(entry: dict[str, Any]) -> None:
-    schedule = experiment_of(entry["name"]).optimizer.schedule
-    if entry["arch"] == "wider_resnet38":
+@pytest.mark.parametrize("entry", CLASSIFIERS, ids=lambda entry: entry.name)
+def test_a_published_schedule_is_that_of_its_network(entry: Published) -> None:
+    schedule = experiment_of(entry.name).optimizer.schedule
+    if entry.arch == "wider_resnet38":
         assert (schedule.type, schedule.mode) == ("linear", "step")
         assert schedule.params == {"alpha": -2.222e-6, "beta": 1}
     else:
@@ -71,31 +70,30 @@ def test_a_published_schedule_is_that_of_its_network(entry: dict[str, Any]) -> N
 
 def test_each_published_network_has_one_experiment_and_the_reverse() -> None:
     expected = {path.stem: load_experiment(path).expected for path in experiments_dir().glob("*.json")}
-    with_weights = [name for name, scores in expected.items() if scores and scores.weights_md5]
-    assert sorted(with_weights) == sorted(entry["name"] for entry in CLASSIFIERS)
+    with_weights = [name for name, scores in expected.items() if scores and scores.weights]
+    assert sorted(with_weights) == sorted(published())
     assert len(CLASSIFIERS) == 9
 
 
-@pytest.mark.parametrize("entry", CLASSIFIERS, ids=lambda entry: entry["name"])
-def test_the_index_of_weights_agrees_with_the_experiment(entry: dict[str, Any]) -> None:
-    experiment = experiment_of(entry["name"])
-    network = experiment.network
-    assert experiment.expected is not None
-    assert entry["md5"] == experiment.expected.weights_md5
-    assert entry["source"] == experiment.expected.source
-    assert entry["scores"] == scores_of(experiment)
-    assert (entry["arch"], entry["norm"], entry["classes"]) == (network.arch, network.bn_mode, network.classes)
-    assert (entry["activation"], entry["activation_param"]) == (network.activation, network.activation_param)
-    assert entry["batch"] == experiment.optimizer.batch_size
-    assert entry["input_3x3"] is (network.input_3x3 and entry["arch"] != "wider_resnet38")
+@pytest.mark.parametrize("entry", CLASSIFIERS, ids=lambda entry: entry.name)
+def test_published_weights_are_described_by_their_experiment_in_the_words_of_get(entry: Published) -> None:
+    about = entry.to_json()
+    assert about["scores"] == scores_of(experiment_of(entry.name))
+    assert about["input_3x3"] is (entry.arch != "wider_resnet38" and experiment_of(entry.name).network.input_3x3)
+    with torch.device("meta"):
+        model = zoo.get(entry.name)
+    assert {key: about[key] for key in ("arch", "norm", "activation", "classes")} == {
+        key: getattr(model.built_as, key) for key in ("arch", "norm", "activation", "classes")
+    }
 
 
-def test_the_index_of_weights_holds_ten_different_files_with_licences() -> None:
-    for key in ("name", "md5", "drive_id"):
-        assert len({entry[key] for entry in PUBLISHED}) == 10
-    assert all(len(entry["md5"]) == 32 and len(entry["drive_id"]) == 33 for entry in PUBLISHED)
-    assert all(entry["licence"] and entry["source"] for entry in PUBLISHED)
-    assert all(entry.keys() == PUBLISHED[0].keys() for entry in PUBLISHED)
+def test_there_are_ten_different_published_files_with_licences() -> None:
+    entries = all_published().values()
+    assert len({entry.name for entry in entries}) == len({entry.md5 for entry in entries}) == 10
+    assert len({entry.weights.drive_id for entry in entries}) == 10
+    assert all(len(entry.md5) == 32 and len(entry.weights.drive_id) == 33 for entry in entries)
+    assert all(entry.weights.licence for entry in entries)
+    assert all(entry.source for entry in CLASSIFIERS)
 
 
 @pytest.mark.parametrize("path", sorted(experiments_dir().glob("*.json")), ids=lambda path: path.stem)

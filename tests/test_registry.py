@@ -12,10 +12,10 @@ from PIL import Image
 
 import zoo
 from zoo import config
+from zoo.architectures import ARCHITECTURES
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.recompute import CheckpointedSequential
-from zoo.models import ARCHITECTURES
-from zoo.registry import build_from_config, options_of, published
+from zoo.registry import build_from_config, published
 from zoo.weights import StoredWeights
 
 
@@ -99,10 +99,14 @@ def test_arguments_that_cannot_be_meant_are_refused_with_what_to_do(name, argume
 
 
 def test_options_are_those_of_the_family():
-    assert options_of("resnet50") == ["dilation", "keep_outputs", "memory"]
-    assert options_of("densenet121") == options_of("resnext50") == ["input_3x3", "dilation", "memory"]
-    assert options_of("wider_resnet38") == ["memory"]
-    assert options_of("wider_resnet38_a2") == ["dilation", "memory"]
+    assert list(ARCHITECTURES["resnet50"].options) == ["dilation", "keep_outputs", "memory"]
+    assert (
+        list(ARCHITECTURES["densenet121"].options)
+        == list(ARCHITECTURES["resnext50"].options)
+        == ["input_3x3", "dilation", "memory"]
+    )
+    assert list(ARCHITECTURES["wider_resnet38"].options) == ["memory"]
+    assert list(ARCHITECTURES["wider_resnet38_a2"].options) == ["dilation", "memory"]
 
 
 @pytest.mark.usefixtures("meta")
@@ -119,7 +123,7 @@ def test_pretrained_finds_the_only_variant_and_says_where_several_or_none_are():
 def test_pretrained_fetches_the_weights_unless_that_is_forbidden(tmp_path, monkeypatch):
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     monkeypatch.setenv("ZOO_OFFLINE", "1")
-    md5 = published()["densenet264_ipabn_lr_256"]["md5"]
+    md5 = published()["densenet264_ipabn_lr_256"].md5
     with pytest.raises(zoo.WeightsError, match=rf"ZOO_OFFLINE.*drive\.google\.com.*{md5}.*{tmp_path}"):
         zoo.get("densenet264", pretrained=True)
 
@@ -311,8 +315,7 @@ def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
 def test_published_weights_by_name_say_what_they_are_too(tmp_path, monkeypatch):
     source = zoo.get("resnet34_ipabn-sync_lr_512")
     torch.save(source.state_dict(), tmp_path / "w.pth")
-    monkeypatch.setattr("zoo.weights.stored.provide_weights", lambda name: tmp_path / "w.pth")
-    monkeypatch.setattr("zoo.weights.read.check_md5", lambda file, path, name: None)
+    monkeypatch.setattr("zoo.weights.read.open_published", lambda name: (tmp_path / "w.pth").open("rb"))
     assert norms_of(zoo.get("resnet34", weights="resnet34_ipabn-sync_lr_512")) == {InPlaceABNSync}
     with pytest.raises(zoo.WeightsError, match="norm='sync' in the file, but norm='standard'"):
         zoo.get("resnet34", norm="standard", weights="resnet34_ipabn-sync_lr_512")

@@ -47,7 +47,7 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    """Return the public names, those that are not imported yet included."""
+    """Return the public names, including those that are not imported yet."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__")), "__version__"})
 
 
@@ -62,11 +62,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    """Return the version that is installed, or in a checkout that is not, the one of its pyproject.toml."""
+    """Return the installed version, or the one in pyproject.toml if this checkout is not installed."""
     try:
         return metadata.version("zoo")
     except metadata.PackageNotFoundError:
         settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-        found = re.search(r'^version = "(.+)"$', settings, re.MULTILINE)
-        assert found is not None, "pyproject.toml names no version"
-        return found.group(1)
+        version = re.search(r'^version = "(.+)"$', settings, re.MULTILINE)
+        assert version is not None, "pyproject.toml names no version"
+        return version.group(1)

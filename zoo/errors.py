@@ -1,4 +1,4 @@
-"""The errors that a user can cause and mend, and the exit codes of the command lines."""
+"""The errors that a user can cause and mend, the exit codes of the command lines, and text that is safe to show."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
-EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: state was saved, run again with --resume auto
+EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the state was saved, continue with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: whoever read the output has left
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has ended
 
 MAX_LISTED = 10
 MAX_SHOWN_CHARS = 200
@@ -66,10 +66,10 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def printable(text: object) -> str:
-    """Return ``text`` in one line that a terminal and a log can show, whoever chose it.
+    """Return ``text`` as one line that is safe to show in a terminal and to write into a log.
 
     File names, keys of weights files and answers of servers come from outside. Control characters, line breaks and
-    bytes that are no UTF-8 become backslash escapes, so that none of them can colour a terminal or forge a log line.
+    bytes that are not UTF-8 become backslash escapes, so that none of them can colour a terminal or forge a log line.
     """
     escaped = (
         char if char.isprintable() else char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
@@ -79,13 +79,13 @@ def printable(text: object) -> str:
 
 
 def brief(text: object) -> str:
-    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, made `printable`: a key or an answer may be long."""
-    shown = str(text)
-    return printable(shown) if len(shown) <= MAX_SHOWN_CHARS else f"{printable(shown[:MAX_SHOWN_CHARS])}..."
+    """Return the first `MAX_SHOWN_CHARS` characters of ``text``, made `printable`, and "..." if there are more."""
+    full = str(text)
+    return printable(full[:MAX_SHOWN_CHARS]) + ("..." if len(full) > MAX_SHOWN_CHARS else "")
 
 
 def listed(names: Iterable[object], count: int = MAX_LISTED) -> str:
-    """Return the first ``count`` names, made `brief` and separated by commas, and the number of the others."""
-    every = list(names)
-    rest = f" and {len(every) - count:,} more" if len(every) > count else ""
-    return ", ".join(map(brief, every[:count])) + rest
+    """Return the first ``count`` names, made `brief` and separated by commas, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - count:,} more" if len(names) > count else ""
+    return ", ".join(map(brief, names[:count])) + more

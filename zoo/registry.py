@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
 from zoo import config
+from zoo.architectures import ARCHITECTURES
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
-from zoo.models import ARCHITECTURES, FOR_CIFAR, Network
-from zoo.models.arguments import check_norm_function, check_size, check_values, dilation_for, unknown_option
-from zoo.models.network import check_classes
+from zoo.models import Network, build_network
+from zoo.models.arguments import check_norm_function, check_values, dilation_for
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
-from zoo.weights.index import drive_page, published
-from zoo.weights.record import Preprocessing, check_record, option_defaults, preprocessing_of
+from zoo.weights.published import published
+from zoo.weights.record import Preprocessing, check_record, preprocessing_of
 
 if TYPE_CHECKING:
     from zoo.data.transforms import Transform
@@ -36,6 +34,7 @@ CIFAR_INPUT = config.Input(
     mean=[0.4914, 0.4822, 0.4465],
     std=[0.2471, 0.2435, 0.2616],
 )
+INPUTS = {"imagenet": config.Input(), "cifar": CIFAR_INPUT}  # how the images of networks of no experiment are prepared
 
 
 def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
@@ -50,11 +49,6 @@ def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) ->
     names = list(published()) if pretrained else [*ARCHITECTURES, *published()]
     matching = {name for each in patterns for name in fnmatch.filter(names, each)}
     return sorted(matching, key=_natural_order)
-
-
-def options_of(arch: str) -> list[str]:
-    """Return the names of the options of an architecture's family (``input_3x3``, ``dilation``, ...)."""
-    return list(option_defaults(arch))
 
 
 def get(
@@ -96,13 +90,13 @@ def get(
         output_stride: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation``, of the
             families that have it; weights stay what they are.
         in_chans: number of channels of the image (default 3). For others the filters of weights for red, green and blue
-            are summed (1) or repeated and scaled (see `zoo.weights.input`), which the log says.
+            are summed (1) or repeated and scaled (see `zoo.weights.load.fit_input`), which the log says.
         drop_rate: share of the values that the classifier's linear layer reads that is dropped in training.
         signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
             2017 were trained: the network is built with the standard norm, whose scale is signed.
-        **arch: options of the family, which `zoo.config.OPTIONS` and ``zoo show NAME`` explain: ``memory``, what is
-            kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those
-            that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
+        **arch: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
+            is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others.
+            Those that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
 
     Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
     have; WeightsError for weights that cannot be had, do not fit or belong to another network.
@@ -139,11 +133,11 @@ def get(
         settings, images = own.settings(), own.preprocessing
     else:
         name = _only_variant(name) if pretrained else name
-        settings = _of_name(name)
+        settings, images = _of_name(name)
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
     if output_stride is not None:
-        given["dilation"] = dilation_for(output_stride, settings["arch"], options_of(settings["arch"]))
+        given["dilation"] = dilation_for(output_stride, ARCHITECTURES[settings["arch"]])
     if weights is not None:
         stored = read_weights(weights)
     record = None if stored is None else stored.record_to_build()
@@ -156,14 +150,14 @@ def get(
         stored.warn_of_assumptions(
             settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in said}
         )
-    images = images or preprocessing_of(CIFAR_INPUT if settings["arch"] in FOR_CIFAR else config.Input())
+    if pretrained:  # downloaded and verified before anything is built
+        stored = read_weights(name)
+    images = images or preprocessing_of(INPUTS[ARCHITECTURES[settings["arch"]].input])
     model = _build(settings, features_only, in_chans=in_chans or 3, drop_rate=drop_rate or 0.0)
     if out_indices is not None:
         model.select_features(out_indices)
     model.built_as = _record_of(settings, images)
     model.pretrained_cfg = _pretrained_cfg(images, name)
-    if stored is None and pretrained:
-        stored = read_weights(name)
     if stored is not None:
         load_state_dict(model, stored.state_dict, source=printable(stored.path))
     return model
@@ -238,25 +232,13 @@ def _build(
     """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
     options = dict(settings)
     arch, norm, activation, activation_param, classes = (options.pop(key) for key in OF_EVERY_NETWORK)
-    if arch not in ARCHITECTURES:
-        raise ConfigError(_unknown(arch, ARCHITECTURES))
-    check_classes(classes)
-    _check_options(arch, options)
     if callable(norm):
         check_norm_function(norm)
     try:
         factory = norm_act(norm, activation, activation_param)
-        build = partial(ARCHITECTURES[arch], classes=classes, features_only=features_only, **options)
-        check_size(
-            arch, options, option_defaults(arch), lambda: build(norm_act("standard") if callable(norm) else factory)
-        )
-        model = build(factory)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    except (TypeError, OverflowError, RuntimeError, MemoryError) as error:  # torch's, of sizes that no tensor can have
-        if callable(norm) or not options:
-            raise
-        raise ConfigError(f"{arch} cannot be built with the options {options} ({error})") from error
+    model = build_network(arch, factory, classes=classes, features_only=features_only, **options)
     if in_chans != 3:
         model.set_input_channels(in_chans)
     if drop_rate:
@@ -268,28 +250,14 @@ def _build(
     return model
 
 
-def _check_options(arch: str, options: dict[str, Any]) -> None:
-    """Raise ConfigError for an option that the architecture does not have, or a value that it cannot have."""
-    known = options_of(arch)
-    for option, value in options.items():
-        if option not in known:
-            common = [key for key in inspect.signature(get).parameters if key not in ("name", "too_many", "arch")]
-            raise unknown_option(option, arch, known, common)
-        try:
-            config.check_option(option, value)
-        except ConfigError as error:
-            raise ConfigError(f"{arch}: {error}") from error
-
-
-def _of_name(name: str) -> dict[str, Any]:
-    """Return the settings that an architecture or a published variant fixes."""
+def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
+    """Return the settings that an architecture or a published variant fixes, and how the latter's images are made."""
     if name in ARCHITECTURES:
-        return {"arch": name}
-    if name not in published():
+        return {"arch": name}, None
+    record = NetworkRecord.of_published(name) if name in published() else None
+    if record is None:
         raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
-    entry = published()[name]
-    settings = {key: entry[key] for key in ("arch", "norm", "activation", "activation_param", "classes")}
-    return settings | ({"input_3x3": True} if entry["input_3x3"] else {})
+    return record.settings(), record.preprocessing
 
 
 def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
@@ -330,7 +298,7 @@ def _completed(
 
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a network with those that every network has."""
-    classes = 10 if settings["arch"] in FOR_CIFAR else 1000
+    classes = ARCHITECTURES[settings["arch"]].classes
     defaults = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, "classes": classes}
     return {**defaults, **settings}
 
@@ -347,8 +315,8 @@ def _only_variant(name: str) -> str:
     """Return the published variant that ``name`` is, or the only one of the architecture that it is."""
     if name in published():
         return name
-    _of_name(name)
-    variants = [variant for variant, entry in published().items() if entry["arch"] == name]
+    _of_name(name)  # raises for an unknown one
+    variants = [variant for variant, entry in published().items() if entry.arch == name]
     if not variants:
         raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
     if len(variants) > 1:
@@ -375,7 +343,7 @@ def _pretrained_cfg(images: Preprocessing, name: str) -> dict[str, Any]:
         "scale": images.scale,
         "crop": images.crop,
         "interpolation": "bilinear",
-        "source": drive_page(name) if name in published() else name if os.path.isfile(name) else None,
+        "source": published()[name].page if name in published() else name if os.path.isfile(name) else None,
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo import registry
+from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids
 from zoo.data.folder import Batch, OnBadImage
@@ -21,11 +22,10 @@ from zoo.engine.process import Process
 from zoo.engine.protocols import Protocol
 from zoo.engine.validate import Result, validate
 from zoo.errors import ConfigError, WeightsError, nearest, printable
-from zoo.models import ARCHITECTURES
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
-from zoo.weights.fetch import published_name
+from zoo.weights.cache import published_name
 from zoo.weights.record import check_record, experiment_in
 
 
@@ -49,8 +49,8 @@ class Subject:
 
     def result_json(self, result: Result, process: Process) -> dict[str, Any]:
         """Return the contents of a result file."""
-        published = registry.published().get(self.title, {}).get("md5")
-        md5 = published if self.weights is None else md5_of(self.weights)
+        published = registry.published().get(self.title)
+        md5 = (published.md5 if published else None) if self.weights is None else md5_of(self.weights)
         return result.to_json(md5, describe_environment(process.device))
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import fit, layer, plot, variants
 from zoo.benchmark.held import measure_memory, measure_peak
 from zoo.benchmark.model import MODES, measure_networks
@@ -23,7 +24,6 @@ from zoo.benchmark.schema import Case, Results, markdown, median_and_spread
 from zoo.benchmark.scratch import Scratch
 from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
-from zoo.config.network import MEMORY
 from zoo.engine import compiled
 from zoo.engine.compiled import compile_network
 from zoo.errors import ConfigError, VerificationError
@@ -254,7 +254,8 @@ def test_faults_in_the_choice_of_a_network_are_named() -> None:
 
 
 def test_every_value_of_the_memory_option_is_a_strategy() -> None:
-    assert {strategy.memory for strategy in EAGER} == {value for values in MEMORY.values() for value in values}
+    values = {memory for record in ARCHITECTURES.values() for memory in record.memory}
+    assert {strategy.memory for strategy in EAGER} == values
 
 
 def test_the_baseline_is_always_among_the_strategies() -> None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.architectures import ARCHITECTURES
 from zoo.benchmark.held import Change, Memory, measure_memory, summarise
 from zoo.benchmark.storages import count_memory
 from zoo.layers import InPlaceABN
-from zoo.registry import options_of
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]
@@ -172,7 +172,7 @@ PUBLISHED = {"resnet18": (86.4, 0.712), "resnet50": (341.7, 0.808), "resnext101"
 
 @pytest.mark.parametrize(("arch", "megabytes", "ratio"), [(arch, *row) for arch, row in PUBLISHED.items()])
 def test_the_held_bytes_of_whole_networks_are_those_known(arch: str, megabytes: float, ratio: float) -> None:
-    if "memory" not in options_of(arch):
+    if "memory" not in list(ARCHITECTURES[arch].options):
         pytest.skip("the networks have no memory option")
     held = []
     for norm in ("standard", "inplace"):

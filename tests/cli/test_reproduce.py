@@ -21,11 +21,13 @@ from tests.weights.server import names_are_unknown
 from zoo import scoring
 from zoo.cli import main
 from zoo.config import parse_experiment
+from zoo.engine.protocols import PROTOCOLS
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
 from zoo.registry import published
 from zoo.scoring import Subject
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
+from zoo.weights.published import Published
 
 NAME = "resnet34_ipabn-sync_lr_512"
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -63,8 +65,8 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loads:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     loads = Loads()
     monkeypatch.setattr(scoring, "load_subject", loads)
-    for entry in published().values():
-        monkeypatch.setitem(entry, "scores", {key: {"top1": 100.0, "top5": 100.0} for key in entry["scores"]})
+    perfect = {protocol: {"top1": 100.0, "top5": 100.0} for protocol in PROTOCOLS}
+    monkeypatch.setattr(Published, "scores", property(lambda self: perfect))
     return loads
 
 
@@ -86,7 +88,7 @@ def test_all_protocols_are_measured_and_compared(loads: Loads, data: Path, tmp_p
     for row in content["rows"]:
         assert (row["verdict"], row["difference"]) == ("within 0.1 point", {"top1": 0.0, "top5": 0.0})
         assert row["measured"]["count"] == NUM_IMAGES
-        assert row["measured"]["weights_md5"] == row["weights_md5"] == published()[NAME]["md5"]
+        assert row["measured"]["weights_md5"] == row["weights_md5"] == published()[NAME].md5
         assert row["measured"]["environment"]["torch"] == torch.__version__
     assert content["data"]["is_imagenet"]
     assert content["missing"] == []
@@ -121,7 +123,7 @@ def test_other_data_another_limit_and_other_weights_are_measured_anew(
     with (data / "val/n01443537/ILSVRC2012_val_00000001.JPEG").open("ab") as file:
         file.write(b"more")
     assert not rows()[0]["reused"]
-    monkeypatch.setitem(published()[NAME], "md5", "0" * 32)
+    monkeypatch.setattr(published()[NAME], "md5", "0" * 32)
     assert not rows()[0]["reused"]
     content = json.loads((tmp_path / "imagenet.json").read_text())
     assert len(content["measurements"]) == 4, "nothing that was measured is lost"
@@ -171,7 +173,7 @@ def test_missing_weights_leave_their_rows_open_and_say_where_they_belong(
         assert row["reason"] == (f"{NAME}: no weights" if missing else None)
     assert content["rows"][3]["command"] == f"zoo reproduce imagenet --data {data} --models {NAME} --out {tmp_path}"
     (line,) = content["missing"]
-    assert f"{tmp_path / 'cache' / 'weights' / NAME}.pth.tar (md5 {published()[NAME]['md5']})" in line
+    assert f"{tmp_path / 'cache' / 'weights' / NAME}.pth.tar (md5 {published()[NAME].md5})" in line
     assert f"`zoo fetch {NAME}`" in line
 
 
@@ -271,7 +273,7 @@ def test_verified_weights_from_the_cache_are_what_gets_scored(
     code, content = _reproduce(data, tmp_path, "--protocols", "center224")
     assert code == 2, "a file with another md5 than the published one is not scored"
     assert content["rows"][0]["measured"] is None
-    monkeypatch.setitem(published()[NAME], "md5", md5_of(file))
+    monkeypatch.setattr(published()[NAME], "md5", md5_of(file))
     code, content = _reproduce(data, tmp_path, "--protocols", "center224")
     validation = tmp_path / "validation.json"
     assert main(["validate", NAME, str(data), "--protocol", "center224", "-j", "0", "--json", str(validation)]) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from tests.reproduce.runs import make_run
 from zoo.cli import main
-from zoo.reproduce.comparison import Line, Panel, Published, Section, compare
+from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare
 from zoo.reproduce.papers import PAPERS
 
 
@@ -21,7 +21,7 @@ def _section() -> Section:
         "table9",
         "Table 9",
         "Measured.",
-        [compare("bytes", Published(2, "printed", "Table 9"), 2.1, "B", 0.1)],
+        [compare("bytes", PublishedValue(2, "printed", "Table 9"), 2.1, "B", 0.1)],
         panels=[panel],
     )
 

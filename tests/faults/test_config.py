@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import zoo
-from zoo.config import OPTIONS, Experiment, load_experiment, parse_experiment
+from zoo.architectures import ARCHITECTURES, OPTIONS
+from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.errors import ConfigError, WeightsError
+from zoo.models.build import FAMILIES
 from zoo.registry import build_from_config
 from zoo.weights import NetworkRecord
 
@@ -161,17 +163,16 @@ def test_options_are_bounded_in_zoo_get_and_in_experiments(arch, options) -> Non
 def test_sizes_that_are_too_much_together_are_refused_before_anything_is_allocated(
     arch, options, message, norm, monkeypatch
 ) -> None:
-    from zoo.models import ARCHITECTURES
-    from zoo.registry import options_of
 
-    assert set(options) <= set(options_of(arch))
-    build = ARCHITECTURES[arch]
+    assert set(options) <= set(ARCHITECTURES[arch].options)
+    family = ARCHITECTURES[arch].family
+    build = FAMILIES[family]
 
     def count(*arguments: Any, **settings: Any) -> Any:
         assert torch.get_default_device().type == "meta"
         return build(*arguments, **settings)
 
-    monkeypatch.setitem(ARCHITECTURES, arch, count)
+    monkeypatch.setitem(FAMILIES, family, count)
     with pytest.raises(ConfigError, match=message):
         zoo.get(arch, norm=norm, **options)
 
@@ -200,10 +201,8 @@ def test_records_and_experiments_have_one_limit_of_classes() -> None:
 
 
 def test_every_option_of_every_network_is_explained_and_bounded() -> None:
-    from zoo.models import ARCHITECTURES
-    from zoo.registry import options_of
 
-    named = {option for arch in ARCHITECTURES for option in options_of(arch)}
+    named = {option for arch in ARCHITECTURES for option in list(ARCHITECTURES[arch].options)}
     assert named == set(OPTIONS)
 
 

@@ -16,7 +16,6 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
-from zoo.config.section import MAX_PIXELS
 from zoo.data.classes import class_names
 from zoo.data.folder import ImageFolder, check_classes, check_num_classes, collate
 from zoo.data.imagenet import describe_validation_set
@@ -24,6 +23,7 @@ from zoo.data.reading import EXTENSIONS, FORMATS, read_image
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import ConfigError, DataError
+from zoo.limits import MAX_PIXELS
 
 LOOPS = {
     "the class folder itself": ("bag/self", "."),

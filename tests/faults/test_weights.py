@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import os
 import struct
@@ -23,10 +22,11 @@ import zoo
 from zoo.cli import main
 from zoo.engine import checkpoint
 from zoo.errors import CheckpointError, WeightsError, ZooError
+from zoo.weights import cache as weights_cache
 from zoo.weights import load_weights, read_checkpoint, read_state_dict, read_weights
-from zoo.weights.cache import weights_path
-from zoo.weights.index import all_published
-from zoo.weights.verify import audit_cache, open_weights
+from zoo.weights.cache import audit_cache, open_weights, weights_path
+from zoo.weights.published import all_published
+from zoo.weights.read import read_published
 
 NAME = "resnet34_ipabn-sync_lr_512"
 MB = 2**20
@@ -181,7 +181,7 @@ def published_file(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
     monkeypatch.setenv("ZOO_CACHE", str(cache))
     (path := weights_path(NAME)).parent.mkdir(parents=True)
     torch.save(zoo.get(NAME).state_dict(), path)
-    monkeypatch.setitem(all_published()[NAME], "md5", hashlib.md5(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(all_published()[NAME], "md5", hashlib.md5(path.read_bytes()).hexdigest())
     return path
 
 
@@ -209,16 +209,15 @@ def test_every_load_of_published_weights_compares_the_md5(
 def test_what_is_loaded_is_what_was_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another file that takes the name between the check and the reading is not read."""
     path = published_file(monkeypatch, tmp_path)
-    reader = importlib.import_module("zoo.weights.read")
-    check_md5 = reader.check_md5
+    check_md5 = weights_cache.check_md5
 
     def check_and_swap(*args: Any) -> None:
         check_md5(*args)
         torch.save({"other": torch.ones(1)}, other := tmp_path / "other.pth")
         other.replace(path)
 
-    monkeypatch.setattr(reader, "check_md5", check_and_swap)
-    assert "other" not in read_checkpoint(path, published=NAME)
+    monkeypatch.setattr(weights_cache, "check_md5", check_and_swap)
+    assert "other" not in read_published(NAME)
     assert "other" in read_state_dict(path)
 
 

@@ -25,7 +25,9 @@ MEMORY = ["auto", "plain", "checkpoint"]
 
 def network(norm: str = "inplace", memory: str = "auto", structure=(2, 2, 3, 1), **options) -> DenseNet:
     torch.manual_seed(0)
-    model = DenseNet(norm_act(norm), 5, structure=structure, memory=memory, **options)
+    model = DenseNet(
+        norm_act(norm), 5, structure=structure, memory=memory, **{"input_3x3": False, "dilation": 1, **options}
+    )
     init_weights(model)
     return model
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import zoo
+from zoo.architectures import ARCHITECTURES
 from zoo.layers import ABN
-from zoo.models import ARCHITECTURES
 from zoo.weights import StoredWeights
 
 IMAGE = torch.randn(2, 3, 64, 64)

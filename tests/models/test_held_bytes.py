@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import zoo
+from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
 from zoo.benchmark.storages import count_memory
-from zoo.config.network import MEMORY
-from zoo.models import FOR_CIFAR
-from zoo.models.revnet import REVERSIBLE_TWINS
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"
@@ -40,7 +38,7 @@ GOALS = {
 
 def held(name: str, norm: str, memory: str) -> int:
     """Return the bytes held by a step with 4 images of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
-    size = 32 if name in FOR_CIFAR else 224
+    size = 32 if ARCHITECTURES[name].input == "cifar" else 224
     with torch.device("meta"):
         model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}))
         images = torch.empty(4, 3, size, size)
@@ -48,8 +46,7 @@ def held(name: str, norm: str, memory: str) -> int:
 
 
 def strategies_of(name: str) -> list[str]:
-    family = max((family for family in MEMORY if name.startswith(family)), key=len)
-    return [memory for memory in STRATEGIES if memory in MEMORY[family]]
+    return [memory for memory in STRATEGIES if memory in ARCHITECTURES[name].memory]
 
 
 def count(name: str) -> dict[str, float]:

@@ -21,9 +21,9 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from zoo.architectures import ARCHITECTURES
 from zoo.layers import ABN, InPlaceABN, freeze_norms, init_weights
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.models import ARCHITECTURES
 
 FILE = Path(__file__).parents[1] / "golden" / "networks.json"
 GOLDEN = json.loads(FILE.read_text())

@@ -12,15 +12,13 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from zoo.architectures import ARCHITECTURES
 from zoo.benchmark.storages import count_memory
-from zoo.config import parse_experiment
-from zoo.config.network import MEMORY, Network, family_of
+from zoo.config import Network, parse_experiment
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.preact import PooledShortcut, PreactBlock
 from zoo.layers.reversible import ReversibleSequential
-from zoo.models.preact import ARCHITECTURES as RESNETS
 from zoo.models.preact import PreactResNet
-from zoo.models.revnet import ARCHITECTURES as REVNETS
 from zoo.models.revnet import RevNet
 from zoo.registry import build_from_config
 
@@ -42,6 +40,8 @@ COUNTS = {
     ("revnet104", 1000): 45_428_072,
     ("revnet56", 1000): 27_553_128,
 }
+RESNETS = [name for name, record in ARCHITECTURES.items() if record.family == "preact"]
+REVNETS = [name for name, record in ARCHITECTURES.items() if record.family == "revnet"]
 # Convolutions and the classifier, without the projections.
 DEPTHS = {"resnet32_cifar": 32, "revnet38_cifar": 38, "resnet101_preact": 101, "revnet104": 104, "revnet56": 56}
 SMALL = {  # both kinds of blocks, modules that keep the shape and modules that change it, both stems
@@ -52,9 +52,11 @@ SMALL = {  # both kinds of blocks, modules that keep the shape and modules that 
 NORMS = {"standard": "relu", "inplace": "leaky_relu"}
 
 
-def build_small(kind, norm="standard", classes=5, network=RevNet, dtype=torch.float64, **options) -> nn.Module:
+def build_small(
+    kind, norm="standard", classes=5, network=RevNet, dtype=torch.float64, memory="auto", **options
+) -> nn.Module:
     torch.manual_seed(0)
-    model = network(norm_act(norm, NORMS[norm]), classes, **SMALL[kind], **options).to(dtype)
+    model = network(norm_act(norm, NORMS[norm]), classes, **SMALL[kind], memory=memory, **options).to(dtype)
     init_weights(model, "truncated_normal")
     return model
 
@@ -108,7 +110,7 @@ def block_grammar(prefix: str, names: str, bottleneck: bool, projects: bool, is_
 
 @pytest.mark.parametrize("name", REVNETS)
 def test_only_the_first_function_of_a_network_lacks_its_leading_norm_and_bottlenecks_project_both_halves(name):
-    settings = REVNETS[name].keywords
+    settings = ARCHITECTURES[name].structure
     bottleneck = settings["bottleneck"]
     with torch.device("meta"):
         keys = list(zoo.get(name).state_dict())
@@ -239,9 +241,9 @@ def test_gradients_statistics_and_outputs_are_those_of_stored_activations(kind, 
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_in_place_and_standard_norms_compute_the_same_revnet(kind):
-    standard = RevNet(norm_act("standard"), 5, **SMALL[kind]).double()
+    standard = RevNet(norm_act("standard"), 5, **SMALL[kind], memory="auto").double()
     init_weights(standard)
-    inplace = RevNet(norm_act("inplace"), 5, **SMALL[kind]).double()
+    inplace = RevNet(norm_act("inplace"), 5, **SMALL[kind], memory="auto").double()
     inplace.load_state_dict(standard.state_dict())
     with torch.no_grad():  # scale |w| + eps against w
         for module in inplace.modules():
@@ -334,7 +336,7 @@ def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
 
 
 def test_the_chains_switch_stores_the_activations_of_the_strided_blocks_too():
-    model = RevNet(norm_act("standard", "relu"), 10, **SMALL["basic"])
+    model = RevNet(norm_act("standard", "relu"), 10, **SMALL["basic"], memory="auto")
     init_weights(model)
     calls = []
     for module in model.modules():
@@ -366,12 +368,12 @@ def test_checkpointed_twins_hold_less_with_the_same_gradients():
 
 @pytest.mark.parametrize("name", [*RESNETS, *REVNETS])
 def test_the_option_memory_has_the_values_of_the_family(name):
-    family = "revnet" if name.startswith("rev") else "preact"
-    assert family_of(name) == family
+    strategies = ("auto", "plain") if name in REVNETS else ("auto", "plain", "checkpoint")
+    assert ARCHITECTURES[name].memory == strategies
     with torch.device("meta"):
-        for memory in MEMORY[family]:
+        for memory in strategies:
             zoo.get(name, memory=memory)
-        with pytest.raises(zoo.ConfigError, match=f"memory must be one of {', '.join(MEMORY[family])}, got 'fused'"):
+        with pytest.raises(zoo.ConfigError, match=f"memory must be one of {', '.join(strategies)}, got 'fused'"):
             zoo.get(name, norm="inplace", memory="fused")
 
 

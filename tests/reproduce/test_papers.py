@@ -31,7 +31,7 @@ from zoo.reproduce.comparison import (
     Kind,
     Line,
     Panel,
-    Published,
+    PublishedValue,
     Section,
     compare,
     compare_decades,
@@ -40,7 +40,7 @@ from zoo.reproduce.comparison import (
     compare_with_axis,
     not_run,
 )
-from zoo.reproduce.paper_networks import build
+from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.paper_report import write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.plot import draw
@@ -50,8 +50,8 @@ def verdicts(section: Section) -> dict[str, str]:
     return {comparison.what: comparison.verdict for comparison in section.comparisons}
 
 
-def printed(value: float) -> Published:
-    return Published(value, "printed", "Table 1")
+def printed(value: float) -> PublishedValue:
+    return PublishedValue(value, "printed", "Table 1")
 
 
 def test_verdicts_say_how_far_a_number_is_from_the_published_one() -> None:
@@ -69,7 +69,7 @@ def test_a_curve_has_no_points_that_are_not_finite() -> None:
 
 
 def test_a_trend_has_the_verdict_of_what_was_measured() -> None:
-    rises = Published("rises", "printed", "section 1")
+    rises = PublishedValue("rises", "printed", "section 1")
     assert compare_trend("a", rises, [1.0, 3.0, 2.0], "").verdict == "rises"
     assert compare_trend("a", rises, [1.0, 3.0, 0.5], "").verdict == "falls, not as published"
 
@@ -81,7 +81,7 @@ def test_values_that_span_decades_are_compared_by_their_factor() -> None:
     assert compare_decades("a", [one, two], [3e9, 300.0]).verdict == "higher"
     both = compare_decades("a", [one, two], [3e9, 100.0])
     assert both.verdict == "first higher, last within a factor of 2"
-    assert both.published == Published("1e+09 to 1e+02", "printed", "Table 1")
+    assert both.published == PublishedValue("1e+09 to 1e+02", "printed", "Table 1")
 
 
 # What stands in the papers, word for word but for line breaks, formula signs and tildes: place -> sentences or rows.
@@ -120,7 +120,7 @@ def numbers_in(text: str) -> set[float]:
     return {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
 
 
-def is_quoted(published: Published, quotations: dict[str, tuple[str, ...]]) -> bool:
+def is_quoted(published: PublishedValue, quotations: dict[str, tuple[str, ...]]) -> bool:
     """Whether the place has a quotation with the value in it."""
     texts = quotations.get(published.place, ())
     value = str(published.value).removesuffix(" M")
@@ -129,7 +129,7 @@ def is_quoted(published: Published, quotations: dict[str, tuple[str, ...]]) -> b
     return any(float(value) in numbers_in(text) for text in texts)
 
 
-def revnet_published() -> list[Published]:
+def revnet_published() -> list[PublishedValue]:
     """Return all that the report of RevNets has as published."""
     sections = [tables2to5.measure_parameters(), tables2to5.report_cifar_errors([])]
     found = [comparison.published for section in sections for comparison in section.comparisons if comparison.published]
@@ -139,7 +139,7 @@ def revnet_published() -> list[Published]:
     return [*found, figure4.AXIS_TOP, figure4.TREND]
 
 
-def revnext_published() -> list[Published]:
+def revnext_published() -> list[PublishedValue]:
     """Return all that the report of RevNeXts has as published."""
     found = [published for row in memory.MEMORY.values() for published in (row.per_pixel, row.total)]
     found += [*memory.WEIGHTS_MB.values(), *(error for error in memory.ERRORS.values() if error)]
@@ -161,7 +161,7 @@ def test_every_number_that_is_called_printed_stands_in_the_paper() -> None:
 def test_only_what_follows_from_the_totals_is_called_derived() -> None:
     derived = ["revnext_resnet18", "revnext_revnet", "irevnet_revnext", "revnext_flat"]
     assert [name for name, row in memory.MEMORY.items() if row.per_pixel.kind == "derived"] == derived
-    assert memory.MEMORY["revnext"].per_pixel == Published(352, "printed", "abstract")
+    assert memory.MEMORY["revnext"].per_pixel == PublishedValue(352, "printed", "abstract")
     for name, row in memory.MEMORY.items():
         weights = 12.5e6 if name != "irevnet_revnext" else 171e6
         total = float(row.total.value) * memory.UNITS[row.unit] - (weights if row.with_weights else 0)
@@ -262,7 +262,7 @@ def test_angles_are_exact_down_to_tiny_ones() -> None:
 
 def test_both_gradients_are_those_of_the_same_network_which_stays_as_it_is() -> None:
     torch.manual_seed(0)
-    model = build("revnet38_cifar", structure=(2, 1, 1)).double()
+    model = build_for_training("revnet38_cifar", structure=(2, 1, 1)).double()
     before = copy.deepcopy(model.state_dict())
     images, classes = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([1, 2])
     stored, reconstructed = (figure4.gradients(model, images, classes, store=store) for store in (True, False))
@@ -453,7 +453,7 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Pat
     section = Section(
         "one", "Table 1", "Measured so.", [compare("bytes", printed(2), 2.0, "B", 0.1)], ["a note"], [panel]
     )
-    missing = not_run("error", Published(7.24, "printed", "Table 3"), "%", "zoo train x")
+    missing = not_run("error", PublishedValue(7.24, "printed", "Table 3"), "%", "zoo train x")
     plain = Section("two", "Table 2", "Not measured.", [missing])
     text = write_report(PaperOptions("revnet", out=tmp_path), "Title", [section, plain], ["a remark"])
     assert text == (tmp_path / "revnet.md").read_text()

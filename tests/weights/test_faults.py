@@ -29,7 +29,7 @@ from tests.weights.server import (
 )
 from zoo.errors import WeightsError
 from zoo.weights import fetch_weights
-from zoo.weights.index import drive_page
+from zoo.weights.published import entry_of
 
 LENGTH = len(CONTENT)
 PAGE = b"<!DOCTYPE html><html><head><title>Quota &amp; more</title></head><body>Sorry</body></html>"
@@ -104,7 +104,7 @@ def test_faults_that_stay_end_in_one_error_and_no_file(
     server.usual = usual
     with pytest.raises(WeightsError, match=message) as caught:
         fetch_weights(NAME, sleep=lambda pause_s: None)
-    for part in (NAME, MD5, drive_page(NAME), "ZOO_WEIGHTS_URL", str(cache / f"{NAME}.pth.tar")):
+    for part in (NAME, MD5, entry_of(NAME).page, "ZOO_WEIGHTS_URL", str(cache / f"{NAME}.pth.tar")):
         assert part in str(caught.value)
     assert len(server.requests) == num_requests
     assert not (cache / f"{NAME}.pth.tar").exists()

@@ -19,10 +19,11 @@ from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
 from zoo.data.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights import drive, fetch_weights, lock, verify
+from zoo.weights import cache, fetch_weights, lock
 from zoo.weights.cache import weights_path
-from zoo.weights.drive import read_form
-from zoo.weights.index import REPLACED_MD5, all_published, drive_page, published
+from zoo.weights.download import read_form
+from zoo.weights.published import REPLACED_MD5, all_published, entry_of, published
+from zoo.weights.read import read_published
 
 # What Drive sends instead of a file that it has not looked through for viruses.
 CONFIRM = b"""<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head><body>
@@ -38,8 +39,8 @@ HTML = "text/html; charset=utf-8"
 FETCH = f"""
 import sys
 from zoo.weights import fetch_weights
-from zoo.weights.index import all_published
-all_published()[{NAME!r}]["md5"] = {MD5!r}
+from zoo.weights.published import all_published
+all_published()[{NAME!r}].md5 = {MD5!r}
 print("ready", flush=True)
 sys.stdin.readline()
 print(fetch_weights({NAME!r}), flush=True)
@@ -57,7 +58,7 @@ def in_cache(content: bytes = CONTENT) -> Path:
 def drive_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server in the place of Google Drive."""
     monkeypatch.delenv("ZOO_WEIGHTS_URL")
-    monkeypatch.setattr(drive, "DRIVE_URL", f"{server.url}/uc")
+    monkeypatch.setattr(cache, "DRIVE_URL", f"{server.url}/uc")
     return server
 
 
@@ -83,7 +84,7 @@ def test_a_mirror_that_is_no_web_address_is_refused(address: str, monkeypatch: p
 
 def test_drive_is_asked_for_the_files_id(drive_server: Server) -> None:
     assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert drive_server.requests == [(f"/uc?export=download&id={all_published()[NAME]['drive_id']}", None)]
+    assert drive_server.requests == [(f"/uc?export=download&id={all_published()[NAME].weights.drive_id}", None)]
 
 
 def test_drives_page_before_large_files_is_confirmed_with_the_fields_of_its_form(drive_server: Server) -> None:
@@ -116,7 +117,7 @@ def test_offline_takes_what_is_in_the_cache_and_asks_nobody(server: Server, monk
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(WeightsError, match="not in the cache and ZOO_OFFLINE is set") as caught:
         fetch_weights(NAME)
-    for part in (NAME, MD5, drive_page(NAME), str(weights_path(NAME))):
+    for part in (NAME, MD5, entry_of(NAME).page, str(weights_path(NAME))):
         assert part in str(caught.value)
     in_cache()
     assert fetch_weights(NAME).read_bytes() == CONTENT
@@ -156,15 +157,55 @@ def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> No
     assert server.requests == []
 
 
-def test_a_download_is_hashed_once_and_a_file_in_the_cache_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-    md5_of_open = verify._md5_of_open
-    monkeypatch.setattr(verify, "_md5_of_open", lambda file, path: hashed.append(path.name) or md5_of_open(file, path))
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed from now on."""
+    names: list[str] = []
+    md5_of_open = cache._md5_of_open
+    monkeypatch.setattr(cache, "_md5_of_open", lambda file, path: names.append(path.name) or md5_of_open(file, path))
+    return names
+
+
+def test_a_download_is_hashed_once_and_a_file_in_the_cache_each_time(hashed: list[str]) -> None:
     path = fetch_weights(NAME)
     assert hashed == [f"{path.name}.part"]
     for _ in range(2):
         fetch_weights(NAME)
     assert hashed[1:] == [path.name] * 2
+
+
+def publish(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """Let the server give real weights of NAME, and return them."""
+    state_dict = zoo.get(NAME).state_dict()
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state_dict.items()}}, tmp_path / "w")
+    server.content = (tmp_path / "w").read_bytes()
+    monkeypatch.setattr(all_published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
+    return state_dict
+
+
+def test_weights_that_are_downloaded_and_loaded_are_hashed_once_in_all(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hashed: list[str]
+) -> None:
+    publish(server, monkeypatch, tmp_path)
+    zoo.get(NAME, pretrained=True)
+    assert hashed == [f"{NAME}.pth.tar.part"]
+    zoo.get("resnet34", weights=NAME)
+    assert hashed[1:] == [f"{NAME}.pth.tar"]
+
+
+def test_of_a_download_too_what_is_read_is_what_was_verified(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another file that takes the name between the download and the reading is not read."""
+    state_dict = publish(server, monkeypatch, tmp_path)
+    with cache.open_published(NAME) as file:
+        torch.save({"other": torch.ones(1)}, other := tmp_path / "other.pth")
+        other.replace(weights_path(NAME))
+        assert file.read() == server.content
+    with pytest.raises(WeightsError, match="the md5 is"):
+        read_published(NAME)
+    weights_path(NAME).unlink()
+    assert read_published(NAME)["state_dict"].keys() == {f"module.{key}" for key in state_dict}
 
 
 def test_a_change_that_leaves_size_and_time_is_noticed() -> None:
@@ -250,7 +291,7 @@ def test_a_file_of_before_july_2018_is_recognised(server: Server, monkeypatch: p
 
 def test_the_replaced_files_are_those_of_2017_and_2018() -> None:
     assert list(REPLACED_MD5) == list(published())[:6]
-    assert not set(REPLACED_MD5.values()) & {entry["md5"] for entry in all_published().values()}
+    assert not set(REPLACED_MD5.values()) & {entry.md5 for entry in all_published().values()}
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.lock/x"])
@@ -328,13 +369,10 @@ def test_of_processes_that_fetch_at_once_one_downloads_and_when_it_is_killed_ano
 def test_get_pretrained_downloads_verifies_and_loads(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = zoo.get(NAME)
-    torch.save({"state_dict": {f"module.{key}": value for key, value in source.state_dict().items()}}, tmp_path / "w")
-    server.content = (tmp_path / "w").read_bytes()
-    monkeypatch.setitem(all_published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
+    state_dict = publish(server, monkeypatch, tmp_path)
     for name in (NAME, "resnet34"):
         model = zoo.get(name, pretrained=True)
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
+        assert all(torch.equal(value, state_dict[key]) for key, value in model.state_dict().items())
     assert len(server.requests) == 1
     weights_path(NAME).write_bytes(server.content[:-1] + b"x")
     with pytest.raises(WeightsError, match="the md5 is"):

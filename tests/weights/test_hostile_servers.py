@@ -20,8 +20,7 @@ from tests.weights.server import Answer, Handler, Server, fails, names_are_unkno
 from zoo.cli import main
 from zoo.errors import WeightsError
 from zoo.weights import download, fetch_weights
-from zoo.weights.download import UnresolvedError, retry_after_s
-from zoo.weights.drive import read_form
+from zoo.weights.download import UnresolvedError, read_form, retry_after_s
 
 HTML = "text/html; charset=utf-8"
 Usage = namedtuple("Usage", "total used free")

@@ -11,9 +11,9 @@ import torch
 
 import zoo
 from zoo.config import parse_experiment
-from zoo.config.section import MAX_CLASSES
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import convert_norm
+from zoo.limits import MAX_CLASSES
 from zoo.registry import build_from_config
 from zoo.weights import load_weights, read_state_dict, read_weights
 from zoo.weights.record import NetworkRecord, Preprocessing, record_in

@@ -10,9 +10,8 @@ import pytest
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, fails
 from zoo.cli import main
-from zoo.weights.cache import weights_path
-from zoo.weights.index import all_published
-from zoo.weights.verify import audit_cache
+from zoo.weights.cache import audit_cache, weights_path
+from zoo.weights.published import all_published
 
 OTHER = "resnet50_ipabn-sync_lr_512"
 ROOT = Path(__file__).parents[2]
@@ -43,7 +42,7 @@ def test_fetch_notices_a_wrong_name_before_the_first_download(
 
 def test_fetch_all_asks_for_every_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for entry in all_published().values():
-        monkeypatch.setitem(entry, "md5", MD5)
+        monkeypatch.setattr(entry, "md5", MD5)
     assert main(["fetch", "all"]) == 0
     assert [path for path, _ in server.requests] == [f"/{name}.pth.tar" for name in all_published()]
 

@@ -12,19 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 
+from zoo.architectures import REVERSIBLE_TWINS
 from zoo.benchmark.held import clear_gradients
 from zoo.benchmark.schema import Case
 from zoo.benchmark.timing import Step
-from zoo.errors import ConfigError, nearest
+from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
-from zoo.models import ARCHITECTURES
-from zoo.models.revnet import REVERSIBLE_TWINS
+from zoo.models import build_network
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Half precision is autocast, as in training; float16 would need a scaled loss.
-NETWORK_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -49,26 +47,9 @@ class Setup:
 
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialised network in training mode; ConfigError for what the architecture does not have."""
-        if self.arch not in ARCHITECTURES:
-            known = ", ".join(nearest(self.arch, ARCHITECTURES))
-            raise ConfigError(f"unknown network {self.arch!r}; the nearest names are {known}")
-        builder: Any = ARCHITECTURES[self.arch]
-        options: dict[str, Any] = {"memory": memory}
-        if self.input_3x3:
-            options["input_3x3"] = True
-        if self.structure is not None:
-            usual = getattr(builder, "keywords", {}).get("structure")
-            if usual is None:
-                raise ConfigError(f"{self.arch} has no structure of blocks per stage to change")
-            stages = len(usual)
-            if len(self.structure) != stages:
-                raise ConfigError(f"{self.arch} has {stages} stages, the structure {self.structure} is of other length")
-            options["structure"] = self.structure
-        try:
-            with torch.device("meta" if self.device.type == "meta" else "cpu"):
-                model = builder(norm_act(norm), 1000, **options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.arch}: {error}") from error
+        options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
+        with torch.device("meta" if self.device.type == "meta" else "cpu"):
+            model = build_network(self.arch, norm_act(norm), classes=1000, structure=self.structure, **options)
         init_weights(model)
         return self.place(model)
 

@@ -48,8 +48,6 @@ EAGER = (
     Strategy("iABN checkpointed", "inplace", "checkpoint"),
     Strategy("iABN unwound", "inplace", "unwind"),
     Strategy("iABN unwound, 3x3 redone", "inplace", "unwind_3x3"),
-    Strategy("iABN norms checkpointed", "inplace", "checkpoint_norms"),
-    Strategy("iABN x_hat kept", "inplace", "checkpoint_xhat"),
     Strategy(FUSED, "inplace", "fused"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),
     Strategy("RevNet", "standard", "auto", reversible=True),

@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
     from zoo.config import Input
     from zoo.report.files import write_json
     from zoo.weights import read_weights
-    from zoo.weights.build import check_fits_record
     from zoo.weights.record import preprocessing_of
+    from zoo.weights.stored import check_fits_record
 
     stored = read_weights(args.source)
     source = _source_record(args, stored)
@@ -170,7 +170,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     and WeightsError for options that contradict the file. ``memory`` is left out: converted networks have other norms.
     """
     from zoo.weights import NetworkRecord
-    from zoo.weights.fit import CLASSIFIER_WEIGHT, num_outputs
+    from zoo.weights.load import CLASSIFIER_WEIGHT, num_outputs
     from zoo.weights.record import check_record
 
     given = _network_options(args)

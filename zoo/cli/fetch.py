@@ -21,8 +21,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_fetch(args: argparse.Namespace) -> int:
     """Fetch the weights named and print where each is; without names print a table of them; returns 0."""
-    from zoo.weights.fetch import fetch_weights
-    from zoo.weights.index import all_published, entry_of
+    from zoo.weights import fetch_weights
+    from zoo.weights.published import all_published, entry_of
 
     if not args.names:
         return _list()
@@ -37,13 +37,13 @@ def run_fetch(args: argparse.Namespace) -> int:
 def _list() -> int:
     from zoo.report.tables import markdown_table
     from zoo.weights.cache import weights_dir, weights_path
-    from zoo.weights.index import all_published
+    from zoo.weights.published import all_published
 
     rows = []
     for name, entry in all_published().items():
         path = weights_path(name)
         size_mb = path.stat().st_size / 1e6 if path.is_file() else None
-        rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry["md5"], entry["licence"]])
+        rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.licence])
     print(markdown_table(["name", "in the cache", "MB", "md5", "licence"], rows))
     print(f"The cache is {weights_dir()}; zoo fetch NAME downloads, zoo verify reads and compares.")
     return 0
@@ -55,8 +55,7 @@ def run_verify(args: argparse.Namespace) -> int:
     Raises VerificationError if a file is damaged, or one that was named is missing or partial.
     """
     from zoo.report.tables import markdown_table
-    from zoo.weights.cache import weights_dir
-    from zoo.weights.verify import audit_cache
+    from zoo.weights.cache import audit_cache, weights_dir
 
     findings = audit_cache(args.names)
     if not findings:

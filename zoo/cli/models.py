@@ -14,6 +14,7 @@ from zoo.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
     from zoo.models import Network
+    from zoo.weights.published import Published
 
 WIDTH = 110
 INDENT = " " * 6
@@ -139,18 +140,18 @@ def _show_experiment(args: argparse.Namespace) -> int:
 
 def _show_network(args: argparse.Namespace) -> int:
     """Print what a network is made of, how it was trained and scored, and where its weights are."""
-    from zoo.config import OPTIONS
-    from zoo.config.network import MEMORY, family_of
-    from zoo.registry import options_of, published
+    from zoo.architectures import ARCHITECTURES, OPTIONS
+    from zoo.registry import published
     from zoo.report.tables import markdown_table
 
     ((_, model),) = _build_all([args.name])
     entry = _entry(args.name, model)
-    options = {option: OPTIONS[option].meaning for option in options_of(entry["arch"])}
-    options["memory"] += f": {', '.join(MEMORY[family_of(entry['arch']) or ''])}"
+    record = ARCHITECTURES[entry["arch"]]
+    options = {option: OPTIONS[option].meaning for option in record.options}
+    options["memory"] += f": {', '.join(record.memory)}"
     stages = model.feature_info.get_dicts()
     if args.json:
-        about = published().get(args.name)
+        about = published()[args.name].to_json() if args.name in published() else None
         print(json.dumps({**entry, "options": options, "stages": stages, "published": about}, indent=2))
         return 0
     facts = {
@@ -159,7 +160,7 @@ def _show_network(args: argparse.Namespace) -> int:
         "without classifier": f"{entry['parameters_headless']:,}",
         "norm layers": entry["norms"],
         "state dict": f"{len(model.state_dict())} entries",
-        **_publication(published().get(args.name)),
+        **(_publication(published()[args.name]) if args.name in published() else {}),
     }
     for name, fact in facts.items():
         print(f"{name:<20}{fact}")
@@ -184,8 +185,8 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
 
     built: dict[tuple[str, bool], Network] = {}
     for name in names:
-        about = published().get(name, {"arch": name, "input_3x3": False})
-        shape = about["arch"], about["input_3x3"]
+        about = published()[name].to_json() if name in published() else {}
+        shape = about.get("arch", name), about.get("input_3x3", False)
         if shape not in built:
             with counting():
                 built[shape] = get(name)
@@ -195,7 +196,7 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
 def _entry(name: str, model: Network) -> dict[str, Any]:
     from zoo.registry import published
 
-    about = published().get(name, {"arch": name, "scores": {}})
+    about = published()[name].to_json() if name in published() else {"arch": name, "scores": {}}
     in_classifier = sum(parameter.numel() for parameter in model.classifier.parameters())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {
@@ -213,17 +214,16 @@ def _score(score: dict[str, float] | None) -> str:
     return f"{score['top1']:.2f} / {score['top5']:.2f}" if score else ""
 
 
-def _publication(entry: dict[str, Any] | None) -> dict[str, Any]:
+def _publication(published: Published) -> dict[str, Any]:
     """Return the settings and the origin of published weights."""
-    if entry is None:
-        return {}
+    entry = published.to_json()
     return {
         "norm": entry["norm"],
         "activation": f"{entry['activation']} ({entry['activation_param']})",
         "stem": "three 3x3" if entry["input_3x3"] else "as the architecture's",
         "trained with": f"batches of {entry['batch']}",
         "weights md5": entry["md5"],
-        "weights at": f"https://drive.google.com/file/d/{entry['drive_id']}/view",
+        "weights at": published.page,
         "licence of weights": entry["licence"],
         "source": entry["source"],
     }

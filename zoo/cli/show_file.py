@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import Experiment, leaves
-from zoo.config.options import is_number
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.errors import ConfigError, listed, printable
+from zoo.limits import is_number
 from zoo.weights import NetworkRecord, StoredWeights, md5_of, read_weights
 from zoo.weights.record import WITH_PARAMETER, experiment_in, shown
 

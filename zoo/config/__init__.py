@@ -6,28 +6,27 @@ from zoo.config.experiment import (
     Expected,
     Experiment,
     Input,
+    PublishedWeights,
     Score,
     Training,
     check_world_size,
 )
 from zoo.config.network import Network
 from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
-from zoo.config.options import OPTIONS, check_option
 from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
 
 __all__ = [
     "MIN_LINEAR_LR",
-    "OPTIONS",
     "CheckpointConfig",
     "Expected",
     "Experiment",
     "Input",
     "Network",
     "Optimizer",
+    "PublishedWeights",
     "Schedule",
     "Score",
     "Training",
-    "check_option",
     "check_world_size",
     "describe_settings",
     "differences",

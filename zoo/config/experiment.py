@@ -11,13 +11,13 @@ from pydantic import Field, StringConstraints, field_validator
 
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
-from zoo.config.section import MAX_SIDE, MAX_STEPS, Section
+from zoo.config.section import Section
 from zoo.errors import ConfigError
+from zoo.limits import MAX_SIDE, MAX_STEPS
 
 # "center" or "tencrop" and the side of the crop in pixels, as in center224
 Protocol = Annotated[str, StringConstraints(pattern=r"^(center|tencrop)[1-9][0-9]*$")]
 THREE = Field(min_length=3, max_length=3)
-Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
@@ -123,6 +123,15 @@ class Score(Section):
     """Images whose class is among the five most likely ones, in percent; null: not published."""
 
 
+class PublishedWeights(Section):
+    """A published weights file; checksums.md5 holds its md5, under the name of the experiment."""
+
+    drive_id: Annotated[str, Field(min_length=1)]
+    """Identifier of the file on Google Drive."""
+    licence: Annotated[str, Field(min_length=1)]
+    """Licence that the file is published under."""
+
+
 class Expected(Section):
     """The scores that a run should reach, one per validation protocol, and where they were published."""
 
@@ -130,8 +139,8 @@ class Expected(Section):
     """Where the scores were published."""
     scores: Annotated[dict[Protocol, Score], Field(min_length=1)]
     """Scores by validation protocol: "center" or "tencrop" and the side of the crop, as in center224."""
-    weights_md5: Md5 | None = None
-    """md5 of the weights file that reached them; null: not known."""
+    weights: PublishedWeights | None = None
+    """Where the weights that reached them are published; null: they are not."""
 
 
 class Experiment(Section):

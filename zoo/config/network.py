@@ -7,34 +7,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from zoo.config.options import MAX_DILATION, check_dilation, check_option
-from zoo.config.section import MAX_CLASSES, MAX_RATE, MAX_SLOPE, Section
+from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE, check_option
+from zoo.config.section import Section
 from zoo.errors import ConfigError
-
-# What networks keep for backward: family -> the values of `memory` that it has.
-_RESIDUAL = ("auto", "plain", "checkpoint", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat")
-MEMORY = {
-    "resnet": ("auto", "plain", "fused", "checkpoint"),
-    "resnext": _RESIDUAL,
-    "wider_resnet": _RESIDUAL,
-    "densenet": ("auto", "plain", "checkpoint"),
-    "preact": ("auto", "plain", "checkpoint"),
-    "revnet": ("auto", "plain"),
-    "revnext": ("auto", "plain"),
-    "irevnet": ("auto", "plain"),
-}
-LEAKY_RELU_ONLY = ("revnext", "revnext_flat")  # whose layers are undone one by one
-NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat")
+from zoo.limits import MAX_CLASSES, MAX_DILATION, MAX_RATE, MAX_SLOPE, is_dilation
 
 _DilationRate = Annotated[int, Field(ge=1, le=MAX_DILATION)]
 Dilation = _DilationRate | list[_DilationRate | list[_DilationRate]]
 
 
-def family_of(arch: str) -> str | None:
-    """Return the key of `MEMORY` that an architecture's name belongs to; None for a name of no family."""
-    if arch.startswith("resnet") and arch.endswith(("_cifar", "_preact")):
-        return "preact"
-    return next((family for family in MEMORY if arch.startswith(family)), None)
+def _check_dilation(value: Any) -> Any:
+    """Return the dilation of an experiment file; ValueError for anything else."""
+    if is_dilation(value):
+        return value
+    raise ValueError(
+        f"should be a whole number from 1 to {MAX_DILATION}, or a list with one entry (or list) per module"
+    )
 
 
 class Network(Section):
@@ -53,11 +41,9 @@ class Network(Section):
     """Norm: standard batch norm, in place, or in place with the statistics of all processes."""
     classes: Annotated[int, Field(gt=0, le=MAX_CLASSES)] = 1000
     """Number of classes, which is the number of the network's outputs."""
-    dilation: Annotated[Dilation, PlainValidator(check_dilation, Dilation)] = 1
+    dilation: Annotated[Dilation, PlainValidator(_check_dilation, Dilation)] = 1
     """Dilation of the modules, as zoo.get takes it; 1: none."""
-    memory: Literal[
-        "auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "checkpoint_norms", "checkpoint_xhat"
-    ] = "auto"
+    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3"] = "auto"
     """What is kept for backward; zoo show NAME lists what a network has."""
     weight_init: Literal[
         "xavier_normal",
@@ -80,8 +66,16 @@ class Network(Section):
         """Set the activation that is left out where the original's, relu, is impossible."""
         if not isinstance(content, dict) or "activation" in content:
             return content
-        impossible = content.get("bn_mode") in ("inplace", "sync") or content.get("arch") in LEAKY_RELU_ONLY
+        arch = content.get("arch")
+        record = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
+        impossible = content.get("bn_mode") in ("inplace", "sync") or (record is not None and record.leaky_relu_only)
         return {**content, "activation": "leaky_relu"} if impossible else content
+
+    @property
+    def has_3x3_stem(self) -> bool:
+        """Whether the network gets the stem of three 3x3 convolutions: some ignore the key (`Architecture`)."""
+        record = ARCHITECTURES.get(self.arch)
+        return self.input_3x3 and not (record is not None and record.ignores_input_3x3)
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the combinations that no network can be built from."""
@@ -96,16 +90,16 @@ class Network(Section):
                 ("activation_param", "activation"),
                 f"should be greater than 0 for {self.activation}, which has no inverse otherwise",
             )
-        if self.input_3x3 and self.arch.startswith(("resnet", "revnet")):
+        record = ARCHITECTURES.get(self.arch)  # None for a network of the user's own
+        options = Network.model_fields if record is None else record.options
+        if self.input_3x3 and "input_3x3" not in options and not (record and record.ignores_input_3x3):
             yield (
                 ("input_3x3", "arch"),
                 f"{self.arch} has no 3x3 stem; remove the key, or use a resnext* or densenet*",
             )
-        if self.dilation != 1 and self.arch.startswith("wider") and not self.arch.endswith("_a2"):
-            yield (
-                ("dilation", "arch"),
-                f"{self.arch} cannot be dilated; remove the key, or use {self.arch}_a2",
-            )
+        if self.dilation != 1 and "dilation" not in options:
+            dilated = f"{self.arch}_a2" if f"{self.arch}_a2" in ARCHITECTURES else "a resnet*, resnext* or densenet*"
+            yield ("dilation", "arch"), f"{self.arch} cannot be dilated; remove the key, or use {dilated}"
         for option in sorted({"norm", *Network.model_fields} & self.options.keys()):
             yield ("options",), f"{option!r} has a key of its own in this section; set that"
         for option, value in self.options.items():
@@ -113,7 +107,7 @@ class Network(Section):
                 check_option(option, value)
             except ConfigError as error:
                 yield ("options",), str(error)
-        allowed = MEMORY.get(family_of(self.arch) or "", (self.memory,))
+        allowed = (self.memory,) if record is None else record.memory
         if self.memory not in allowed:
             yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(allowed)}"
         elif self.memory in NEEDS_INPLACE and self.bn_mode == "standard":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zoo.architectures import ARCHITECTURES
 from zoo.config.experiment import Experiment
 from zoo.config.section import KeyPath, Problem, dotted
 from zoo.config.validate import validate
@@ -67,26 +68,33 @@ def load_experiment(name: str | Path) -> Experiment:
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
         raise ConfigError(f"{printable(path)}: is not a JSON file ({error})") from None
-    return parse_experiment(content, printable(path))
+    return _parse(content, printable(path), known_networks_only=True)
 
 
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     """Return the experiment that ``content``, the parsed JSON, describes; ``source`` names it in messages.
 
     A 3x3 stem asked of a WiderResNet, as in a published file, is accepted and logged: it has no effect there.
-    Raises ConfigError with one line per problem.
+    Networks of the user's own, which this package does not know, are let through. Raises ConfigError with one line per
+    problem.
     """
+    return _parse(content, source, known_networks_only=False)
+
+
+def _parse(content: Any, source: str, known_networks_only: bool) -> Experiment:
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: should hold a JSON object, not a {type(content).__name__}")
     _check_extent(content, source)
     experiment, problems = validate(content)
     problems = [*_repeated_keys(content), *problems]
+    if known_networks_only:
+        problems += _unknown_network(content)
     if experiment is None or problems:
         lines = [f"{source}: {problem}" for problem in problems[:MAX_PROBLEMS]]
         if len(problems) > MAX_PROBLEMS:
             lines.append(f"{source}: and {len(problems) - MAX_PROBLEMS:,} more problems")
         raise ConfigError("\n".join(lines))
-    if experiment.network.input_3x3 and experiment.network.arch.startswith("wider"):
+    if experiment.network.input_3x3 and not experiment.network.has_3x3_stem:
         logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
     return experiment
 
@@ -119,6 +127,14 @@ def _check_extent(content: dict[str, Any], source: str) -> None:
             raise ConfigError(f"{source}: {where}: holds more than {MAX_VALUES:,} values; an experiment has some sixty")
         children = node.items() if isinstance(node, dict) else enumerate(node)
         pending += [((*path, key), child) for key, child in children]
+
+
+def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
+    network = content.get("network")
+    arch = network.get("arch") if isinstance(network, dict) else None
+    if isinstance(arch, str) and arch not in ARCHITECTURES:
+        near = ", ".join(nearest(arch, ARCHITECTURES))
+        yield Problem(("network", "arch"), arch, f"there is no such network; the nearest names are {near}")
 
 
 def _repeated_keys(content: Any, path: KeyPath = ()) -> Iterator[Problem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +14,6 @@ from zoo.errors import printable
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
 
-# The largest values of settings. They are far beyond any use, and below what tensors, powers and loops can take.
-# The most pixels that an image may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
-MAX_PIXELS = 2**28 // 3
-MAX_SIDE = math.isqrt(MAX_PIXELS)
-MAX_CLASSES = 100_000  # of experiments, networks and the records in weights files; ImageNet-21k has 21,841
-MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training images
-MAX_EPOCHS = 1_000_000
-MAX_STEPS = 10**9
-MAX_RATE = 1e6  # learning rates, weight decay and gains
-MAX_SLOPE = 1e3  # slope of leaky_relu, alpha of elu
 ABSENT = object()  # the value of a key that is missing
 
 

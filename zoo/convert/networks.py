@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
-from zoo.weights import load_state_dict
-from zoo.weights.build import build_empty
-from zoo.weights.fit import check_fits, num_outputs
+from zoo.weights import NetworkRecord, load_state_dict
+from zoo.weights.load import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
@@ -32,7 +31,9 @@ def load_network(
     The number of classes is that of the state dict, none without a classifier. Raises WeightsError if it does not fit.
     """
     source = f"the state dict given for {arch}"
-    model = build_empty(arch, num_outputs(state_dict, source), norm, activation, activation_param, options)
+    classes = num_outputs(state_dict, source)
+    with torch.device("meta"):
+        model = NetworkRecord(arch, norm, activation, activation_param, classes, options).build()
     check_fits(model, state_dict, source=source)
     model = model.double().to_empty(device="cpu").eval()
     load_state_dict(model, state_dict, source=source)

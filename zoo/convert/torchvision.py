@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.architectures import ARCHITECTURES
 from zoo.convert.networks import StateDict, compare_exact, load_network
 from zoo.convert.report import ConversionReport
 from zoo.errors import ConfigError, ConversionError, listed
-from zoo.models.resnet import ARCHITECTURES
-from zoo.weights.build import build_empty
-from zoo.weights.fit import MAX_KEYS
-from zoo.weights.keys import torchvision_arch
+from zoo.layers.norm import norm_act
+from zoo.models import build_network
+from zoo.weights.load import MAX_KEYS, torchvision_arch
 
 COUNTER = "num_batches_tracked"
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
@@ -53,9 +53,11 @@ def torchvision_key(key: str) -> str:
 def _convert(
     state_dict: StateDict, arch: str, conversion: str, compare_with_source: bool, images: Tensor | None
 ) -> tuple[dict[str, Tensor], ConversionReport]:
-    if arch not in ARCHITECTURES:
-        raise ConfigError(f"{arch!r} is no network that torchvision has too; those are {', '.join(ARCHITECTURES)}")
-    own_keys = build_empty(arch, 1, "standard", "relu", 0.01, {}).state_dict()
+    known = [name for name, record in ARCHITECTURES.items() if record.family == "resnet"]
+    if arch not in known:
+        raise ConfigError(f"{arch!r} is no network that torchvision has too; those are {', '.join(known)}")
+    with torch.device("meta"):
+        own_keys = build_network(arch, norm_act("standard", "relu"), classes=1).state_dict()
     names = {torchvision_key(key): key for key in own_keys}
     if conversion == "to-torchvision":
         names = {own: other for other, own in names.items()}

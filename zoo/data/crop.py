@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.config.section import MAX_PIXELS
 from zoo.errors import DataError
+from zoo.limits import MAX_PIXELS
 
 MODES = {"zeros": "constant", "reflect": "reflect"}  # of an experiment -> of torch
 

@@ -11,8 +11,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from zoo.config.section import MAX_PIXELS
 from zoo.errors import DataError, printable
+from zoo.limits import MAX_PIXELS
 
 # What is read, and by which names files are taken for images: torchvision's list, by PIL's names of the formats. PIL
 # knows many more formats, and passes one of them, EPS, on to another program.

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 import torch
 
+from zoo.architectures import ARCHITECTURES
 from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
-from zoo.models import ARCHITECTURES
 from zoo.weights import NetworkRecord
 from zoo.weights.read import check_sizes, load_bounded
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from zoo.config.network import MEMORY
+from zoo.architectures import DENSE_MEMORY
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import norm_conv
@@ -36,8 +36,8 @@ class DenseModule(nn.Module):
         memory: str = "auto",
     ) -> None:
         super().__init__()
-        if memory not in MEMORY["densenet"]:
-            raise ValueError(f"memory={memory!r} is not one of {', '.join(MEMORY['densenet'])}")
+        if memory not in DENSE_MEMORY:
+            raise ValueError(f"memory={memory!r} is not one of {', '.join(DENSE_MEMORY)}")
         self.memory = memory
         self.convs1 = nn.ModuleList()
         self.convs3 = nn.ModuleList()

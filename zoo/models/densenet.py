@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -13,7 +12,6 @@ from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import has_hooks
 from zoo.layers.recompute import checkpoint
 from zoo.layers.stem import build_stem
-from zoo.models.memory import check_memory
 from zoo.models.network import Network, dilation_per_module
 from zoo.ops.abn.recompute import join
 from zoo.ops.mean_pool import mean_pool2d
@@ -38,11 +36,10 @@ class DenseNet(Network):
         *,
         structure: Sequence[int],
         features_only: bool = False,
-        input_3x3: bool = False,
-        dilation: int | Sequence[int] = 1,
-        memory: str = "auto",
+        input_3x3: bool,
+        dilation: int | Sequence[int],
+        memory: str,
     ) -> None:
-        check_memory(memory, "densenet", norm)
         super().__init__(features_only)
         self.memory = memory
         dilations = dilation_per_module(dilation, any_number=True)
@@ -119,11 +116,3 @@ class MeanPool2d(nn.AvgPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the means, in a new tensor."""
         return mean_pool2d(x)
-
-
-ARCHITECTURES = {
-    "densenet121": partial(DenseNet, structure=(6, 12, 24, 16)),
-    "densenet169": partial(DenseNet, structure=(6, 12, 32, 32)),
-    "densenet201": partial(DenseNet, structure=(6, 12, 48, 32)),
-    "densenet264": partial(DenseNet, structure=(6, 12, 64, 48)),
-}

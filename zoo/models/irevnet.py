@@ -13,7 +13,6 @@ from zoo.layers.conv import conv2d
 from zoo.layers.irevnet import PairPool, ShiftBlock
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
-from zoo.models.memory import check_memory
 from zoo.models.network import Network
 from zoo.models.revnext import LargestValueNetwork
 
@@ -32,13 +31,12 @@ class IRevNet(Network):
         classes: int,
         *,
         features_only: bool = False,
-        blocks: Sequence[int] = (18, 18, 18),
-        widths: Sequence[int] = (16, 64, 256),
-        dropout: float = 0.1,
-        memory: str = "auto",
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        dropout: float,
+        memory: str,
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, "irevnet", norm)
         _check_levels(blocks, widths)
         self.padding = 2 * widths[0] - 3
         channels = widths[0]
@@ -86,12 +84,11 @@ class TwoBranchIRevNet(LargestValueNetwork):
         classes: int,
         *,
         features_only: bool = False,
-        blocks: Sequence[int] = (2, 2, 2, 1),
-        channels: int = 32,
-        memory: str = "auto",
+        blocks: Sequence[int],
+        channels: int,
+        memory: str,
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, "irevnet", norm)
         self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
         links: list[nn.Module] = []
         for level, depth in enumerate(blocks):
@@ -109,6 +106,3 @@ def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:
     half = channels // 2
     f, g = (nn.Sequential(conv2d(half, half, 3), norm(half), conv2d(half, half, 3), norm(half)) for _ in "fg")
     return ReversibleBlock(f, g)
-
-
-ARCHITECTURES = {"irevnet_cifar": IRevNet, "irevnet_revnext": TwoBranchIRevNet}

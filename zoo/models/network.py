@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.config.options import is_whole
-from zoo.config.section import MAX_CLASSES
 from zoo.errors import ConfigError
 from zoo.layers.head import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
+from zoo.limits import MAX_CLASSES, is_whole
 
 BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads
 

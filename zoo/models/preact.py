@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from torch import nn
 
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.preact import PreactBlock, build_preact_stem, with_paper_statistics
-from zoo.models.memory import build_stage, check_memory
+from zoo.models.memory import build_stage
 from zoo.models.network import Network
 
 
@@ -34,8 +33,6 @@ class PreactNetwork(Network):
     stem), those of three for CIFAR.  Norms have the paper's eps of 1e-3 and momentum of 0.01.
     """
 
-    family: str  # in zoo.config.network.MEMORY
-
     def __init__(
         self,
         norm: NormFactory,
@@ -45,10 +42,9 @@ class PreactNetwork(Network):
         widths: Sequence[int],
         bottleneck: bool,
         features_only: bool = False,
-        memory: str = "auto",
+        memory: str,
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, self.family, norm)
         norm = with_paper_statistics(norm)
         imagenet = len(structure) == 4
         self.mod1 = build_preact_stem(widths[0], norm, imagenet, memory)
@@ -76,8 +72,6 @@ class PreactResNet(PreactNetwork):
     torch's.
     """
 
-    family = "preact"
-
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
         module: OrderedDict[str, nn.Module] = OrderedDict()
         for block in range(shape.blocks):
@@ -86,11 +80,3 @@ class PreactResNet(PreactNetwork):
                 in_channels, shape.out_channels, norm, shape.bottleneck, stride, shape.leading_norm or block > 0
             )
         return build_stage(module, memory)
-
-
-ARCHITECTURES = {
-    "resnet32_cifar": partial(PreactResNet, structure=(5, 5, 5), widths=(16, 16, 32, 64), bottleneck=False),
-    "resnet110_cifar": partial(PreactResNet, structure=(18, 18, 18), widths=(16, 16, 32, 64), bottleneck=False),
-    "resnet164_cifar": partial(PreactResNet, structure=(18, 18, 18), widths=(16, 16, 32, 64), bottleneck=True),
-    "resnet101_preact": partial(PreactResNet, structure=(3, 4, 23, 3), widths=(64, 64, 128, 256, 512), bottleneck=True),
-}

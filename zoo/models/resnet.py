@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -12,7 +11,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.stem import max_pool
-from zoo.models.memory import FUSE, build_stage, check_memory
+from zoo.models.memory import FUSE, build_stage
 from zoo.models.network import Network, dilation_per_module
 
 
@@ -37,15 +36,14 @@ class ResNet(Network):
         structure: Sequence[int],
         bottleneck: bool,
         features_only: bool = False,
-        dilation: int | Sequence[int] = 1,
-        keep_outputs: bool = False,
-        memory: str = "auto",
+        dilation: int | Sequence[int],
+        keep_outputs: bool,
+        memory: str,
     ) -> None:
         super().__init__(features_only)
         dilations = dilation_per_module(dilation, any_number=False)
         self.keep_outputs = keep_outputs
         stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, 64, 7, stride=2), bn1=norm(64))
-        check_memory(memory, "resnet", stem["bn1"])
         if dilations[0] == 1:
             stem["pool1"] = max_pool(memory)
         self.mod1 = nn.Sequential(stem)
@@ -73,12 +71,3 @@ class ResNet(Network):
             return super().forward(x)
         outputs = self.forward_stages(x)
         return [*outputs, self.classifier(outputs[-1])] if hasattr(self, "classifier") else outputs
-
-
-ARCHITECTURES = {
-    "resnet18": partial(ResNet, structure=(2, 2, 2, 2), bottleneck=False),
-    "resnet34": partial(ResNet, structure=(3, 4, 6, 3), bottleneck=False),
-    "resnet50": partial(ResNet, structure=(3, 4, 6, 3), bottleneck=True),
-    "resnet101": partial(ResNet, structure=(3, 4, 23, 3), bottleneck=True),
-    "resnet152": partial(ResNet, structure=(3, 8, 36, 3), bottleneck=True),
-}

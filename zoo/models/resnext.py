@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 
 from torch import nn
 
@@ -12,7 +11,7 @@ from zoo.errors import ConfigError
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stem import build_stem
-from zoo.models.memory import KEEP, build_stage, check_memory
+from zoo.models.memory import build_stage
 from zoo.models.network import Network
 
 GROUPS = 64
@@ -40,9 +39,9 @@ class ResNeXt(Network):
         *,
         structure: Sequence[int],
         features_only: bool = False,
-        input_3x3: bool = False,
-        dilation: int | Sequence[BlockDilation] = 1,
-        memory: str = "auto",
+        input_3x3: bool,
+        dilation: int | Sequence[BlockDilation],
+        memory: str,
     ) -> None:
         super().__init__(features_only)
         self.mod1 = build_stem(64, norm, input_3x3, memory)
@@ -61,14 +60,12 @@ class ResNeXt(Network):
                     stride=stride if block == 0 else 1,
                     groups=GROUPS,
                     dilation=entry if isinstance(entry, int) else entry[block],
-                    keep=KEEP.get(memory),
                 )
                 in_channels = 2 * width
             reduction *= stride
             self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
-        check_memory(memory, "resnext", self.bn_out)
         self._add_classifier(classes)
 
 
@@ -94,10 +91,3 @@ def _fits(entry: BlockDilation, blocks: int) -> bool:
         and len(per_block) == blocks
         and all(type(dilation) is int and dilation > 0 for dilation in per_block)
     )
-
-
-ARCHITECTURES = {
-    "resnext50": partial(ResNeXt, structure=(3, 4, 6, 3)),
-    "resnext101": partial(ResNeXt, structure=(3, 4, 23, 3)),
-    "resnext152": partial(ResNeXt, structure=(3, 8, 36, 3)),
-}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 from torch import Tensor, nn
 
 from zoo.layers.norm import NormFactory
@@ -24,8 +21,6 @@ class RevNet(PreactNetwork):
     stride or width the input, which is the output of the module before; all blocks are run again, once.  "plain": what
     autograd keeps of all blocks; the pool is torch's.
     """
-
-    family = "revnet"
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
         return ReversibleModule(shape, norm, store=memory == "plain")
@@ -59,22 +54,3 @@ class ReversibleModule(nn.Module):
             keep = self.chain.store or not isinstance(x, Tensor)  # a stand-in of torch.fx
             x = self.first(x) if keep else checkpoint(self.first, x)
         return self.chain(x)
-
-
-_IMAGENET: dict[str, Any] = {"widths": (128, 128, 256, 512, 832), "bottleneck": True}
-
-ARCHITECTURES = {
-    "revnet38_cifar": partial(RevNet, structure=(3, 3, 3), widths=(32, 32, 64, 112), bottleneck=False),
-    "revnet110_cifar": partial(RevNet, structure=(9, 9, 9), widths=(32, 32, 64, 128), bottleneck=False),
-    "revnet164_cifar": partial(RevNet, structure=(9, 9, 9), widths=(32, 32, 64, 128), bottleneck=True),
-    "revnet56": partial(RevNet, structure=(2, 2, 3, 2), **_IMAGENET),
-    "revnet104": partial(RevNet, structure=(2, 2, 11, 2), **_IMAGENET),  # 45,428,072 parameters; 45.2 M in the paper
-}
-
-# ResNet -> the RevNet that the paper compares it with, its Table 2.
-REVERSIBLE_TWINS = {
-    "resnet32_cifar": "revnet38_cifar",
-    "resnet110_cifar": "revnet110_cifar",
-    "resnet164_cifar": "revnet164_cifar",
-    "resnet101_preact": "revnet104",
-}

@@ -23,7 +23,6 @@ from zoo.layers.invertible import (
 )
 from zoo.layers.layerwise import GlobalMax, LayerwiseBlock, Stem
 from zoo.layers.norm import ABN, NormFactory
-from zoo.models.memory import check_memory
 from zoo.models.network import Network
 from zoo.ops.reversible import Meter, run_chain
 
@@ -74,7 +73,6 @@ class InvertibleNetwork(LargestValueNetwork):
         memory: str,
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, "revnext", norm)
         _check_levels(depths, pools)
         self.store = memory == "plain"
         self.meter: Meter | None = None
@@ -118,11 +116,11 @@ class FlatRevNeXt(InvertibleNetwork):
         classes: int,
         *,
         features_only: bool = False,
-        layers: Sequence[int] = (1, 1, 1),
-        pools: Sequence[str] = ("channel", "channel"),
-        channels: int = 32,
-        eps_i: float = 1e-4,
-        memory: str = "auto",
+        layers: Sequence[int],
+        pools: Sequence[str],
+        channels: int,
+        eps_i: float,
+        memory: str,
     ) -> None:
         def build(level: int, channels: int, depth: int) -> list[Invertible]:
             stem = _norm_act(channels, norm, eps_i) if level == 0 else []
@@ -151,13 +149,13 @@ class RevNeXt(InvertibleNetwork):
         classes: int,
         *,
         features_only: bool = False,
-        blocks: Sequence[int] = (1, 2),
-        units: int = 2,
-        pools: Sequence[str] = ("channel", "channel"),
-        channels: int = 32,
-        eps_i: float = 1e-4,
-        keep_branch_input: bool = True,
-        memory: str = "auto",
+        blocks: Sequence[int],
+        units: int,
+        pools: Sequence[str],
+        channels: int,
+        eps_i: float,
+        keep_branch_input: bool,
+        memory: str,
     ) -> None:
         def block(channels: int, depth: int) -> Invertible:
             f, g = (_units(channels // 2, depth, norm, eps_i) for _ in "fg")
@@ -200,6 +198,3 @@ def _check_levels(depths: Sequence[int], pools: Sequence[str]) -> None:
         raise ConfigError(
             f"{len(pools)} pools make {len(pools) + 1} levels, the first of depth 1 or more; got {depths}"
         )
-
-
-ARCHITECTURES = {"revnext": RevNeXt, "revnext_flat": FlatRevNeXt}

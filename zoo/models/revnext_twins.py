@@ -8,7 +8,6 @@ channels without weights it does not say; here zeros are added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from zoo.layers.residual import ResidualBlock
 from zoo.layers.reversible import ReversibleSequential
 from zoo.layers.stem import MaxPool2d
 from zoo.models.irevnet import build_two_branch_block
-from zoo.models.memory import FUSE, check_memory
+from zoo.models.memory import FUSE
 from zoo.models.revnext import LargestValueNetwork
 
 
@@ -39,11 +38,10 @@ class RevNeXtTwin(LargestValueNetwork):
         reversible: bool,
         blocks: Sequence[int],
         features_only: bool = False,
-        channels: int = 32,
-        memory: str = "auto",
+        channels: int,
+        memory: str,
     ) -> None:
         super().__init__(features_only)
-        check_memory(memory, "revnext", norm)
         build = _build_reversible if reversible else _build_residual
         self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
         self._add_stage("stem", channels=channels, reduction=1)
@@ -79,9 +77,3 @@ def _build_residual(channels: int, depth: int, norm: NormFactory, memory: str) -
 def _build_reversible(channels: int, depth: int, norm: NormFactory, memory: str) -> list[nn.Module]:
     links = [build_two_branch_block(channels, norm) for _ in range(depth)]
     return [ReversibleSequential(links, store=memory == "plain")]
-
-
-ARCHITECTURES = {
-    "revnext_resnet18": partial(RevNeXtTwin, reversible=False, blocks=(2, 2, 2, 2)),
-    "revnext_revnet": partial(RevNeXtTwin, reversible=True, blocks=(4, 4, 4, 4)),
-}

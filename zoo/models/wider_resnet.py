@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 
 from torch import nn
 
@@ -13,7 +12,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stem import max_pool
-from zoo.models.memory import KEEP, build_stage, check_memory
+from zoo.models.memory import build_stage
 from zoo.models.network import Network
 
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
@@ -36,7 +35,7 @@ class WiderResNet(Network):
         *,
         structure: Sequence[int],
         features_only: bool = False,
-        memory: str = "auto",
+        memory: str,
     ) -> None:
         super().__init__(features_only)
         _add_modules(self, norm, classes, structure, memory, pooled=range(2, 7), strides={}, dilations={}, dropout={})
@@ -57,8 +56,8 @@ class WiderResNetA2(Network):
         *,
         structure: Sequence[int],
         features_only: bool = False,
-        dilation: bool | int | Sequence[int] = False,
-        memory: str = "auto",
+        dilation: bool | int | Sequence[int],
+        memory: str,
     ) -> None:
         super().__init__(features_only)
         if not isinstance(dilation, (int, list, tuple)):
@@ -95,7 +94,6 @@ def _add_modules(
                 stride=strides.get(number, 1) if block == 1 else 1,
                 dilation=dilations.get(number, 1),
                 dropout=dropout.get(number, 0.0),
-                keep=KEEP.get(memory),
             )
             in_channels = channels[-1]
         names = [f"mod{number}"]
@@ -107,13 +105,4 @@ def _add_modules(
         network.add_module(f"mod{number}", build_stage(module, memory))
         network._add_stage(*names, channels=in_channels, reduction=reduction)
     network.bn_out = out_of_place(norm(in_channels))
-    check_memory(memory, "wider_resnet", network.bn_out)
     network._add_classifier(classes)
-
-
-STRUCTURES = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
-ARCHITECTURES = {
-    f"wider_resnet{depth}{suffix}": partial(network, structure=structure)
-    for suffix, network in (("", WiderResNet), ("_a2", WiderResNetA2))
-    for depth, structure in STRUCTURES.items()
-}

@@ -11,7 +11,7 @@ Kind = Literal["printed", "derived", "authors' log", "read off a figure"]
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedValue:
     """A number or statement of a paper or its authors.
 
     Args:
@@ -39,7 +39,7 @@ class Comparison:
     """
 
     what: str
-    published: Published | None
+    published: PublishedValue | None
     measured: Value
     unit: str
     verdict: str
@@ -90,7 +90,7 @@ class Section:
     seconds: float = 0.0
 
 
-def compare(what: str, published: Published, measured: float, unit: str, tolerance: float) -> Comparison:
+def compare(what: str, published: PublishedValue, measured: float, unit: str, tolerance: float) -> Comparison:
     """Return the comparison whose verdict is the relative difference; ``tolerance`` is relative too."""
     difference = measured / float(published.value) - 1
     return Comparison(what, published, measured, unit, within(difference, tolerance))
@@ -106,7 +106,7 @@ def off_by(difference: float) -> str:
     return f"off by {100 * difference:+.1f} %"
 
 
-def compare_decades(what: str, published: Sequence[Published], measured: Sequence[float]) -> Comparison:
+def compare_decades(what: str, published: Sequence[PublishedValue], measured: Sequence[float]) -> Comparison:
     """Return the comparison of values that span decades, so that only a factor of more than 2 matters.
 
     There is one value, or there are two, the first and the last of a curve, and each gets a verdict.
@@ -126,13 +126,13 @@ def _by_factor(factor: float) -> str:
     return "higher" if factor > 1 else "lower"
 
 
-def compare_minimum(what: str, published: Published, measured: float, unit: str) -> Comparison:
+def compare_minimum(what: str, published: PublishedValue, measured: float, unit: str) -> Comparison:
     """Return the comparison of a ratio that is to be at least as large as the published one."""
     difference = measured / float(published.value) - 1
     return Comparison(what, published, measured, unit, "reached" if difference >= 0 else off_by(difference))
 
 
-def compare_with_axis(what: str, top: Published, measured: float, unit: str) -> Comparison:
+def compare_with_axis(what: str, top: PublishedValue, measured: float, unit: str) -> Comparison:
     """Return the comparison of a curve's largest value with the ``top`` of the axis of the published plot.
 
     It is for plots that show no more than that their curve stays within the axis.
@@ -142,7 +142,7 @@ def compare_with_axis(what: str, top: Published, measured: float, unit: str) -> 
     return Comparison(what, published, measured, unit, verdict)
 
 
-def compare_trend(what: str, published: Published, measured: Sequence[float], unit: str) -> Comparison:
+def compare_trend(what: str, published: PublishedValue, measured: Sequence[float], unit: str) -> Comparison:
     """Return the comparison of a curve that, as published, "rises" or "falls" from its first value to its last.
 
     The verdict says what the measured curve does.
@@ -158,6 +158,6 @@ def unpublished(what: str, measured: Value, unit: str = "") -> Comparison:
     return Comparison(what, None, measured, unit, "nothing published")
 
 
-def not_run(what: str, published: Published | None, unit: str, command: str) -> Comparison:
+def not_run(what: str, published: PublishedValue | None, unit: str, command: str) -> Comparison:
     """Return the comparison of a number that was not measured; ``command`` would measure it."""
     return Comparison(what, published, None, unit, f"not run: `{command}`")

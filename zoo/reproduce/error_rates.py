@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
-from zoo.reproduce.comparison import Comparison, Line, Panel, Published, Section, not_run
+from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, not_run
 from zoo.reproduce.training_runs import TrainingRun
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
@@ -20,7 +20,7 @@ SETTING = f"{ERRORS} Close means within {CLOSE} points. Short experiments have n
 def report_errors(
     key: str,
     title: str,
-    published: Mapping[str, Published | None],
+    published: Mapping[str, PublishedValue | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
 ) -> Section:
@@ -35,7 +35,7 @@ def report_errors(
     return section
 
 
-def errors_of(name: str, published: Published | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
+def errors_of(name: str, published: PublishedValue | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
     """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store."""
     comparisons = []
     for is_stored in (False, True):
@@ -45,7 +45,7 @@ def errors_of(name: str, published: Published | None, runs: Sequence[TrainingRun
     return comparisons
 
 
-def _error(what: str, name: str, published: Published | None, runs: Sequence[TrainingRun]) -> Comparison:
+def _error(what: str, name: str, published: PublishedValue | None, runs: Sequence[TrainingRun]) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
         started = max((len(run.epochs) for run in runs), default=0)

@@ -89,8 +89,8 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
         chosen.update(matching)
     ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]
     entries = [
-        Entry(name, ways or list(PROTOCOLS.values()), about["scores"], about["source"], about["md5"], None)
-        for name, about in published().items()
+        Entry(name, ways or list(PROTOCOLS.values()), weights.scores, weights.source, weights.md5, None)
+        for name, weights in published().items()
         if name in chosen
     ]
     return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]

@@ -16,7 +16,7 @@ from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.report.files import write_bytes, write_json, write_text
 from zoo.report.tables import markdown_table
 from zoo.reproduce.commands import PaperOptions
-from zoo.reproduce.comparison import Published, Section, Value
+from zoo.reproduce.comparison import PublishedValue, Section, Value
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.plot import draw
 from zoo.reproduce.training_runs import draw_runs, read_runs, write_runs
@@ -94,7 +94,7 @@ def _markdown(section: Section, plot: str | None) -> str:
     return "\n".join(lines)
 
 
-def _published(published: Published | None) -> tuple[str, str]:
+def _published(published: PublishedValue | None) -> tuple[str, str]:
     """Return what was published, and its kind and place; empty texts for nothing."""
     return ("", "") if published is None else (_number(published.value), f"{published.kind}, {published.place}")
 

@@ -17,11 +17,11 @@ from zoo.data.transforms import val_transform
 from zoo.errors import DataError, printable
 from zoo.layers.reversible import ReversibleSequential
 from zoo.registry import CIFAR_INPUT
-from zoo.reproduce.comparison import Line, Panel, Published, Section, compare_trend, compare_with_axis, unpublished
-from zoo.reproduce.paper_networks import build
+from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare_trend, compare_with_axis, unpublished
+from zoo.reproduce.paper_networks import build_for_training
 
-AXIS_TOP = Published(10.0, "read off a figure", "Figure 4")  # degrees
-TREND = Published("rises", "printed", "section 5.2")
+AXIS_TOP = PublishedValue(10.0, "read off a figure", "Figure 4")  # degrees
+TREND = PublishedValue("rises", "printed", "section 5.2")
 NETWORKS = {"revnet38_cifar": 60, "revnet164_cifar": 20}  # and the number of training steps of each
 MEASUREMENTS = 6  # over the training, the first before it
 BATCH = 16
@@ -78,7 +78,7 @@ def measure_angles(data: ImageFolder | None, networks: dict[str, int] | None = N
     )
     for name, count in networks.items():
         torch.manual_seed(0)
-        angles = _train(build(name), _batches(data, batch), count)
+        angles = _train(build_for_training(name), _batches(data, batch), count)
         between = [a.between for a in angles]
         stored, reconstructed = [a.stored for a in angles], [a.reconstructed for a in angles]
         section.comparisons += [

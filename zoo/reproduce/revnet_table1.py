@@ -16,8 +16,8 @@ from zoo.layers import init_weights, norm_act
 from zoo.layers.preact import build_preact_branch
 from zoo.layers.recompute import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
-from zoo.reproduce.comparison import Comparison, Line, Panel, Published, Section, compare, unpublished
-from zoo.reproduce.paper_networks import build, forward_of
+from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, compare, unpublished
+from zoo.reproduce.paper_networks import build_for_training, forward_of
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
@@ -25,18 +25,18 @@ HALF, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, pixels of a side, num
 EXPONENT_TOLERANCE = 0.1
 # The exponents that stand for what Table 1 prints as O(L), O(sqrt(L)) and O(1).
 EXPONENTS = {
-    "naive": Published(1.0, "derived", "Table 1: O(L)"),
-    "checkpoint sqrt(L)": Published(0.5, "derived", "Table 1: O(sqrt(L))"),
-    "reversible": Published(0.0, "derived", "Table 1: O(1)"),
+    "naive": PublishedValue(1.0, "derived", "Table 1: O(L)"),
+    "checkpoint sqrt(L)": PublishedValue(0.5, "derived", "Table 1: O(sqrt(L))"),
+    "reversible": PublishedValue(0.0, "derived", "Table 1: O(1)"),
 }
 # The cost of a step in forward passes: one for the forward, two for the backward, and those that are run again.
 PASSES = {
-    "naive": Published(3, "printed", "section 5.1"),
-    "checkpoint sqrt(L)": Published(4, "derived", "section 3.2: the same overhead as a RevNet's"),
-    "reversible": Published(4, "printed", "section 5.1"),
+    "naive": PublishedValue(3, "printed", "section 5.1"),
+    "checkpoint sqrt(L)": PublishedValue(4, "derived", "section 3.2: the same overhead as a RevNet's"),
+    "reversible": PublishedValue(4, "printed", "section 5.1"),
 }
-RECURSIVE = Published("O(log L), O(L log L)", "printed", "Table 1")
-NO_GROWTH = Published(0.0, "derived", "section 3.2: storage independent of the depth")
+RECURSIVE = PublishedValue("O(log L), O(L log L)", "printed", "Table 1")
+NO_GROWTH = PublishedValue(0.0, "derived", "section 3.2: storage independent of the depth")
 
 
 class Cost(NamedTuple):
@@ -170,5 +170,5 @@ def _compare_networks(units: Sequence[int]) -> list[Comparison]:
 
 
 def _held_bytes(units: int, memory: str) -> int:
-    model = build("revnet38_cifar", "meta", structure=(units,) * 3, memory=memory)
+    model = build_for_training("revnet38_cifar", "meta", structure=(units,) * 3, memory=memory)
     return count_memory(forward_of(model, 8, 32), model.parameters()).held

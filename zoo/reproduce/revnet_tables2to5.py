@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.benchmark.storages import count_memory
-from zoo.reproduce.comparison import Comparison, Published, Section, compare, compare_minimum, off_by, unpublished
+from zoo.reproduce.comparison import Comparison, PublishedValue, Section, compare, compare_minimum, off_by, unpublished
 from zoo.reproduce.error_rates import report_errors
-from zoo.reproduce.paper_networks import build, count_parameters, forward_of
+from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of
 from zoo.reproduce.training_runs import TrainingRun
 
 # Table 2, millions of parameters: with 10 and with 100 classes, or with 1000.
@@ -30,7 +30,7 @@ REVNET104_NOTE = (
 
 # Table 3: test errors in percent.
 CIFAR_ERRORS = {
-    name: Published(error, "printed", "Table 3")
+    name: PublishedValue(error, "printed", "Table 3")
     for name, error in {
         "resnet32_cifar10": 7.14, "revnet38_cifar10": 7.24, "resnet110_cifar10": 5.74, "revnet110_cifar10": 5.76,
         "resnet164_cifar10": 5.24, "revnet164_cifar10": 5.17, "resnet32_cifar100": 29.95, "revnet38_cifar100": 28.96,
@@ -42,14 +42,20 @@ SHORT = ("resnet32_cifar10_short", "revnet38_cifar10_short")
 
 # Table 4: test errors in percent, single crop.
 RESNET, REVNET = "resnet101_preact", "revnet104"
-IMAGENET_ERRORS = {RESNET: Published(23.01, "printed", "Table 4"), REVNET: Published(23.10, "printed", "Table 4")}
+IMAGENET_ERRORS = {
+    RESNET: PublishedValue(23.01, "printed", "Table 4"),
+    REVNET: PublishedValue(23.10, "printed", "Table 4"),
+}
 
 # Table 5.
 MB = 1e6
 IMAGES = 32  # per GPU, for a ResNet; a RevNet got 64 (section 7.1)
-PARAMETERS_MB = {RESNET: Published(178, "printed", "Table 5"), REVNET: Published(180, "printed", "Table 5")}
-ACTIVATIONS_MB = {RESNET: Published(5250, "printed", "Table 5"), REVNET: Published(1440, "printed", "Table 5")}
-ACTIVATIONS_RATIO = Published(5250 / 1440, "derived", "Table 5")
+PARAMETERS_MB = {RESNET: PublishedValue(178, "printed", "Table 5"), REVNET: PublishedValue(180, "printed", "Table 5")}
+ACTIVATIONS_MB = {
+    RESNET: PublishedValue(5250, "printed", "Table 5"),
+    REVNET: PublishedValue(1440, "printed", "Table 5"),
+}
+ACTIVATIONS_RATIO = PublishedValue(5250 / 1440, "derived", "Table 5")
 
 
 def measure_parameters() -> Section:
@@ -57,7 +63,7 @@ def measure_parameters() -> Section:
     section = Section("table2", "Table 2: parameters", "Trainable parameters, counted.", notes=[REVNET104_NOTE])
     for name, millions in PARAMETERS_M.items():
         for classes, published in zip(CLASSES[len(millions)], millions, strict=True):
-            count = count_parameters(build(name, "meta", classes=classes))
+            count = count_parameters(build_for_training(name, "meta", classes=classes))
             section.comparisons.append(_compare_millions(f"{name}, {classes} classes", published, count))
     return section
 
@@ -66,7 +72,7 @@ def _compare_millions(what: str, published: float, count: int) -> Comparison:
     """Return the comparison of a count with millions; they are equal if they are when rounded as the paper rounds."""
     digits = 2 if published < 10 else 1
     is_equal = round(count / 1e6, digits) == published
-    printed = Published(f"{published:.{digits}f} M", "printed", "Table 2")
+    printed = PublishedValue(f"{published:.{digits}f} M", "printed", "Table 2")
     verdict = "equal as printed" if is_equal else off_by(count / 1e6 / published - 1)
     return Comparison(what, printed, count, "parameters", verdict)
 
@@ -91,9 +97,9 @@ def measure_imagenet_memory(size: int = 224) -> Section:
     )  # fmt: skip
     held = {name: _held_bytes(name, size, memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
     for name in held:
-        parameters = 4 * count_parameters(build(name, "meta", classes=1000)) / MB
+        parameters = 4 * count_parameters(build_for_training(name, "meta")) / MB
         section.comparisons.append(compare(f"{name}: parameters", PARAMETERS_MB[name], parameters, "MB", 0.01))
-    outputs = IMAGES * sum_of_outputs(build(RESNET, "meta"), size) / MB
+    outputs = IMAGES * sum_of_outputs(build_for_training(RESNET, "meta"), size) / MB
     section.comparisons.append(
         compare(f"{RESNET}: all outputs of conv, BN, ReLU and pool", ACTIVATIONS_MB[RESNET], outputs, "MB", 0.1)
     )
@@ -130,5 +136,5 @@ def sum_of_outputs(model: nn.Module, size: int) -> int:
 
 
 def _held_bytes(name: str, size: int, memory: str, **variant: Any) -> int:
-    model = build(name, "meta", memory=memory, classes=1000, **variant)
+    model = build_for_training(name, "meta", memory=memory, **variant)
     return count_memory(forward_of(model, 1, size), model.parameters()).held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from zoo.reproduce.comparison import Comparison, Published, Section
+from zoo.reproduce.comparison import Comparison, PublishedValue, Section
 from zoo.reproduce.error_rates import ERRORS, error_curves, errors_of, standard_error
 from zoo.reproduce.training_runs import TrainingRun
 
@@ -37,15 +37,15 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
         f'are trained with network.memory "auto", which reconstructs, and "plain", which stores. {ERRORS}',
     )  # fmt: skip
     for layers, accuracies in FLAT.items():
-        log = Published("{:.2f} to {:.2f}".format(*accuracies), "authors' log", FLAT_LOG)
+        log = PublishedValue("{:.2f} to {:.2f}".format(*accuracies), "authors' log", FLAT_LOG)
         options = f'{{"layers": {list(layers)}}}'
         section.comparisons.append(_not_run(f"flat, {_levels(layers)}", log, "revnext_flat_cifar10", options))
     for slope, approximate in BY_SLOPE.items():
-        plot = Published("about {} to {}".format(*approximate), "read off a figure", SLOPES_PLOT)
+        plot = PublishedValue("about {} to {}".format(*approximate), "read off a figure", SLOPES_PLOT)
         options = f'{{"layers": [1, 2, 2]}} and network.activation_param {slope}'
         section.comparisons.append(_not_run(f"flat, 1-2-2, slope {slope}", plot, "revnext_flat_cifar10", options))
     for number, (blocks, accuracies) in enumerate(HYBRID, start=1):
-        log = Published("{:.2f} to {:.2f}".format(*accuracies), "authors' log", HYBRID_LOG)
+        log = PublishedValue("{:.2f} to {:.2f}".format(*accuracies), "authors' log", HYBRID_LOG)
         options = f'{{"blocks": {list(blocks)}}}'
         what = f"hybrid, run {number}: {_levels(blocks)}"
         section.comparisons.append(_not_run(what, log, "revnext_cifar10", options))
@@ -64,7 +64,7 @@ def _levels(depths: Sequence[int]) -> str:
     return "-".join(map(str, depths))
 
 
-def _not_run(what: str, published: Published, experiment: str, options: str) -> Comparison:
+def _not_run(what: str, published: PublishedValue, experiment: str, options: str) -> Comparison:
     """Return the comparison of a published pair of accuracies with nothing; two trainings would be needed."""
     command = f"zoo train FILE DATA`, FILE: experiments/{experiment}.json with network.options {options}"
     return Comparison(what, published, None, "%", f"not run: `{command}, memory auto and plain")

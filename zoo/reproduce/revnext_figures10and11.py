@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.layerwise import LayerwiseBlock
-from zoo.reproduce.comparison import Line, Panel, Published, Section, compare_decades, unpublished
+from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare_decades, unpublished
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
 
@@ -35,11 +35,11 @@ HYBRID_UNITS = 1
 FLAT_BY_SLOPE_OPTIONS: dict[str, Any] = {"layers": [1, 1, 1]}
 HYBRID_BY_SLOPE_OPTIONS: dict[str, Any] = {"blocks": [1, 1], "units": 2}
 
-Ends = tuple[Published, Published]
+Ends = tuple[PublishedValue, PublishedValue]
 
 
 def _ends(place: str, first: float, last: float) -> Ends:
-    return Published(first, "read off a figure", place), Published(last, "read off a figure", place)
+    return PublishedValue(first, "read off a figure", place), PublishedValue(last, "read off a figure", place)
 
 
 # Smallest ratios over the layers at the first and last point of a curve, batch 256.
@@ -55,9 +55,9 @@ HYBRID_BY_DEPTH = {
     0.1: _ends(DEPTH_PLOT, 1.3e9, 1.3e9), 0.05: _ends(DEPTH_PLOT, 1.3e9, 3e8),
 }  # fmt: skip
 FLAT_BY_SLOPE, HYBRID_BY_SLOPE = _ends(FLAT_PLOT, 0.3, 1e9), _ends(HYBRID_PLOT, 1.2e4, 1e9)
-FLAT_FIRST = Published(1.3e2, "read off a figure", "authors' notebook 2, cell 6")
-FLAT_LAST = Published(3.5e15, "read off a figure", "authors' notebook 2, cell 6")
-HYBRID_SMALLEST = Published(346250528, "authors' log", "notebook 2, cell 7")  # of the ten layers that it prints
+FLAT_FIRST = PublishedValue(1.3e2, "read off a figure", "authors' notebook 2, cell 6")
+FLAT_LAST = PublishedValue(3.5e15, "read off a figure", "authors' notebook 2, cell 6")
+HYBRID_SMALLEST = PublishedValue(346250528, "authors' log", "notebook 2, cell 7")  # of the ten layers that it prints
 NOTES = [
     "the authors' inverse of a batch norm divides by the unbiased deviation where the forward divided by the biased "
     "one, which alone caps their ratios at values from 1e9 to 3e11; here both use the same statistics, so that higher "

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Line, Panel, Published, Section, within
+from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, within
 
 MAPS, SIDE = 16, 64  # number and pixels of a side of the inverted feature maps: standard normal, in float64
 TOLERANCE = 0.02
@@ -23,10 +23,10 @@ NOISE = 1e-5  # of Figure 6
 LEAST_GAINS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 WEAK_GAIN = 0.01
 # Plots in the notebooks of the authors' public code, whose cells are counted from 0.
-NORM_END = Published("about 6e-4", "read off a figure", "authors' notebook 3.a, cell 12")
-SLOPE_END = Published(4e-6, "read off a figure", "authors' notebook 3.a, cell 7")
-BELOW_LAW = Published("below 1", "read off a figure", "authors' notebook 3.a, cell 7")
-LEAST_GAIN_EFFECT = Published("rises", "derived", "section 4.2.1: eps_i stabilizes the numerical errors")
+NORM_END = PublishedValue("about 6e-4", "read off a figure", "authors' notebook 3.a, cell 12")
+SLOPE_END = PublishedValue(4e-6, "read off a figure", "authors' notebook 3.a, cell 7")
+BELOW_LAW = PublishedValue("below 1", "read off a figure", "authors' notebook 3.a, cell 7")
+LEAST_GAIN_EFFECT = PublishedValue("rises", "derived", "section 4.2.1: eps_i stabilizes the numerical errors")
 
 
 def norm_law(gains: Sequence[float]) -> float:
@@ -130,7 +130,7 @@ def _compare_with_law(
     differences = [a / b - 1 for a, b in zip(measured, law, strict=True)]
     worst = max(range(len(points)), key=lambda index: abs(differences[index]))
     what = f"{what}: alpha where it is furthest from the law, {name} = {points[worst]:g}"
-    theory = Published(f"law: {law[worst]:.4g}", "derived", "the layer's formula, section 4.2")
+    theory = PublishedValue(f"law: {law[worst]:.4g}", "derived", "the layer's formula, section 4.2")
     return Comparison(what, theory, measured[worst], "", within(differences[worst], TOLERANCE))
 
 

@@ -12,7 +12,17 @@ from torch import nn
 
 from zoo.benchmark.held import Memory, measure_memory
 from zoo.ops.abn.backend import forced, kernels_for
-from zoo.reproduce.comparison import Comparison, Kind, Line, Panel, Published, Section, compare, not_run, unpublished
+from zoo.reproduce.comparison import (
+    Comparison,
+    Kind,
+    Line,
+    Panel,
+    PublishedValue,
+    Section,
+    compare,
+    not_run,
+    unpublished,
+)
 from zoo.reproduce.error_rates import command_of, report_errors
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.training_runs import TrainingRun
@@ -28,8 +38,8 @@ UNITS = {"GB": 1e9, "MB": 1e6}
 class PublishedMemory(NamedTuple):
     """A row of Table 1: bytes per pixel, and the total in ``unit``, which the weights are part of or not."""
 
-    per_pixel: Published
-    total: Published
+    per_pixel: PublishedValue
+    total: PublishedValue
     unit: str
     with_weights: bool
 
@@ -37,7 +47,9 @@ class PublishedMemory(NamedTuple):
 def _published(
     per_pixel: int, kind: Kind, why: str, total: float, unit: str, section: str, with_weights: bool
 ) -> PublishedMemory:
-    return PublishedMemory(Published(per_pixel, kind, why), Published(total, "printed", section), unit, with_weights)
+    return PublishedMemory(
+        PublishedValue(per_pixel, kind, why), PublishedValue(total, "printed", section), unit, with_weights
+    )
 
 
 # The totals for 32 images of 240 pixels are printed; without the weights, they are the bytes of 1,843,200 pixels.
@@ -48,16 +60,16 @@ MEMORY = {
     "revnext_flat": _published(320, "derived", "total of section 4.3", 590, "MB", "section 4.3", False),
     "revnext": _published(352, "printed", "abstract", 648, "MB", "section 4.4", False),
 }
-WEIGHTS_MB = {"revnext_resnet18": Published(12.5, "printed", "section 3.3")}
-ANY_DEPTH = Published("any depth", "printed", "abstract")
+WEIGHTS_MB = {"revnext_resnet18": PublishedValue(12.5, "printed", "section 3.3")}
+ANY_DEPTH = PublishedValue("any depth", "printed", "abstract")
 DEEPER: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Test errors in percent on CIFAR-10; None: no text that we have shows that part of the table. The abstract prints
 # 93.3 % for a network whose depths and pools it does not state; we assume that it is this one.
 ERRORS = {
     "revnext_resnet18_cifar10": None, "revnext_revnet_cifar10": None, "irevnet_revnext_cifar10": None,
-    "revnext_flat_cifar10": None, "revnext_cifar10": Published(6.7, "derived", "abstract: 93.3 %"),
+    "revnext_flat_cifar10": None, "revnext_cifar10": PublishedValue(6.7, "derived", "abstract: 93.3 %"),
 }  # fmt: skip
-GTX750_MINUTES = Published(67, "printed", "abstract")
+GTX750_MINUTES = PublishedValue(67, "printed", "abstract")
 NOTES = [
     "the paper counts the inputs of convolutions and norms and one gradient. What is measured is everything that the "
     "allocator handed out, which includes the outputs of stem and levels, the gradients inside a branch and scratch "
@@ -132,7 +144,7 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
     ]
 
 
-def compare_maximum(what: str, published: Published, measured: float, unit: str) -> Comparison:
+def compare_maximum(what: str, published: PublishedValue, measured: float, unit: str) -> Comparison:
     """Return the comparison of bytes of which there should be no more than published; fewer are not off."""
     difference = measured / float(published.value) - 1
     comparison = compare(what, published, measured, unit, TOLERANCE)

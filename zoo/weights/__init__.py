@@ -1,11 +1,10 @@
 """Weights files: fetching the published ones, reading files safely, and loading them into a network strictly."""
 
-from zoo.weights.fetch import fetch_weights
-from zoo.weights.fit import LoadReport, load_state_dict
+from zoo.weights.cache import fetch_weights, md5_of
+from zoo.weights.load import LoadReport, load_state_dict
 from zoo.weights.read import read_checkpoint, read_state_dict
 from zoo.weights.record import NetworkRecord
 from zoo.weights.stored import StoredWeights, load_stored, load_weights, read_weights
-from zoo.weights.verify import md5_of
 
 __all__ = [
     "LoadReport",

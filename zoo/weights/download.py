@@ -1,4 +1,8 @@
-"""Downloads one file over HTTP: resumed where it broke off, tried again where that may help, never a web page."""
+"""Downloads one file over HTTP from a server that may be slow, broken or hostile.
+
+A download that broke off is resumed, a request that may succeed later is repeated, and a web page in place of the file
+is an error. Google Drive's page that asks for confirmation before a large file is the one exception: its form is sent.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +11,38 @@ import logging
 import re
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from html import unescape
 from pathlib import Path
-from urllib.parse import urljoin
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 import requests
 import urllib3
+from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 
 from zoo.errors import WeightsError, brief
-from zoo.weights.cache import open_own
-from zoo.weights.drive import Page, read_form
-from zoo.weights.watchdog import Watchdog, WatchedAdapter
+from zoo.weights.lock import open_own
 
 logger = logging.getLogger("zoo")
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 30.0  # the latter between two bytes
-TRIES = 5  # in a row that bring less than PROGRESS_BYTES; waits of 1, 2, 4 and 8 s
+TRIES = 5  # failures in a row, each of which brought less than PROGRESS_BYTES; pauses of 1, 2, 4 and 8 s between them
 TOTAL_TRIES = 100  # for one file, whatever they bring
 PROGRESS_BYTES = 2**14
 MAX_WAIT_S = 120.0  # a server that asks for a longer pause is not waited for
 MAX_REDIRECTS = 10
-HEADERS_S = 60.0  # from a request to the end of the headers of its answer; and for a web page
-BODY_S, BODY_BYTES = 180.0, 2**20  # the file has to come at 1 MiB in 3 minutes at least: 6 kB/s
+HEADERS_S = 60.0  # from a request to the end of the headers of its answer; the same for a whole web page
+BODY_S, BODY_BYTES = 180.0, 2**20  # each MiB of the file has to arrive within 3 minutes, which is 6 kB/s
 CHUNK_BYTES = 2**16
-PAGE_BYTES = 2**16  # more of a web page is not read
+PAGE_BYTES = 2**16  # no more of a web page is read
 MAX_FILE_BYTES = 2**32  # the largest published network has 109 million parameters: 0.44 GB
-Sleep = Callable[[float], None]
 CONNECTION_ERRORS = (
     requests.ConnectionError,
     requests.Timeout,
@@ -43,6 +50,11 @@ CONNECTION_ERRORS = (
     urllib3.exceptions.TimeoutError,
     urllib3.exceptions.IncompleteRead,
 )
+# Web pages come from anyone. These expressions take time in proportion to the page, whatever it holds, and never fail.
+TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.IGNORECASE)
+TAG = re.compile(r"<(/?form|input)\b([^<>]*)>", re.IGNORECASE)
+ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)=(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+Sleep = Callable[[float], None]
 
 
 class DownloadError(WeightsError):
@@ -50,30 +62,28 @@ class DownloadError(WeightsError):
 
 
 class UnresolvedError(DownloadError):
-    """The name of the server is not known here: there is no network, or no such server."""
+    """The name of the server cannot be resolved: there is no network, or no such server."""
 
 
 class Transient(Exception):
-    """The server does not give the file now; ``wait_s`` is the pause that it asks for, if it does."""
+    """The server does not give the file now; ``wait_s`` is the pause that it asks for, None if it asks for none."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
 
 
-class Session(requests.Session):
-    """A session that leaves redirects to its user: it would read all of their bodies, however long."""
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Return that there is nothing to follow."""
-        return None
-
-
 class Download:
-    """The download of ``url`` into the file ``part``, which holds the beginning already if it exists.
+    """The download of one file, which continues where an earlier one broke off.
 
-    ``title`` names it in messages. ``was_resumed`` tells whether the file was put together from several answers, so
-    that it may be a mixture if the file changed on the server.
+    Args:
+        url: address of the file.
+        part: where the file is written; if it exists, it holds the beginning of the file.
+        title: name of the file in messages.
+        sleep: waits for a number of seconds between two tries.
+
+    ``was_resumed`` tells whether the file was put together from several answers; it is then a mixture if the file
+    changed on the server in between.
     """
 
     def __init__(self, url: str, part: Path, title: str, sleep: Sleep) -> None:
@@ -81,9 +91,9 @@ class Download:
         self.was_resumed = False
 
     def run(self, is_whole: Callable[[Path], bool]) -> None:
-        """Receive until the server says that the file is complete, or it ``is_whole`` although the server denies it.
+        """Receive until the server says that the file is complete, or until ``is_whole`` says so against the server.
 
-        Raises DownloadError when the server refuses, TRIES in a row bring hardly anything, or TOTAL_TRIES were made;
+        Raises DownloadError when the server refuses, when TRIES in a row bring hardly anything, and after TOTAL_TRIES;
         OSError when the file cannot be written. What was received stays in the file, unless it cannot be right.
         """
         largest, failures, tries = self._size(), 0, 0
@@ -103,54 +113,59 @@ class Download:
                     self._pause(problem, failures, tries)
 
     def _pause(self, problem: Transient, failures: int, tries: int) -> None:
-        """Wait before the next try; raise DownloadError where there is none."""
+        """Wait before the next try; raise DownloadError if there should be none."""
         wait_s = 2.0 ** (failures - 1) if problem.wait_s is None else problem.wait_s
         if failures >= TRIES:
-            raise DownloadError(f"{problem}, {failures} times in a row; {shown(self.url)}")
+            raise DownloadError(f"{problem}, {failures} times in a row; {without_password(self.url)}")
         if tries >= TOTAL_TRIES:
-            raise DownloadError(f"{problem}, and {tries} tries did not bring all of the file; {shown(self.url)}")
+            raise DownloadError(
+                f"{problem}, and {tries} tries did not bring all of the file; {without_password(self.url)}"
+            )
         if wait_s > MAX_WAIT_S:
-            raise DownloadError(f"{problem} and asks for a pause of {wait_s:.0f} s; {shown(self.url)}")
+            raise DownloadError(f"{problem} and asks for a pause of {wait_s:.0f} s; {without_password(self.url)}")
         logger.warning("%s: %s; next try in %.0f s", self.title, problem, wait_s)
         self.sleep(wait_s)
 
     def _receive(self, session: requests.Session, watchdog: Watchdog) -> None:
-        """Make one request for what is missing and write the answer; what may pass is raised as Transient.
+        """Request what is missing and write the answer; raise Transient for a problem that may pass.
 
-        Here, and nowhere else, all that a server can say wrongly becomes one of these two errors.
+        This is the one place where whatever a server can answer wrongly becomes a Transient or a DownloadError.
         """
         try:
             with self._open(session, watchdog, self._size()) as response:
-                if response.status_code != 416:  # 416: there is nothing after what we have; the digest decides
+                if response.status_code != 416:  # 416: there is nothing after what we have; the md5 decides
                     self._write(response, watchdog)
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
-            raise DownloadError(f"the connection is not secure ({innermost(error)}); {shown(self.url)}") from None
+            raise DownloadError(
+                f"the connection is not secure ({innermost(error)}); {without_password(self.url)}"
+            ) from None
         except CONNECTION_ERRORS as error:
             if any(isinstance(cause, socket.gaierror) for cause in causes(error)):
                 reason = f"the name of the server is not known here ({innermost(error)}), perhaps for lack of a network"
-                raise UnresolvedError(f"{reason}; {shown(self.url)}") from None
+                raise UnresolvedError(f"{reason}; {without_password(self.url)}") from None
             if watchdog.has_cut:
                 raise too_slow() from None
             raise Transient(f"the connection failed ({innermost(error)})") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
-            raise DownloadError(f"the address cannot be fetched ({innermost(error)}); {shown(self.url)}") from None
+            raise DownloadError(
+                f"the address cannot be fetched ({innermost(error)}); {without_password(self.url)}"
+            ) from None
         finally:
             watchdog.rest()
 
     def _open(self, session: requests.Session, watchdog: Watchdog, offset: int) -> requests.Response:
-        """Return the answer with the file from ``offset`` on, after confirming what Drive wants confirmed."""
-        response = request(session, watchdog, self.url, offset)
-        if not is_page(response):
-            return response
-        with response:
-            page = read_page(response)
-        if page.link is not None:
-            response = request(session, watchdog, page.link, offset)
-            if not is_page(response):
+        """Return the answer with the file from ``offset`` on; a page that asks for confirmation gets it once."""
+        url, may_confirm = self.url, True
+        while True:
+            response = request(session, watchdog, url, offset)
+            if not response.headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml")):
                 return response
             with response:
-                page = read_page(response)
-        raise web_page(page.title, self.url)
+                content = response.raw.read(PAGE_BYTES, decode_content=False)
+                page = read_form(content.decode("utf-8", errors="replace"), response.url)
+            if page.link is None or not may_confirm:
+                raise self._web_page(page.title)
+            url, may_confirm = page.link, False
 
     def _write(self, response: requests.Response, watchdog: Watchdog) -> None:
         """Append the answer to the file, or begin the file anew where the server sends all of it."""
@@ -162,7 +177,7 @@ class Download:
         watchdog.expect(BODY_S)
         chunk = read_chunk(response)
         if not start and chunk.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
-            raise web_page("", self.url)
+            raise self._web_page()
         self.was_resumed = start > 0
         try:
             with open_own(self.part, "ab" if start else "wb") as file, self._bar(start, total) as bar:
@@ -190,7 +205,7 @@ class Download:
             raise Transient(f"the connection ended after {self._size():,} of {total:,} bytes")
 
     def _check_room(self, start: int, total: int | None) -> None:
-        """Say how large the file is; raise DownloadError or OSError if it cannot be right or has no room."""
+        """Log how large the file is; raise DownloadError for an impossible size, OSError where the disk is too full."""
         if total is None:
             return
         if total > MAX_FILE_BYTES:
@@ -201,29 +216,37 @@ class Download:
         have = f", {start / 1e6:.1f} MB of them are there" if start else ""
         logger.info("%s: %.1f MB%s", self.title, total / 1e6, have)
 
-    def _too_large(self, what: str) -> DownloadError:
-        return DownloadError(f"the server {what} more than {MAX_FILE_BYTES:,} bytes, no weights; {shown(self.url)}")
-
     def _start(self, response: requests.Response) -> int:
         """Return the position in the file at which the answer starts."""
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            raise DownloadError(f"the server sends the file as {brief(encoding)} and not as it is; {shown(self.url)}")
+            raise DownloadError(
+                f"the server sends the file as {brief(encoding)} and not as it is; {without_password(self.url)}"
+            )
         if response.status_code == 200:
             return 0
         content_range = response.headers.get("Content-Range", "")
-        found = re.match(r"bytes (\d{1,18})-", content_range, re.ASCII)
-        if found is None or int(found[1]) != self._size():
+        match = re.match(r"bytes (\d{1,18})-", content_range, re.ASCII)
+        if match is None or int(match[1]) != self._size():
             problem = f"the server sent another part than asked for (Content-Range '{brief(content_range)}')"
             self.part.unlink(missing_ok=True)  # so that the next request is for all of it
             raise Transient(problem)
-        return int(found[1])
+        return int(match[1])
 
     def _bar(self, start: int, total: int | None) -> tqdm:
         return tqdm(desc=self.title, initial=start, total=total, unit="B", unit_scale=True, disable=None, leave=False)
 
     def _size(self) -> int:
         return self.part.stat().st_size if self.part.exists() else 0
+
+    def _too_large(self, what: str) -> DownloadError:
+        return DownloadError(
+            f"the server {what} more than {MAX_FILE_BYTES:,} bytes, no weights; {without_password(self.url)}"
+        )
+
+    def _web_page(self, title: str = "") -> DownloadError:
+        called = f" ('{brief(title)}')" if title else ""
+        return DownloadError(f"a web page came in place of the weights{called}; {without_password(self.url)}")
 
 
 def request(session: requests.Session, watchdog: Watchdog, url: str, offset: int) -> requests.Response:
@@ -237,15 +260,12 @@ def request(session: requests.Session, watchdog: Watchdog, url: str, offset: int
         watchdog.expect(HEADERS_S)
         response = session.get(address, headers=headers, stream=True, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
         if not response.is_redirect:
-            return accepted(response, url, offset)
+            break
         response.close()
         # Headers are read as Latin-1, and written as UTF-8 where they are more than ASCII.
         address = urljoin(address, response.headers["Location"].encode("latin-1").decode("utf-8"))
-    raise DownloadError(f"the server redirected more than {MAX_REDIRECTS} times; {shown(url)}")
-
-
-def accepted(response: requests.Response, url: str, offset: int) -> requests.Response:
-    """Return an answer with a file or a page; raise Transient or DownloadError for another one."""
+    else:
+        raise DownloadError(f"the server redirected more than {MAX_REDIRECTS} times; {without_password(url)}")
     status = response.status_code
     if status in (200, 206) or (status == 416 and offset):
         return response
@@ -253,7 +273,7 @@ def accepted(response: requests.Response, url: str, offset: int) -> requests.Res
     answer = f"the server answered {status} {brief(response.reason or '')}".strip()
     if status in (408, 429) or status >= 500:
         raise Transient(answer, retry_after_s(response.headers.get("Retry-After")))
-    raise DownloadError(f"{answer}; {shown(url)}")
+    raise DownloadError(f"{answer}; {without_password(url)}")
 
 
 def too_slow() -> Transient:
@@ -268,12 +288,12 @@ def read_chunk(response: requests.Response) -> bytes:
 
 
 def number(text: str) -> int | None:
-    """Return the number in a header; None where there is none, or one that no file and no pause can have."""
+    """Return the number in a header; None if there is none, or one that no file and no pause can have."""
     return int(text) if re.fullmatch(r"\d{1,18}", text.strip(" \t"), re.ASCII) else None
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Return the pause that a Retry-After header asks for, in s from now; None where it says nothing intelligible."""
+    """Return the pause that a Retry-After header asks for, in s from now; None if it cannot be understood."""
     if header is None:
         return None
     if (seconds := number(header)) is not None:
@@ -286,25 +306,8 @@ def retry_after_s(header: str | None) -> float | None:
     return max(0.0, pause.total_seconds())
 
 
-def is_page(response: requests.Response) -> bool:
-    """Return whether an answer calls itself a web page."""
-    return response.headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml"))
-
-
-def read_page(response: requests.Response) -> Page:
-    """Return the web page that an answer holds."""
-    content = response.raw.read(PAGE_BYTES, decode_content=False)
-    return read_form(content.decode("utf-8", errors="replace"), response.url)
-
-
-def web_page(title: str, url: str) -> DownloadError:
-    """Return the error for a web page in place of weights."""
-    called = f" ('{brief(title)}')" if title else ""
-    return DownloadError(f"a web page came in place of the weights{called}; {shown(url)}")
-
-
-def shown(url: str) -> str:
-    """Return ``url`` as messages show it: a password in it is nobody's business."""
+def without_password(url: str) -> str:
+    """Return ``url`` for a message: without the name and password that it may contain, cut and escaped by `brief`."""
     return brief(re.sub(r"(?<=://)[^/?#]*@", "", url))
 
 
@@ -321,10 +324,140 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def innermost(error: BaseException) -> str:
-    """Return the reason in an error, which is that of the innermost of those that it holds."""
-    seen = error
+    """Return the text of the innermost of the errors that an error wraps, which says the reason most plainly."""
     while True:
-        inside = [cause for cause in (getattr(seen, "reason", None), *seen.args) if isinstance(cause, BaseException)]
+        inside = [cause for cause in (getattr(error, "reason", None), *error.args) if isinstance(cause, BaseException)]
         if not inside:
-            return brief(re.sub(r"^<?[\w.]*\(.*?\)>?: |^<.*?>: ", "", str(seen)) or type(seen).__name__)
-        seen = inside[0]
+            return brief(re.sub(r"^<?[\w.]*\(.*?\)>?: |^<.*?>: ", "", str(error)) or type(error).__name__)
+        error = inside[0]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The title of a web page, and the address that its download form leads to.
+
+    ``link`` is None where the page has no such form: one with "download" in its id or a field named "confirm".
+    """
+
+    title: str
+    link: str | None
+
+
+def read_form(html: str, base: str) -> Page:
+    """Return title and link of a page; ``base`` is the page's address, to which the form's may be relative.
+
+    Raises ValueError where the form's address is not a valid one.
+    """
+    title = TITLE.search(html)
+    return Page(" ".join(unescape(title[1]).split()) if title else "", _link(html, base))
+
+
+def _link(html: str, base: str) -> str | None:
+    form: dict[str, str] | None = None
+    fields: dict[str, str] = {}
+    for tag, text in TAG.findall(html):
+        attributes = {key.lower(): unescape(a or b or c) for key, a, b, c in ATTRIBUTE.findall(text)}
+        if tag.lower() == "form":
+            form, fields = attributes, {}
+        elif tag.lower() == "/form":
+            if form is not None and ("download" in form.get("id", "").lower() or "confirm" in fields):
+                return _submitted(form.get("action", ""), base, fields)
+            form = None
+        elif attributes.get("type", "").lower() == "hidden" and "name" in attributes:
+            fields[attributes["name"]] = attributes.get("value", "")
+    return None
+
+
+def _submitted(action: str, base: str, fields: dict[str, str]) -> str | None:
+    """Return the address that a browser would ask for when the form is sent; None if that is not one of the web."""
+    parts = urlsplit(urljoin(base, action))
+    if parts.scheme not in ("http", "https"):
+        return None
+    query = dict(parse_qsl(parts.query, keep_blank_values=True)) | fields
+    return urlunsplit(parts._replace(query=urlencode(query), fragment=""))
+
+
+class Session(requests.Session):
+    """A session that leaves redirects to its user, because requests would read their bodies, which may never end."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Return that there is nothing to follow."""
+        return None
+
+
+class Watchdog:
+    """A clock that shuts down connections when it runs out, started by `expect` and stopped by `rest`.
+
+    The timeouts of requests are between two bytes, however few of them arrive; this bounds the time in all. Whoever
+    reads from a connection that was shut down sees the end of the answer or an error, and ``has_cut`` tells why.
+    """
+
+    def __init__(self) -> None:
+        self.has_cut = False
+        self._sockets: list[socket.socket] = []
+        self._timer: threading.Timer | None = None
+
+    def expect(self, limit_s: float) -> None:
+        """Start the clock anew: `expect` or `rest` has to be called within ``limit_s`` seconds."""
+        self._stop()
+        self._timer = threading.Timer(limit_s, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def rest(self) -> None:
+        """Stop the clock and forget what was cut."""
+        self._stop()
+        self.has_cut = False
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def add(self, connected: socket.socket) -> None:
+        """Watch a socket, from its connection on."""
+        self._sockets.append(connected)
+        if self.has_cut:
+            self._cut()
+
+    def _cut(self) -> None:
+        self.has_cut = True
+        cut, self._sockets = self._sockets, []  # the sockets of the next try, which may begin at once, are not cut
+        for connected in cut:
+            with suppress(OSError):  # closed by now
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)  # of TLS sockets too without the farewell of TLS
+
+
+class WatchedAdapter(HTTPAdapter):
+    """The part of requests that makes connections, changed to tell a watchdog of the socket of each connection."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        super().__init__()
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make the manager of direct connections."""
+        super().init_poolmanager(*args, **kwargs)
+        self._watch(self.poolmanager)
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the manager of connections through a proxy."""
+        manager = super().proxy_manager_for(*args, **kwargs)
+        self._watch(manager)
+        return manager
+
+    def _watch(self, manager: Any) -> None:
+        pools = manager.pool_classes_by_scheme
+        manager.pool_classes_by_scheme = {scheme: _watched(pool, self._watchdog) for scheme, pool in pools.items()}
+
+
+def _watched(pool: Any, watchdog: Watchdog) -> Any:
+    """Return a subclass of a connection pool whose connections tell the watchdog of their sockets."""
+    if hasattr(pool, "watchdog"):  # made by an earlier call
+        return pool
+
+    class Connection(pool.ConnectionCls):
+        def connect(self) -> None:
+            super().connect()
+            watchdog.add(self.sock)
+
+    return type(pool.__name__, (pool,), {"ConnectionCls": Connection, "watchdog": watchdog})

@@ -1,7 +1,8 @@
-"""One process at a time: a lock that the system takes back when its holder dies."""
+"""Files that other processes and users may reach: a lock of one process at a time, and opening without a link."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -9,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-
-from zoo.weights.cache import open_own
 
 try:
     import fcntl
@@ -26,15 +25,15 @@ class LockedElsewhereError(Exception):
 
 @contextmanager
 def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
-    """Hold the lock file ``path``, made where it is missing, and yield True.
+    """Hold the lock file ``path``, made where it is missing, and yield True; the system frees it if the process dies.
 
-    While another process has it: waits, and says so in the log, if there is something to be ``waiting_for``; raises
-    LockedElsewhereError if not. Yields False where neither the system nor the file system has locks. The lock file
-    is left behind: removing it would let a third process lock a new file while a second still waits for the old one.
+    While another process holds it: wait and say so in the log if ``waiting_for`` names what is waited for, otherwise
+    raise LockedElsewhereError. Yields False where neither the system nor the file system has locks. The lock file
+    is left behind: if it were removed, a third process could lock a new file while a second waits for the old one.
     Raises OSError if it cannot be made, or is a symbolic link.
     """
     with open_own(path, "a+b") as file:
-        # A forked process shares the lock, and would keep it from everybody after this process was killed.
+        # A forked process shares the lock, and would hold it after this process was killed.
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=file.close)
         is_alone = fcntl is not None and _acquire(file, waiting_for)
@@ -58,3 +57,20 @@ def _acquire(file: IO[bytes], waiting_for: str | None) -> bool:
     except OSError:  # some network file systems
         return False
     return True
+
+
+def open_own(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of the cache or a log folder for writing; raise OSError if it is a symbolic link or a pipe.
+
+    In a folder that others can write to, a link could lead to any file of this user, and a pipe would block.
+    """
+    return open(path, mode, opener=_open_no_link)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through: remove it", path) from None
+        raise

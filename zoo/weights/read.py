@@ -19,65 +19,80 @@ import torch
 from torch import Tensor
 
 from zoo.errors import WeightsError, brief, listed, printable
-from zoo.weights.keys import published_keys
-from zoo.weights.verify import check_md5, open_weights
+from zoo.weights.cache import open_published, open_weights, weights_path
 
 logger = logging.getLogger("zoo")
 
 COMPRESSED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"  # gzip, bzip2, xz
-# Where trainers put the state dict: this one and most others, many examples, torchvision's and timm's.
+# The keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model"
-# What torch says of a function or class that it does not let a file use.
+# The words of torch for a function or class that it does not let a file use.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
-# The end of a zip archive: the record that torch.save writes first, where that is, and the record of older zips.
+# The three records at the end of a zip archive: the 64-bit one that torch.save writes, its position, and the old one.
 END_64, LOCATOR_64, END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
-SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer one
-SLACK_BYTES = 2**18  # for directories that are read twice
+SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer header
+SLACK_BYTES = 2**18  # for zip directories, which are read twice
+# Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A plain DenseNet key such as
+# convs1.0.bn.weight has a number before its bn, so it is left alone; convs1.0.bn.bn.weight is not.
+WRAPPED_NORM = re.compile(
+    r"(?P<norm>(?:^|\.)(?:bn\d*|bn_out|\w+_bn))\.bn"
+    r"(?P<leaf>\.(?:weight|bias|running_mean|running_var|num_batches_tracked))$"
+)
 
 
 class Oversized(ValueError):
-    """A file would take more memory than it has bytes."""
+    """Reading a file would take more memory than the file has bytes."""
 
 
-def read_checkpoint(path: str | os.PathLike[str], *, published: str | None = None) -> dict[Any, Any]:
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """Return the dict in the file at ``path`` with all that it holds, tensors on the CPU.
 
-    Understood are `torch.save` files in the zip format and in the one before it, with tensors, plain Python values
-    and numpy numbers, and safetensors files where the package safetensors is installed. The memory that is taken is
-    about the size of the file, whatever the file says. ``published``: the name of the published weights that the file
-    must be, by its md5; what is loaded is the file that was checked. Raises WeightsError for anything else; a file
-    that would run code is refused and nothing of it is run.
+    The file may be a `torch.save` file, in the zip format or the one before it, with tensors, plain Python values and
+    numpy numbers, or a safetensors file if the package safetensors is installed. Reading takes about as much memory as
+    the file has bytes, whatever the file says. Raises WeightsError for anything else; a file that would run code is
+    refused and nothing of it is run.
     """
-    path = Path(path)
     with open_weights(path) as file:
-        if published is not None:
-            check_md5(file, path, published)
-        head = file.read(512)
-        file.seek(0)
-        if _is_safetensors(head):
-            content = _load_safetensors(file, path)
-        else:
-            _refuse_other_formats(path, head)
-            content = _load_or_refuse(file, path)
+        return _content_of(file, Path(path))
+
+
+def read_published(name: str) -> dict[Any, Any]:
+    """Return the dict in the file of the published weights ``name``, which is downloaded unless it is in the cache.
+
+    What is read is what was verified. Raises ConfigError and WeightsError as `open_published` and `read_checkpoint`.
+    """
+    with open_published(name) as file:
+        return _content_of(file, weights_path(name))
+
+
+def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
+    """Return the dict in an open file, which ``path`` names in messages."""
+    head = file.read(512)
+    file.seek(0)
+    # The length of a JSON text, and the text.
+    is_safetensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
+    if not is_safetensors:
+        _refuse_other_formats(path, head)
+    content = _load_safetensors(file, path) if is_safetensors else _load_or_refuse(file, path)
     if not isinstance(content, dict) or not content:
-        found = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise WeightsError(f"{printable(path)}: holds {found} and no state dict; save model.state_dict()")
+        kind = "an empty dict" if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise WeightsError(f"{printable(path)}: holds {kind} and no state dict; save model.state_dict()")
     return content
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return the network's tensors in the file at ``path``, on the CPU, with the keys that the networks have now.
 
-    The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS` and perhaps a
-    moving average of the weights under "ema", which then is what is returned: training validated it. A "module."
-    before all keys and the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as
+    The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS`. If that dict also
+    has a moving average of the weights under "ema", the average is returned, because it is what training validated.
+    A "module." before all keys and the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as
     `read_checkpoint` does.
     """
     return state_dict_in(read_checkpoint(path), path)
 
 
 def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Return what `read_state_dict` does of the content of the file at ``path``, which was read already."""
+    """Return what `read_state_dict` returns, given the ``content`` of the file, which ``path`` names in messages."""
     key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
     if key is not None:
         averaged = content.get("ema")
@@ -94,27 +109,44 @@ def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict
     return published_keys({key: tensor.detach() for key, tensor in content.items()}, printable(path))
 
 
+def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return ``state_dict`` with the keys of today: without "module." before all keys and without `WRAPPED_NORM`'s .bn.
+
+    Raises WeightsError if two keys become the same.
+    """
+    prefix = "module." if all(key.startswith("module.") for key in state_dict) else ""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in state_dict.items():
+        new_key = WRAPPED_NORM.sub(r"\g<norm>\g<leaf>", key.removeprefix(prefix))
+        if new_key in renamed:
+            raise WeightsError(
+                f"{source}: holds {brief(new_key)} twice, with and without the old .bn level ({brief(key)})"
+            )
+        renamed[new_key] = tensor
+    return renamed
+
+
 def load_bounded(file: IO[bytes]) -> Any:
     """Return the content of an open `torch.save` file: tensors, plain Python values and numpy numbers, nothing else.
 
-    Raises Oversized where that takes more memory than about the size of the file, and nearly anything for a damaged
-    file. Nothing in the file is run.
+    Raises Oversized where that takes more memory than about the size of the file. A damaged file can raise nearly any
+    exception. Nothing in the file is run.
     """
     check_sizes(file)
-    metered: Any = _Metered(file)  # has what torch uses of a file
-    # Those that the user allowed already must stay allowed when the context ends.
+    metered: Any = _Metered(file)  # it has the methods of a file that torch uses
+    # What the user has allowed already is left out, so that it stays allowed when the context ends.
     allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
     with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other pickle protocols and TorchScript; they load or raise
+        warnings.simplefilter("ignore")  # warnings of other pickle protocols and TorchScript, which load or raise
         return torch.load(metered, map_location="cpu", weights_only=True)
 
 
 def check_sizes(file: IO[bytes]) -> None:
     """Raise Oversized if the zip archive in an open file is larger than the file once it is unpacked.
 
-    torch.save never compresses. The directory is looked at, which is short; other formats have none. The file is at
-    its start afterwards. Raises zipfile.BadZipFile for a directory that is not where it says: torch would read another
-    one than this.
+    torch.save never compresses. Only the archive's directory is read, which is short; a file of another format passes.
+    The file is at its start afterwards. Raises zipfile.BadZipFile for a directory that is not where the file says,
+    because torch would then read another directory than the one that was checked.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -136,7 +168,7 @@ def check_sizes(file: IO[bytes]) -> None:
 
 
 def _check_directory(file: IO[bytes], size: int, start: int) -> None:
-    """Raise zipfile.BadZipFile unless the zip directory at ``start`` is the only one that a reader could find."""
+    """Raise zipfile.BadZipFile unless every reader finds the zip directory at ``start``, and no other one."""
     end = size - END.size
     file.seek(end)
     signature, *_, length, offset, comment = END.unpack(file.read(END.size))
@@ -156,9 +188,9 @@ def _check_directory(file: IO[bytes], size: int, start: int) -> None:
 
 
 class _Metered:
-    """An open file that gives no more bytes than it has.
+    """An open file that raises Oversized once more bytes have been read from it than it has.
 
-    A pickle can name one part of a file by many names, each of which torch reads into memory of its own.
+    A pickle can refer to one part of a file by many names, and torch reads it into new memory for each.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -188,7 +220,7 @@ class _Metered:
 
 
 def _refuse_other_formats(path: Path, head: bytes) -> None:
-    """Raise WeightsError for what is often taken for weights: a saved web page, an archive, an empty file."""
+    """Raise WeightsError for files that are often mistaken for weights: a saved web page, an archive, an empty file."""
     if not head:
         raise WeightsError(f"{printable(path)}: is empty; download it again")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
@@ -201,11 +233,6 @@ def _refuse_other_formats(path: Path, head: bytes) -> None:
             f"{printable(path)}: is an archive; unpack it and give the weights file inside "
             "(the published .pth.tar files are none, despite their name)"
         )
-
-
-def _is_safetensors(head: bytes) -> bool:
-    """Return whether a file begins as safetensors files do: the length of a JSON text, and the text."""
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
 
 
 def _load_safetensors(file: IO[bytes], path: Path) -> Any:
@@ -223,7 +250,7 @@ def _load_safetensors(file: IO[bytes], path: Path) -> Any:
 
 
 def _numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return what the pickle of a numpy number names, in the spellings of numpy 1 and 2."""
+    """Return the functions and classes that the pickle of a numpy number uses, as numpy 1 and 2 spell them."""
     scalar: Any = np.float64(0).__reduce__()[0]
     names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"
     codes = np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
@@ -270,7 +297,7 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
             "model.state_dict() with torch.save instead"
         )
     if isinstance(error, pickle.UnpicklingError):
-        message = message.partition("\n\n")[2] or message  # before it stands advice to load unsafely
+        message = message.partition("\n\n")[2] or message  # the part before it advises to load unsafely
     reason = next(iter(message.splitlines()), "").split(". ")[0]
     return WeightsError(
         f"{where}: is no weights file that torch can read, or is damaged or cut short "
@@ -297,7 +324,7 @@ def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) 
 
 
 def _refuse_repeated_values(state_dict: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Raise WeightsError for a tensor that repeats its values by strides of 0: a copy of it would be of any size."""
+    """Raise WeightsError for a tensor that repeats its values by a stride of 0, since a copy could have any size."""
     repeated = [key for key, tensor in state_dict.items() if _is_repeated(tensor)]
     if repeated:
         raise WeightsError(

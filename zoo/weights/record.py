@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from typing import Any, TypeGuard
 
+from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, Input, Network, parse_experiment
-from zoo.config.options import is_number, is_whole
-from zoo.config.section import MAX_CLASSES
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
-from zoo.layers.norm import KINDS
-from zoo.models import ARCHITECTURES
-from zoo.weights.index import all_published
+from zoo.layers.norm import KINDS, norm_act
+from zoo.limits import MAX_CLASSES, is_number, is_whole
+from zoo.models import Network as ZooNetwork
+from zoo.models import build_network
+from zoo.weights.published import all_published
 
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
@@ -98,7 +97,7 @@ class NetworkRecord:
         Raises DataError as `escaped_names` does.
         """
         options: dict[str, Any] = {}
-        if network.input_3x3 and not network.arch.startswith("wider"):  # a published WideResNet file has it, unused
+        if network.has_3x3_stem:
             options["input_3x3"] = True
         if network.dilation != 1:
             options["dilation"] = network.dilation
@@ -118,13 +117,8 @@ class NetworkRecord:
     @classmethod
     def of_published(cls, name: str) -> NetworkRecord | None:
         """Return what is published of the weights ``name``; None if this package does not have their network."""
-        entry = all_published()[name]
-        if entry["arch"] is None:
-            return None
-        keys = ("arch", "norm", "activation", "activation_param", "classes")
-        options = {"input_3x3": True} if entry["input_3x3"] else {}
-        images = preprocessing_of(Input())
-        return cls(**{key: entry[key] for key in keys}, options=options, preprocessing=images)
+        experiment = all_published()[name].experiment
+        return None if experiment is None else cls.of_config(experiment.network, experiment.input)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that `zoo.get` builds the network with."""
@@ -143,6 +137,11 @@ class NetworkRecord:
                 {"scale_val": images.scale, "crop_val": images.crop, "mean": images.mean, "std": images.std}
             )
         return content
+
+    def build(self, features_only: bool = False) -> ZooNetwork:
+        """Return the network, without values (`build_network`); ConfigError for what no network can be built from."""
+        norm = norm_act(self.norm, self.activation, self.activation_param)
+        return build_network(self.arch, norm, classes=self.classes, features_only=features_only, **self.options)
 
     def without_memory(self) -> NetworkRecord:
         """Return the record without ``memory``, which not every norm goes with and which changes no weights."""
@@ -273,17 +272,8 @@ def _conversions(differences: list[tuple[str, Any, Any]]) -> str:
     return f", or convert the file (zoo convert {' and then '.join(kinds)})"
 
 
-@cache
-def option_defaults(arch: str) -> dict[str, Any]:
-    """Return the options of an architecture's family (``input_3x3``, ``dilation``, ...) and their defaults."""
-    builder = ARCHITECTURES[arch]
-    common = {"norm", "classes", "features_only", *getattr(builder, "keywords", {})}
-    parameters = inspect.signature(builder).parameters
-    return {name: parameter.default for name, parameter in parameters.items() if name not in common}
-
-
 def _default(arch: str, key: str) -> Any:
-    return option_defaults(arch).get(key)
+    return ARCHITECTURES[arch].options.get(key)
 
 
 def _plain(value: Any) -> Any:
@@ -347,8 +337,8 @@ def _option_problems(arch: str, options: Any) -> Iterator[Problem]:
         yield "options", options, "must be a dict"
         return
     for key, value in options.items():
-        if not isinstance(key, str) or key not in option_defaults(arch):
-            known = ", ".join(option_defaults(arch))
+        if not isinstance(key, str) or key not in ARCHITECTURES[arch].options:
+            known = ", ".join(ARCHITECTURES[arch].options)
             yield "options", key, f"{arch} has no such option, it has {known}"
         elif not _is_setting(value):
             allowed = (

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from zoo.architectures import ARCHITECTURES, architecture, check_option
 from zoo.errors import ConfigError, WeightsError, printable
-from zoo.weights.build import check_fits_record
-from zoo.weights.fetch import provide_weights, published_name
-from zoo.weights.fit import LoadReport, load_state_dict, num_outputs
-from zoo.weights.read import read_checkpoint, state_dict_in
-from zoo.weights.record import ASKED_BY_NETWORK, REMEDY, NetworkRecord, check_record, option_defaults, record_in
+from zoo.models.build import depth_of
+from zoo.weights.cache import published_name, weights_path
+from zoo.weights.load import LoadReport, check_fits, load_state_dict, num_outputs
+from zoo.weights.read import read_checkpoint, read_published, state_dict_in
+from zoo.weights.record import ASKED_BY_NETWORK, REMEDY, NetworkRecord, check_record, record_in, shown
 
 logger = logging.getLogger("zoo")
 
@@ -71,8 +73,8 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     if the file is missing, damaged or unsafe, or says of its network what cannot be true.
     """
     published = published_name(path_or_name)
-    path = Path(path_or_name) if published is None else provide_weights(published)
-    content = read_checkpoint(path, published=published)
+    path = Path(path_or_name) if published is None else weights_path(published)
+    content = read_checkpoint(path) if published is None else read_published(published)
     state_dict = state_dict_in(content, path)
     record = record_in(content, printable(path)) if published is None else NetworkRecord.of_published(published)
     return StoredWeights(path, state_dict, record, content)
@@ -97,6 +99,30 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
     """Do what `load_weights` does with a file that was read already; ``asked_by``: see `check_record`."""
     own = getattr(model, "built_as", None)
     if own is not None and stored.record is not None:
-        wanted = {**option_defaults(own.arch), **own.settings()}
+        wanted = {**ARCHITECTURES[own.arch].options, **own.settings()}
         check_record(stored.record, wanted, printable(stored.path), asked_by)
     return load_state_dict(model, stored.state_dict, source=printable(stored.path))
+
+
+def check_fits_record(state_dict: Mapping[str, Tensor], record: NetworkRecord, source: str) -> None:
+    """Raise WeightsError, as `load_state_dict` does, unless a state dict fits the network of a record.
+
+    Nothing of the network's size is allocated, so that no small file makes its reader build a large network. The
+    number of tensors is looked at first: even without values a network of thousands of blocks takes seconds.
+    Images of any number of channels are accepted. Raises ConfigError for an unknown architecture, and for options that
+    it cannot have.
+    """
+    for option, value in record.options.items():
+        check_option(option, value)
+    depth = depth_of(architecture(record.arch), record.options)
+    if depth > len(state_dict):
+        raise WeightsError(
+            f"{source}: network: {record.arch} with the options {shown(dict(record.options))} has {depth:,} layers or "
+            f"blocks, and the file only {len(state_dict):,} tensors; ask who made it, or make it again"
+        )
+    with torch.device("meta"):
+        model = record.build()
+    first = state_dict.get(model.input_weight())
+    if first is not None and first.ndim == 4 and first.shape[1] not in (0, 3):
+        model.set_input_channels(first.shape[1])
+    check_fits(model, state_dict, source=source)

@@ -1,4 +1,4 @@
-"""Loads a state dict into a network: all of it or, with every difference named, nothing."""
+"""Loads a state dict into a network: all of it, or nothing and an error that names every difference."""
 
 from __future__ import annotations
 
@@ -10,33 +10,51 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from zoo.architectures import ARCHITECTURES
 from zoo.errors import WeightsError, listed
 from zoo.layers.norm import InPlaceABN
-from zoo.models import ARCHITECTURES
-from zoo.weights.input import fit_input
-from zoo.weights.keys import torchvision_arch
+from zoo.models import Network
 
 logger = logging.getLogger("zoo")
 
 CLASSIFIER = "classifier."
 CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"  # RevNeXt's has no bias
 COUNTER = "num_batches_tracked"
-MAX_KEYS = 5  # of each kind of difference in a message
+MAX_KEYS = 5  # of each kind of difference that a message names
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+# torchvision's ResNets. Key: blocks per stage, whether they are bottlenecks, and the first two sizes of the weight of
+# the first block's second convolution.
+TORCHVISION = {
+    ((2, 2, 2, 2), False, (64, 64)): "resnet18",
+    ((3, 4, 6, 3), False, (64, 64)): "resnet34",
+    ((3, 4, 6, 3), True, (64, 64)): "resnet50",
+    ((3, 4, 23, 3), True, (64, 64)): "resnet101",
+    ((3, 8, 36, 3), True, (64, 64)): "resnet152",
+    ((3, 4, 6, 3), True, (128, 4)): "resnext50_32x4d",
+    ((3, 4, 23, 3), True, (256, 8)): "resnext101_32x8d",
+    ((3, 4, 23, 3), True, (256, 4)): "resnext101_64x4d",
+    ((3, 4, 6, 3), True, (128, 128)): "wide_resnet50_2",
+    ((3, 4, 23, 3), True, (128, 128)): "wide_resnet101_2",
+}
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading did.
+    """What was loaded into a network, and what was not.
 
-    ``classifier`` is "loaded"; "dropped": the network has none; "kept": the file's has another number of classes and
-    the network keeps its own; or "none": neither has one. ``filled_counters`` names the batch counters that the file
-    lacks, set to 0. ``negative_scales`` gives the number of negative scales of each in-place norm that has any.
-    ``input_channels`` is the number of channels that the filters of three were made fit for; 3: unchanged.
-    ``num_not_finite`` counts the values that are infinite or no number, in the file or because the network's kind of
-    number cannot hold them.
+    Args:
+        source: name of the file, as messages give it.
+        num_loaded: number of tensors that were loaded.
+        classifier: "loaded"; "dropped" if the network has no classifier; "kept" if the file's has another number of
+            classes and the network keeps its own; "none" if neither has one.
+        filled_counters: names of the batch counters that the file lacks, which were set to 0.
+        negative_scales: number of negative scales of each in-place norm that has any, by the norm's name.
+        input_channels: number of channels that the first filters, of three channels in the file, were changed to; 3 if
+            they were not changed.
+        num_not_finite: number of loaded values that are infinite or not a number, either in the file already or because
+            the network's dtype cannot hold them.
     """
 
     source: str
@@ -65,10 +83,10 @@ class LoadReport:
 def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> LoadReport:
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
-    Missing batch counters become 0; a classifier that the model has not, or has with another number of classes, is
-    left out and logged; negative scales of in-place norms and values that are not finite are logged. Raises
+    Missing batch counters become 0. The file's classifier is left out, and this is logged, if the model has none or one
+    with another number of classes. Negative scales of in-place norms and values that are not finite are logged. Raises
     WeightsError, with the model untouched, if anything else is missing, unexpected, of another shape or of another
-    kind of number, or a tensor is not a plain one.
+    kind of number, or if a tensor is not a plain one.
     """
     own = model.state_dict()
     _refuse_meta(own, source)
@@ -94,9 +112,39 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
 
 
 def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> None:
-    """Raise WeightsError where `load_state_dict` would; ``model``, left as it is, may be on the meta device."""
+    """Raise WeightsError where `load_state_dict` would; ``model`` is not changed, and may be on the meta device."""
     _refuse_odd_tensors(state_dict, source)
     _matched(model, model.state_dict(), state_dict, source)
+
+
+def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mapping[str, Tensor], int]:
+    """Return the state dict with the first filters adapted to the network's input channels, and that number.
+
+    Filters trained on red, green and blue are summed for one channel, so that a grey image gives what its copies in
+    three channels would. For other numbers of channels they are repeated and scaled by 3 / channels, so that the sum
+    over equal channels stays the same. A state dict that needs no change is returned as it is, with the number 3.
+    """
+    in_chans = model.in_chans if isinstance(model, Network) else 3
+    key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else ""
+    weight = state_dict.get(key)
+    if weight is None or weight.ndim != 4 or weight.shape[1] != 3:
+        return state_dict, 3
+    if in_chans == 1:
+        fitted = weight.sum(1, keepdim=True)
+    else:
+        fitted = weight.repeat(1, -(-in_chans // 3), 1, 1)[:, :in_chans] * (3 / in_chans)
+    return {**state_dict, key: fitted.to(weight.dtype)}, in_chans
+
+
+def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
+    """Return the name of torchvision's ResNet with these keys, "ResNet" for an unknown one, None for other keys."""
+    if not {"conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "fc.weight"} <= state_dict.keys():
+        return None
+    blocks = tuple(
+        len({key.split(".")[1] for key in state_dict if key.startswith(f"layer{stage}.")}) for stage in range(1, 5)
+    )
+    width = tuple(state_dict["layer1.0.conv2.weight"].shape[:2])
+    return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
 
 
 def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str = CLASSIFIER_WEIGHT) -> int:
@@ -115,7 +163,14 @@ def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str = CLASSI
 
 @dataclass(frozen=True)
 class _Match:
-    """What of a file goes into a network: its tensors that are used, and with the network's own ones, all of them."""
+    """What loading will do.
+
+    Args:
+        given: the tensors of the file that are used.
+        complete: ``given``, and the network's own tensors for all other keys, counters that become 0 included.
+        classifier, counters, input_channels: as ``classifier``, ``filled_counters`` and ``input_channels`` of
+            `LoadReport`.
+    """
 
     given: dict[str, Tensor]
     complete: dict[str, Tensor]
@@ -125,13 +180,13 @@ class _Match:
 
 
 def _matched(model: nn.Module, own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str) -> _Match:
-    """Return what of a state dict goes into ``model``, whose own is ``own``; WeightsError if it does not fit."""
+    """Return what to load into ``model``, whose state dict is ``own``; WeightsError if the given one does not fit."""
     state_dict, input_channels = fit_input(state_dict, model)
     classifier = _compare_classifiers(state_dict, own)
     given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
-    kept = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
+    unchanged = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
     counters = tuple(key for key in own if key.endswith(COUNTER) and key not in given)
-    complete = given | kept | {key: torch.zeros_like(own[key]) for key in counters}
+    complete = given | unchanged | {key: torch.zeros_like(own[key]) for key in counters}
     _check_same(complete, own, type(model).__name__, source)
     return _Match(given, complete, classifier, counters, input_channels)
 
@@ -153,7 +208,7 @@ def _refuse_meta(own: Mapping[str, Tensor], source: str) -> None:
 
 
 def _refuse_odd_tensors(given: Mapping[str, Tensor], source: str) -> None:
-    """Raise WeightsError for tensors that cannot be copied into a network's, such as sparse or quantised ones."""
+    """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantised ones."""
     odd = [f"{key} ({kind})" for key, tensor in given.items() if (kind := _odd_kind(tensor))]
     if odd:
         raise WeightsError(
@@ -174,7 +229,7 @@ def _odd_kind(tensor: Tensor) -> str | None:
 
 
 def _compare_classifiers(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> ClassifierOutcome:
-    """Return what is to become of the classifier in the file."""
+    """Return what will be done with the classifier in the file."""
     if not any(key.startswith(CLASSIFIER) for key in own):
         return "dropped" if any(key.startswith(CLASSIFIER) for key in given) else "none"
     return "kept" if _differ_in_classes_only(given, own) else "loaded"

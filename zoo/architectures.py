@@ -1,0 +1,307 @@
+"""The networks: one record for each, which everything else reads. Nothing here imports torch.
+
+A new network is a row of `ARCHITECTURES`; a new family is also a class in `zoo.models` (`zoo.models.build.FAMILIES`).
+An option that no family has yet is also an entry of `OPTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from zoo.errors import ConfigError, nearest
+from zoo.limits import (
+    MAX_BLOCKS,
+    MAX_CHANNELS,
+    MAX_DILATION,
+    MAX_LEVELS,
+    is_dilation,
+    is_list_of,
+    is_number,
+    is_whole,
+)
+
+
+class Option(NamedTuple):
+    """An option: one sentence that explains it, what its values are, and whether something is such a value."""
+
+    meaning: str
+    values: str
+    accepts: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is known of one network before it is built.
+
+    Args:
+        name: under which `zoo.get` and experiment files know it.
+        family: which class builds it, a key of `zoo.models.build.FAMILIES`.
+        structure: the arguments of that class that make this network of the family, such as the blocks per stage.
+        options: the arguments that a user may choose, in the order in which they are listed, with their defaults;
+            `OPTIONS` explains them. "memory" is always among them.
+        memory: the values of the option "memory": what can be kept for backward.
+        dilations: stride of the last map -> the option "dilation" that gives it; empty for fixed strides.
+        input: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
+        leaky_relu_only: whether its layers are undone one by one, which leaky ReLU alone allows.
+        ignores_input_3x3: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
+            of a WiderResNet does.
+    """
+
+    name: str
+    family: str
+    structure: Mapping[str, Any]
+    options: Mapping[str, Any]
+    memory: tuple[str, ...]
+    dilations: Mapping[int, Any]
+    input: Literal["imagenet", "cifar"] = "imagenet"
+    leaky_relu_only: bool = False
+    ignores_input_3x3: bool = False
+
+    @property
+    def classes(self) -> int:
+        """The default number of classes."""
+        return 1000 if self.input == "imagenet" else 10
+
+
+def architecture(name: str) -> Architecture:
+    """Return the record of a network; ConfigError, with the nearest names, for one that there is not."""
+    if name not in ARCHITECTURES:
+        near = ", ".join(nearest(name, ARCHITECTURES))
+        raise ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")
+    return ARCHITECTURES[name]
+
+
+def check_option(name: str, value: Any) -> None:
+    """Raise ConfigError unless ``value`` is one that the option can have; unknown options are let through."""
+    option = OPTIONS.get(name)
+    if option is not None and not option.accepts(value):
+        raise ConfigError(f"{name} must be {option.values}, got {value!r}")
+
+
+# The values of "memory" that need norms that work in place.
+NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3")
+# The options that set sizes: what they amount to together is bounded too.
+SIZES = ("blocks", "widths", "units", "layers", "pools", "channels")
+
+
+def _counts(low: int, high: int) -> tuple[str, Callable[[Any], bool]]:
+    """Return the values of a list of whole numbers, one per level."""
+    values = f"a list of 1 to {MAX_LEVELS} whole numbers from {low} to {high}"
+    return values, lambda value: is_list_of(value, lambda item: is_whole(item, low, high), MAX_LEVELS)
+
+
+_SWITCH: tuple[str, Callable[[Any], bool]] = ("True or False", lambda value: isinstance(value, bool))
+
+OPTIONS: dict[str, Option] = {
+    "input_3x3": Option("the stem is three 3x3 convolutions instead of one 7x7", *_SWITCH),
+    "dilation": Option(
+        "dilates the convolutions of modules in place of their strides: 1 for none, or one number for each of mod2 to "
+        "mod5 ([1, 1, 2, 4] keeps stride 8), in ResNeXt also a list per module with a number per block, in DenseNet "
+        "also one number for all, in WiderResNet-A2 True; output_stride sets it",
+        f"a whole number from 1 to {MAX_DILATION}, a list with one entry (or list) per module, or in wider_resnet*_a2 "
+        "True or False",
+        lambda value: isinstance(value, bool) or is_dilation(value),
+    ),
+    "keep_outputs": Option("forward returns the outputs of all modules, and the logits behind them", *_SWITCH),
+    "memory": Option(
+        "what is kept for backward; it changes neither weights nor results",
+        "one of the words that the network has",
+        lambda value: isinstance(value, str),
+    ),
+    "blocks": Option(
+        "numbers of blocks, one per level (in revnext one per pool, for the level behind it)", *_counts(0, MAX_BLOCKS)
+    ),
+    "widths": Option(
+        "channels of the half that a block changes, one per level, each four times the one before",
+        *_counts(2, MAX_CHANNELS),
+    ),
+    "units": Option(
+        "how many times convolution, norm and leaky ReLU follow each other in a branch",
+        f"a whole number from 1 to {MAX_BLOCKS}",
+        lambda value: is_whole(value, 1, MAX_BLOCKS),
+    ),
+    "layers": Option(
+        "numbers of invertible layers, one per level; the stem is the first of the first level",
+        *_counts(0, MAX_BLOCKS),
+    ),
+    "pools": Option(
+        'kinds of the pools between the levels: "channel" makes the windows channels, "batch" images',
+        'a list of "channel" and "batch"',
+        lambda value: is_list_of(value, lambda item: item in ("channel", "batch"), MAX_LEVELS - 1),
+    ),
+    "channels": Option(
+        "channels of the stem; an even number, as blocks halve them",
+        f"an even number from 2 to {MAX_CHANNELS}",
+        lambda value: is_whole(value, 2, MAX_CHANNELS) and value % 2 == 0,
+    ),
+    "keep_branch_input": Option(
+        "keeps the exact input of a branch while the branch is undone, for 64 bytes per pixel and far smaller errors",
+        *_SWITCH,
+    ),
+    "eps_i": Option(
+        "added to the absolute scales of invertible norms, so that none of them is too small to be undone",
+        "a number from 0 to 1",
+        lambda value: is_number(value, 0, 1),
+    ),
+    "dropout": Option(
+        "share of the values that blocks set to zero in training",
+        "a number from 0 to 0.99",
+        lambda value: is_number(value, 0, 0.99),
+    ),
+}
+
+
+def _family(
+    family: str,
+    networks: Mapping[str, Mapping[str, Any]],
+    *,
+    memory: tuple[str, ...] = ("auto", "plain"),
+    options: Mapping[str, Any] | None = None,
+    dilations: Mapping[int, Any] | None = None,
+    **others: Any,
+) -> dict[str, Architecture]:
+    """Return the records of a family; ``networks``: name -> structure."""
+    options = {**(options or {}), "memory": "auto"}
+    return {
+        name: Architecture(name, family, structure, options, memory, dilations or {}, **others)
+        for name, structure in networks.items()
+    }
+
+
+# Strides 32, 16 and 8 of the last map; the entries are those of mod2 to mod5.
+_DILATIONS = {32: 1, 16: [1, 1, 1, 2], 8: [1, 1, 2, 4]}
+_UNWOUND = ("auto", "plain", "checkpoint", "unwind", "unwind_3x3")
+DENSE_MEMORY = ("auto", "plain", "checkpoint")
+_WIDER = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
+_REVNET_WIDTHS = (128, 128, 256, 512, 832)
+_REVNEXT_OPTIONS = {"pools": ("channel", "channel"), "channels": 32, "eps_i": 1e-4}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    **_family(
+        "resnet",
+        {
+            "resnet18": {"structure": (2, 2, 2, 2), "bottleneck": False},
+            "resnet34": {"structure": (3, 4, 6, 3), "bottleneck": False},
+            "resnet50": {"structure": (3, 4, 6, 3), "bottleneck": True},
+            "resnet101": {"structure": (3, 4, 23, 3), "bottleneck": True},
+            "resnet152": {"structure": (3, 8, 36, 3), "bottleneck": True},
+        },
+        options={"dilation": 1, "keep_outputs": False},
+        memory=("auto", "plain", "fused", "checkpoint"),
+        dilations=_DILATIONS,
+    ),
+    **_family(
+        "resnext",
+        {
+            "resnext50": {"structure": (3, 4, 6, 3)},
+            "resnext101": {"structure": (3, 4, 23, 3)},
+            "resnext152": {"structure": (3, 8, 36, 3)},
+        },
+        options={"input_3x3": False, "dilation": 1},
+        memory=_UNWOUND,
+        dilations=_DILATIONS,
+    ),
+    **_family(
+        "wider_resnet",
+        {f"wider_resnet{depth}": {"structure": structure} for depth, structure in _WIDER.items()},
+        memory=_UNWOUND,
+        ignores_input_3x3=True,
+    ),
+    **_family(
+        "wider_resnet_a2",
+        {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
+        options={"dilation": False},
+        memory=_UNWOUND,
+        dilations={32: False, 8: True},
+        ignores_input_3x3=True,
+    ),
+    **_family(
+        "densenet",
+        {
+            "densenet121": {"structure": (6, 12, 24, 16)},
+            "densenet169": {"structure": (6, 12, 32, 32)},
+            "densenet201": {"structure": (6, 12, 48, 32)},
+            "densenet264": {"structure": (6, 12, 64, 48)},
+        },
+        options={"input_3x3": False, "dilation": 1},
+        memory=DENSE_MEMORY,
+        dilations=_DILATIONS,
+    ),
+    **_family(
+        "preact",
+        {
+            "resnet32_cifar": {"structure": (5, 5, 5), "widths": (16, 16, 32, 64), "bottleneck": False},
+            "resnet110_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": False},
+            "resnet164_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": True},
+        },
+        memory=("auto", "plain", "checkpoint"),
+        input="cifar",
+    ),
+    **_family(
+        "preact",
+        {"resnet101_preact": {"structure": (3, 4, 23, 3), "widths": (64, 64, 128, 256, 512), "bottleneck": True}},
+        memory=("auto", "plain", "checkpoint"),
+    ),
+    **_family(
+        "revnet",
+        {
+            "revnet38_cifar": {"structure": (3, 3, 3), "widths": (32, 32, 64, 112), "bottleneck": False},
+            "revnet110_cifar": {"structure": (9, 9, 9), "widths": (32, 32, 64, 128), "bottleneck": False},
+            "revnet164_cifar": {"structure": (9, 9, 9), "widths": (32, 32, 64, 128), "bottleneck": True},
+        },
+        input="cifar",
+    ),
+    **_family(
+        "revnet",
+        {
+            "revnet56": {"structure": (2, 2, 3, 2), "widths": _REVNET_WIDTHS, "bottleneck": True},
+            # 45,428,072 parameters; 45.2 M in the paper
+            "revnet104": {"structure": (2, 2, 11, 2), "widths": _REVNET_WIDTHS, "bottleneck": True},
+        },
+    ),
+    **_family(
+        "irevnet",
+        {"irevnet_cifar": {}},
+        options={"blocks": (18, 18, 18), "widths": (16, 64, 256), "dropout": 0.1},
+        input="cifar",
+    ),
+    **_family(
+        "irevnet_two_branch",
+        {"irevnet_revnext": {}},
+        options={"blocks": (2, 2, 2, 1), "channels": 32},
+        input="cifar",
+    ),
+    **_family(
+        "revnext",
+        {"revnext": {}},
+        options={"blocks": (1, 2), "units": 2, **_REVNEXT_OPTIONS, "keep_branch_input": True},
+        input="cifar",
+        leaky_relu_only=True,
+    ),
+    **_family(
+        "revnext_flat",
+        {"revnext_flat": {}},
+        options={"layers": (1, 1, 1), **_REVNEXT_OPTIONS},
+        input="cifar",
+        leaky_relu_only=True,
+    ),
+    **_family(
+        "revnext_twin",
+        {
+            "revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2)},
+            "revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)},
+        },
+        options={"channels": 32},
+        input="cifar",
+    ),
+}
+
+# ResNet -> the RevNet that Gomez et al. 2017 compare it with, their Table 2.
+REVERSIBLE_TWINS = {
+    "resnet32_cifar": "revnet38_cifar",
+    "resnet110_cifar": "revnet110_cifar",
+    "resnet164_cifar": "revnet164_cifar",
+    "resnet101_preact": "revnet104",
+}

@@ -1,0 +1,56 @@
+"""The largest values that are accepted from files and callers, and whether a value is within such limits.
+
+They are far beyond any use, and below what tensors, powers and loops can take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+# The most pixels that an image may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
+MAX_PIXELS = 2**28 // 3
+MAX_SIDE = math.isqrt(MAX_PIXELS)
+MAX_CLASSES = 100_000  # of experiments, networks and the records in weights files; ImageNet-21k has 21,841
+MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training images
+MAX_EPOCHS = 1_000_000
+MAX_STEPS = 10**9
+MAX_RATE = 1e6  # learning rates, weight decay and gains
+MAX_SLOPE = 1e3  # slope of leaky_relu, alpha of elu
+
+# Sizes of networks, and below what they may amount to together. A network beyond these would fill the machine, or take
+# minutes to build.
+MAX_DILATION = 1024
+MAX_BLOCKS = 1000  # of one level; the deepest published i-RevNet has 300 in all
+MAX_CHANNELS = 4096
+MAX_LEVELS = 8
+MAX_TOTAL_DEPTH = 5_000  # blocks of all levels, times the units of a branch
+MAX_PARAMETERS = 2_000_000_000  # 8 GB in single precision; the largest published network here has 1.1e8
+
+
+def is_whole(value: Any, low: int, high: int) -> bool:
+    """Return whether ``value`` is an int from ``low`` to ``high``; True and False are none."""
+    return type(value) is int and low <= value <= high
+
+
+def is_number(value: Any, low: float, high: float) -> bool:
+    """Return whether ``value`` is a finite int or float from ``low`` to ``high``; True and False are none."""
+    return type(value) in (int, float) and low <= value <= high  # which NaN is not
+
+
+def is_list_of(value: Any, accepts: Callable[[Any], bool], max_length: int) -> bool:
+    """Return whether ``value`` is a list or tuple of 1 to ``max_length`` items, each of them accepted."""
+    return isinstance(value, (list, tuple)) and 1 <= len(value) <= max_length and all(map(accepts, value))
+
+
+def is_dilation(value: Any) -> bool:
+    """Return whether ``value`` is a dilation, or a list of such, or of lists of such."""
+
+    def is_rate(item: Any) -> bool:
+        return is_whole(item, 1, MAX_DILATION)
+
+    def is_entry(item: Any) -> bool:
+        return is_rate(item) or is_list_of(item, is_rate, MAX_BLOCKS)
+
+    return is_rate(value) or is_list_of(value, is_entry, MAX_LEVELS)

@@ -1,0 +1,184 @@
+"""Builds any network of `zoo.architectures` by its name: the one place where an architecture becomes a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.architectures import NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
+from zoo.errors import ConfigError, listed, nearest
+from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
+from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
+from zoo.models.densenet import DenseNet
+from zoo.models.irevnet import IRevNet, TwoBranchIRevNet
+from zoo.models.network import Network, check_classes
+from zoo.models.preact import PreactResNet
+from zoo.models.resnet import ResNet
+from zoo.models.resnext import ResNeXt
+from zoo.models.revnet import RevNet
+from zoo.models.revnext import FlatRevNeXt, RevNeXt
+from zoo.models.revnext_twins import RevNeXtTwin
+from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
+
+# The class of each family: (norm, classes, *, features_only, **structure and options) -> network.
+FAMILIES: dict[str, Callable[..., Network]] = {
+    "resnet": ResNet,
+    "resnext": ResNeXt,
+    "wider_resnet": WiderResNet,
+    "wider_resnet_a2": WiderResNetA2,
+    "densenet": DenseNet,
+    "preact": PreactResNet,
+    "revnet": RevNet,
+    "irevnet": IRevNet,
+    "irevnet_two_branch": TwoBranchIRevNet,
+    "revnext": RevNeXt,
+    "revnext_flat": FlatRevNeXt,
+    "revnext_twin": RevNeXtTwin,
+}
+
+# Names of arguments that timm, torchvision and others have -> what stands for them here.
+_NO_SUCH = "there is no such thing here; leave it out"
+OTHER_NAMES = {
+    "num_classes": "it is called classes here",
+    "checkpoint_path": "it is called weights here",
+    "act_layer": "it is called activation here, a word: 'leaky_relu', 'elu', 'identity' or 'relu'",
+    "norm_layer": "it is called norm here: 'standard', 'inplace', 'sync' or a function channels -> module",
+    "in_channels": "it is called in_chans here",
+    "replace_stride_with_dilation": "it is called output_stride here (or dilation, a number per module)",
+    "dropout_rate": "it is called drop_rate here",
+    "drop": "it is called drop_rate here",
+    "zero_init_last": _NO_SUCH,
+    "zero_init_residual": _NO_SUCH,
+    "drop_path_rate": _NO_SUCH,
+    "drop_block_rate": _NO_SUCH,
+    "global_pool": (
+        "the pooling is the network's own; classes=0 gives the map before it, features_only=True those of all stages"
+    ),
+    "pretrained_cfg": "the network gets it as an attribute, model.pretrained_cfg, which you can change there",
+    "pretrained_cfg_overlay": "the network gets model.pretrained_cfg, which you can change there",
+    "cache_dir": "the environment variable ZOO_CACHE names the cache",
+    "progress": "downloads show a bar where there is a terminal",
+    "scriptable": "TorchScript is not supported; torch.export is",
+    "exportable": "every network can be exported with torch.export; leave it out",
+    "stem_type": "it is called input_3x3 here, True or False",
+    "img_size": "the networks take images of any size; leave it out",
+}
+# What options are mistaken for: the arguments that all networks have.
+COMMON_ARGUMENTS = (
+    "pretrained", "weights", "norm", "activation", "activation_param", "classes", "features_only", "out_indices",
+    "output_stride", "in_chans", "drop_rate", "signed_scale",
+)  # fmt: skip
+
+
+def build_network(
+    arch: str,
+    norm: NormFactory,
+    *,
+    classes: int | None = None,
+    features_only: bool = False,
+    structure: Sequence[int] | None = None,
+    **options: Any,
+) -> Network:
+    """Return a network whose convolutions and classifier have no values yet (`zoo.layers.init_weights` sets them).
+
+    Under ``torch.device("meta")`` nothing is allocated.
+
+    Args:
+        arch: name of an architecture.
+        norm: function channels -> norm with its activation, as `zoo.layers.norm_act` returns it.
+        classes: outputs of the classifier, 0 for none; default the architecture's.
+        features_only: leave the classifier out; forward returns the list of the stages' outputs.
+        structure: blocks per stage in place of the architecture's own, as many numbers as it has.
+        **options: those of the architecture (`zoo.architectures`); the others have their defaults.
+
+    Raises ConfigError for an unknown architecture or option, for values that an option cannot have, alone or together
+    with the others, and for a ``memory`` that needs other norms.
+    """
+    record = architecture(arch)
+    classes = record.classes if classes is None else classes
+    check_classes(classes)
+    _check_options(record, options)
+    check_memory(record, options.get("memory", "auto"), norm)
+    arguments = {**record.structure, **record.options, **options}
+    if structure is not None:
+        arguments["structure"] = _checked_structure(record, structure)
+
+    def build(factory: NormFactory) -> Network:
+        return FAMILIES[record.family](factory, classes, features_only=features_only, **arguments)
+
+    try:
+        _check_size(record, options, build)
+        return build(norm)
+    except ValueError as error:
+        raise ConfigError(f"{arch}: {error}") from error
+
+
+def check_memory(record: Architecture, memory: Any, norm: NormFactory) -> None:
+    """Raise ConfigError unless the architecture has this way to save memory, and ``norm`` makes norms that fit it."""
+    if memory not in record.memory:
+        raise ConfigError(f"memory must be one of {', '.join(record.memory)}, got {memory!r}")
+    if memory in NEEDS_INPLACE and type(layer := norm(1)) not in (InPlaceABN, InPlaceABNSync):
+        raise ConfigError(
+            f"memory={memory!r} needs norms that work in place, not {type(layer).__name__}; build the network with "
+            'norm="inplace" or "sync", or with memory="auto"'
+        )
+
+
+def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
+    """Return the number of blocks or layers that the options set, each of which has weights; 0 if none do."""
+    options = {**record.options, **options}
+    return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
+
+
+def _check_options(record: Architecture, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that the architecture does not have, or a value that it cannot have."""
+    for option, value in options.items():
+        if option not in record.options:
+            hint = OTHER_NAMES.get(option)
+            if hint is None:
+                hint = f"the nearest argument is {nearest(option, [*record.options, *COMMON_ARGUMENTS], 1)[0]!r}"
+            known = listed(record.options)
+            raise ConfigError(f"{record.name} has no option {option!r}; its options are {known}; {hint}")
+        try:
+            check_option(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{record.name}: {error}") from error
+
+
+def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequence[int]:
+    if "structure" not in record.structure:
+        raise ConfigError(f"{record.name} has no structure of blocks per stage to change")
+    num_stages = len(record.structure["structure"])
+    if len(structure) != num_stages:
+        raise ConfigError(f"{record.name} has {num_stages} stages, the structure {structure} is of other length")
+    return structure
+
+
+def _check_size(record: Architecture, options: Mapping[str, Any], build: Callable[[NormFactory], nn.Module]) -> None:
+    """Raise ConfigError for sizes among ``options`` that are each possible, but too much together.
+
+    The parameters of what ``build`` returns are counted on the meta device, where nothing is allocated; the depth is
+    looked at before, as even there a network of a million blocks is built for hours. Without a size among the options
+    nothing is built.
+    """
+    if options.keys().isdisjoint(SIZES):
+        return
+    depth = depth_of(record, options)
+    if depth > MAX_TOTAL_DEPTH:
+        raise ConfigError(
+            f"{record.name} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "
+            f"{dict(options)}; make them smaller"
+        )
+    try:
+        with torch.device("meta"):
+            num_parameters = sum(parameter.numel() for parameter in build(norm_act("standard")).parameters())
+    except (TypeError, OverflowError, RuntimeError) as error:  # torch's, of sizes that no tensor can have
+        raise ConfigError(f"{record.name} cannot be built with the options {dict(options)} ({error})") from error
+    if num_parameters > MAX_PARAMETERS:
+        raise ConfigError(
+            f"{record.name} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
+            f"{dict(options)}; make them smaller"
+        )

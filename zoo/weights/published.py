@@ -1,0 +1,132 @@
+"""The published weights: checksums.md5 names them, and the experiment file of the same name says all else of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
+from zoo.errors import ConfigError, nearest
+
+SUFFIX = ".pth.tar"
+# Weights whose network this package does not have, so that no experiment file says where they are.
+WITHOUT_NETWORK = {
+    "wider_resnet38_deeplab_vistas": PublishedWeights(
+        drive_id="1SJJx5-LFG3J3M99TrPMU-z6ZmgWynxo-", licence="CC BY-NC-SA 4.0"
+    )
+}
+# md5 of the files before 18 July 2018, when six were published again without the ".bn" level of their norms' keys.
+REPLACED_MD5 = {
+    "resnext101_stdbn_lr_256": "b959d9362a236212e935501a5a1d1963",
+    "resnext101_ipabn_lr_512": "28d42cd3f1ab50c86a10809bdb48aa22",
+    "resnext152_ipabn_lr_256": "adf521103388f044130835f64d91266a",
+    "wider_resnet38_ipabn_lr_256": "0f9746bedb62d9f94c4437cfb8e6f2d8",
+    "resnext101_ipabn-sync_lr_256": "74e9405a36691fd6503159faa8cc2e9b",
+    "densenet264_ipabn_lr_256": "c69075248477ce4d1a24b56401f5baec",
+}
+
+
+@dataclass
+class Published:
+    """Published weights.
+
+    Args:
+        name: of the weights, and of the experiment that they are of.
+        md5: of the file, 32 hexadecimal digits.
+        weights: where the file is, and under which licence.
+        experiment: how they were trained, and how they score; None where this package does not have the network.
+    """
+
+    name: str
+    md5: str
+    weights: PublishedWeights
+    experiment: Experiment | None
+
+    @property
+    def arch(self) -> str | None:
+        """The name of the architecture; None where this package does not have it."""
+        return None if self.experiment is None else self.experiment.network.arch
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """The published accuracies by protocol: top1, and top5 where it was published, in percent."""
+        expected = None if self.experiment is None else self.experiment.expected
+        if expected is None:
+            return {}
+        return {protocol: score.model_dump(exclude_none=True) for protocol, score in expected.scores.items()}
+
+    @property
+    def source(self) -> str | None:
+        """Where the scores were published."""
+        expected = None if self.experiment is None else self.experiment.expected
+        return None if expected is None else expected.source
+
+    @property
+    def page(self) -> str:
+        """The address at which a person finds the file in a browser."""
+        return f"https://drive.google.com/file/d/{self.weights.drive_id}/view"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that is known of them as plain values, the network's settings in the words of `zoo.get`."""
+        assert self.experiment is not None
+        network = self.experiment.network
+        return {
+            "name": self.name,
+            "arch": network.arch,
+            "norm": network.bn_mode,
+            "activation": network.activation,
+            "activation_param": network.activation_param,
+            "input_3x3": network.has_3x3_stem,
+            "classes": network.classes,
+            "batch": self.experiment.optimizer.batch_size,
+            "md5": self.md5,
+            **self.weights.model_dump(),
+            "source": self.source,
+            "scores": self.scores,
+        }
+
+
+@cache
+def all_published() -> dict[str, Published]:
+    """Return all published weights by name, in the order of checksums.md5, those without a network here included."""
+    lines = (line.split() for line in _checksums().read_text(encoding="ascii").splitlines())
+    return {name: _published(name, md5) for md5, name in ((md5, file.removesuffix(SUFFIX)) for md5, file in lines)}
+
+
+@cache
+def published() -> dict[str, Published]:
+    """Return the published weights whose network this package has, by name."""
+    return {name: entry for name, entry in all_published().items() if entry.experiment is not None}
+
+
+def entry_of(name: str) -> Published:
+    """Return the entry of the published weights ``name``.
+
+    Raises ConfigError for another name, with the names that come nearest, or all of an architecture.
+    """
+    if name in all_published():
+        return all_published()[name]
+    of_arch = [variant for variant, entry in published().items() if entry.arch == name]
+    if of_arch:
+        raise ConfigError(f"{name} is an architecture; name its published weights: {', '.join(of_arch)}")
+    near = ", ".join(nearest(name, all_published()))
+    raise ConfigError(f"no published weights are called {name!r}; the nearest are {near} (zoo fetch lists all)")
+
+
+def _published(name: str, md5: str) -> Published:
+    if name in WITHOUT_NETWORK:
+        return Published(name, md5, WITHOUT_NETWORK[name], None)
+    file = find_experiment(name)
+    assert file is not None, f"checksums.md5 names {name}, of which there is no experiment file"
+    experiment = load_experiment(file)
+    weights = None if experiment.expected is None else experiment.expected.weights
+    assert weights is not None, f"{file} does not say where the weights are"
+    return Published(name, md5, weights, experiment)
+
+
+def _checksums() -> Path:
+    """Return the file of the checksums: in an installed package, else in the source checkout."""
+    folder = experiments_dir().parent
+    return folder / "checksums.md5"
