@@ -10,7 +10,7 @@ from pathlib import Path
 from zoo.cli.options import add_loader_options, add_process_options, positive
 from zoo.engine.protocols import PROTOCOLS
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
-from zoo.reproduce.commands import OUT, ImageNetOptions, PaperOptions
+from zoo.reproduce import OUT
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -89,7 +89,7 @@ def _has_option(benchmark: str, name: str) -> bool:
 def _reproduce_imagenet(args: argparse.Namespace) -> int:
     """Score the networks and print the report; returns the exit code."""
     from zoo.engine.process import open_process
-    from zoo.reproduce.imagenet_scores import reproduce_imagenet
+    from zoo.reproduce.imagenet_scores import ImageNetOptions, reproduce_imagenet
 
     options = ImageNetOptions(
         data=args.data,
@@ -103,20 +103,20 @@ def _reproduce_imagenet(args: argparse.Namespace) -> int:
         out=args.out,
     )
     with open_process(args.local_rank, args.dist_backend) as process:
-        scores = reproduce_imagenet(options, process)
+        scored = reproduce_imagenet(options, process)
         if process.is_main:
-            print(scores.markdown)
+            print(scored.markdown)
             print(f"written to {args.out / 'imagenet.md'} and {args.out / 'imagenet.json'}")
-    if scores.is_off:
+    if scored.is_off:
         return EXIT_VERIFICATION_FAILED
-    return 0 if scores.is_complete else EXIT_USER_ERROR
+    return 0 if scored.is_complete else EXIT_USER_ERROR
 
 
 def _reproduce_paper(args: argparse.Namespace) -> int:
     """Measure the tables and figures of a paper and print the report; returns 0."""
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
-    from zoo.reproduce.paper_report import reproduce_paper
+    from zoo.reproduce.paper_report import PaperOptions, reproduce_paper
 
     print(reproduce_paper(PaperOptions(args.benchmark, args.data, args.runs, not args.no_picture, args.out)))
     print(f"written to {args.out / args.benchmark}.md and .json, plots beside them")

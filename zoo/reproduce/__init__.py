@@ -6,5 +6,9 @@
 - PAPER_tableN and PAPER_figureN measure a table or figure and hold its published numbers. A new paper is such files and
   an entry in ``papers``.
 - ``comparison``: what all of them consist of, and the verdicts on their numbers. ``training_runs`` and ``error_rates``:
-  the accuracies of trained networks. ``commands``: the options of the commands.
+  the accuracies of trained networks.
 """
+
+from pathlib import Path
+
+OUT = Path("runs/reproduce")  # where reports are written unless another folder is given

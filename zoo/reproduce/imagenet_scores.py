@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from zoo import scoring
+from zoo.data.folder import OnBadImage
 from zoo.data.imagenet import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import ConfigError, ZooError, nearest
 from zoo.registry import list_models, published
 from zoo.report.environment import describe_environment, warn_of_changes
-from zoo.reproduce.commands import ImageNetOptions
+from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import IDENTITY, Row, Score, load_measurements, write_table
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
@@ -24,26 +26,42 @@ from zoo.weights.download import UnresolvedError
 
 
 @dataclass(frozen=True)
-class ImageNetScores:
-    """The rows of the table, the images that they were scored on, and the report (empty on all ranks but 0)."""
+class ImageNetOptions:
+    """What `zoo reproduce imagenet` is asked for.
 
-    rows: Sequence[Row]
-    data: ValidationSet
-    markdown: str
+    Args:
+        data: the folder with val/, which has one folder per class.
+        models: names of published networks, shell-style patterns among them, and checkpoint files.
+        protocols: names of published ways to score; None for all of them, and for checkpoints their own crop.
+        limit: the number of images to score, spread evenly over the data; None for all.
+        batch_size: images at once per process; None for the experiment's over the number of processes.
+        workers: processes that read images, per process of the run.
+        on_bad_image: whether to "stop" at an unreadable image or to "skip" it.
+        print_freq: batches between two lines of the log.
+        out: the folder of the report.
+    """
 
-    @property
-    def is_off(self) -> bool:
-        """Whether a measured score contradicts the published one."""
-        return any(row.is_off(self.data) for row in self.rows)
+    data: Path
+    models: Sequence[str] = ("*",)
+    protocols: Sequence[str] | None = None
+    limit: int | None = None
+    batch_size: int | None = None
+    workers: int = 4
+    on_bad_image: OnBadImage = "stop"
+    print_freq: int | None = 10
+    out: Path = OUT
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all rows were measured."""
-        return all(row.measured is not None for row in self.rows)
+    def command(self, model: str) -> str:
+        """Return the command that scores one of the models."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
+        words += ["--protocols", *self.protocols] if self.protocols else []
+        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += ["--limit", str(self.limit)] if self.limit else []
+        return shlex.join(words)
 
 
-def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetScores:
-    """Score what can be scored and write the report after each row; all ranks return the same rows.
+def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRun:
+    """Score what can be scored and write the report after each row; all ranks have the same rows.
 
     Rows that an earlier run measured with the same weights, data and limit are taken over from the report in the
     folder. Raises ConfigError for an unknown network, or for a file there that is no such report.
@@ -51,9 +69,9 @@ def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetSc
     data = process.broadcast(describe_validation_set(options.data) if process.is_main else None)
     if options.limit is not None and options.limit >= data.images > 0:
         options = replace(options, limit=None)
-    run = _Run(options, process, data, build_entries(options.models, options.protocols))
+    run = ImageNetRun(options, process, data, build_entries(options.models, options.protocols))
     run.measure_all()
-    return ImageNetScores(list(run.rows.values()), data, run.markdown)
+    return run
 
 
 @dataclass(frozen=True)
@@ -106,8 +124,11 @@ def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
     return Entry(str(file), protocols or [own, own._replace(ten_crops=True)], scores, source, md5_of(file), file)
 
 
-class _Run:
-    """One run: its rows by network and protocol, in the order of the table, and the report that they are written to."""
+class ImageNetRun:
+    """One run: its rows by network and protocol, in the order of the table, and the report that they are written to.
+
+    ``markdown`` is the report on rank 0, and empty on the others.
+    """
 
     def __init__(
         self, options: ImageNetOptions, process: Process, data: ValidationSet, entries: Sequence[Entry]
@@ -139,6 +160,16 @@ class _Run:
             reason=None if known else "not yet",
             reused=bool(known),
         )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether a measured score contradicts the published one."""
+        return any(row.is_off(self._data) for row in self.rows.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows were measured."""
+        return all(row.measured is not None for row in self.rows.values())
 
     def measure_all(self) -> None:
         """Score each network by those protocols that no earlier run has scored it by, and write each row at once."""

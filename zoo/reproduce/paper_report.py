@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from zoo.errors import ConfigError, printable
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.report.files import write_bytes, write_json, write_text
 from zoo.report.tables import markdown_table
-from zoo.reproduce.commands import PaperOptions
+from zoo.reproduce import OUT
 from zoo.reproduce.comparison import PublishedValue, Section, Value
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.plot import draw
@@ -25,6 +27,35 @@ logger = logging.getLogger(__name__)
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
 SHOWN = ("cpu", "device", "threads", "torch", "zoo", "commit")  # of the environment, in the Markdown file
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """What `zoo reproduce` is asked for with the name of a paper.
+
+    Args:
+        paper: a key of `zoo.reproduce.papers.PAPERS`.
+        data: the folder of images, for a figure that can use real ones; None for random images.
+        runs: log folders of training runs, and files that hold the runs of such folders.
+        plots: whether to draw plots, which needs matplotlib.
+        out: the folder of the report.
+    """
+
+    paper: str
+    data: Path | None = None
+    runs: Sequence[Path] = ()
+    plots: bool = True
+    out: Path = OUT
+
+    @property
+    def command(self) -> str:
+        """The command with these options."""
+        words = ["zoo", "reproduce", self.paper]
+        words += ["--data", str(self.data)] if self.data is not None else []
+        words += ["--runs", *map(str, self.runs)] if self.runs else []
+        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += [] if self.plots else ["--no-picture"]
+        return shlex.join(words)
 
 
 def reproduce_paper(options: PaperOptions) -> str:
