@@ -1,8 +1,8 @@
-"""The figures of README.md, each made of a golden file or of a file in scripts/results and rounded once.
+"""The figures of the README and of the pages in docs/, experiments/ and tests/, made of golden and result files.
 
-A figure stands between ``<!-- name -->`` and ``<!-- /name -->``; a table or paragraph has a line for each of the two,
-and what stands within a sentence begins no line, where Markdown would take the marker for a block of HTML.
-``python -m tests.readme`` writes all of them anew; tests/test_readme.py fails while README.md differs from the files.
+A figure stands between ``<!-- name -->`` and ``<!-- /name -->``. A table or a paragraph has a line for each of the two
+markers. What stands within a sentence begins no line, where Markdown would take the marker for a block of HTML.
+``python -m tests.readme`` writes all figures anew; tests/test_readme.py fails while a page differs from the files.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
-from zoo.config import experiments_dir, load_experiment
+from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
+from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
+from zoo.config.describe import SectionText
 from zoo.engine.validate import Result
 from zoo.registry import published
 from zoo.report.results import results_table
 
 ROOT = Path(__file__).parents[1]
-PATH = ROOT / "README.md"
+FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
+PAGES = {
+    str(path.relative_to(ROOT)): path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).glob("*.md"))
+    if folder != "docs/results" or path.name == "README.md"  # the others are printed from the numbers beside them
+}
 BASELINE = "std-BN"
 PARETO = ("resnet50", "resnext101", "densenet264")
 REVNETS = {"revnet104": "pareto_revnet104", "revnet164_cifar": "pareto_revnet164"}
@@ -38,7 +46,7 @@ def golden(name: str) -> Any:
 @cache
 def result(name: str) -> Any:
     """Return the content of a result file."""
-    return json.loads((ROOT / "scripts" / "results" / f"{name}.json").read_text())
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -55,10 +63,15 @@ def median(name: str, metric: str, **wanted: Any) -> float:
     return float(record["median"])
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table whose first column is to the left and the others to the right."""
-    rule = f"| --- |{' ---: |' * (len(headers) - 1)}"
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a Markdown table whose first columns are to the left and the others, of numbers, to the right."""
+    rule = f"|{' --- |' * text_columns}{' ---: |' * (len(headers) - text_columns)}"
     return "\n".join([f"| {' | '.join(headers)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` with stars that stay stars in Markdown."""
+    return text.replace("*", r"\*")
 
 
 # --- golden files ---
@@ -66,22 +79,26 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def networks() -> str:
     cases = golden("networks")
-    rows = ["| network | parameters | with `input_3x3` | other options |", "| --- | ---: | ---: | --- |"]
+    rows = []
     for name in (case for case in cases if "+" not in case):
         stem = cases.get(f"{name}+input_3x3")
-        other = ", ".join(f"`{option}`" for option in list(ARCHITECTURES[name].options) if option != "input_3x3")
-        columns = [f"`{name}`", f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else "", other]
-        rows.append(f"| {' | '.join(columns)} |")
-    return "\n".join(rows)
+        other = ", ".join(f"`{option}`" for option in ARCHITECTURES[name].options if option != "input_3x3")
+        rows.append([f"`{name}`", other, f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else ""])
+    return table(["network", "options", "parameters", "with `input_3x3`"], rows, text_columns=2)
+
+
+def options() -> str:
+    rows = [[f"`{name}`", _plain(option.meaning), _plain(option.values)] for name, option in OPTIONS.items()]
+    return table(["option", "what it does", "values"], rows, text_columns=3)
 
 
 def published_scores() -> str:
-    rows = ["| name | batch | 224 | 224, ten crops | 320 | weights |", "| --- | ---: | --- | --- | --- | --- |"]
+    rows = []
     for name, entry in published().items():
         scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
-        columns = " | ".join(f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores)
-        rows.append(f"| `{name}` | {entry.to_json()['batch']} | {columns} | [file]({entry.page}) |")
-    return "\n".join(rows)
+        columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
+        rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])
+    return table(["name", "224", "224, ten crops", "320", "weights"], rows, text_columns=5)
 
 
 def held() -> str:
@@ -136,8 +153,7 @@ def quickstart_seeds() -> str:
     return (
         f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
         f"crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took {seconds} seconds each "
-        f"on\n{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]}; "
-        "[quickstart.json](scripts/results/quickstart.json))."
+        f"on\n{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
     )
 
 
@@ -186,6 +202,23 @@ def minimal_traffic() -> str:
 
 
 # --- zoo benchmark model and pareto ---
+
+
+def headline() -> str:
+    """What a training step takes, divided by what it takes with standard batch norm."""
+    files = {
+        ("`resnet50`, in-place norms", "model_cpu"): ("resnet50", "iABN"),
+        ("`resnext101`, in-place norms", "model_cpu_3x3"): ("resnext101 3x3 stem", "iABN"),
+        ("`densenet264`, in-place norms", "model_cpu_3x3"): ("densenet264 3x3 stem", "iABN"),
+        ("`revnet164_cifar`", "pareto_revnet164"): ("resnet164_cifar", "RevNet"),
+        ("`revnet164_cifar`, in-place norms", "pareto_revnet164"): ("resnet164_cifar", "RevNet, iABN"),
+    }
+    rows = [
+        [title, *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
+                  for metric in ("held ratio", "peak ratio", "step ratio"))]
+        for (title, file), (subject, provider) in files.items()
+    ]  # fmt: skip
+    return table(["", "bytes held for backward", "peak bytes of a step", "time of a step"], rows)
 
 
 def machine() -> str:
@@ -273,9 +306,8 @@ CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of thos
 def cifar10() -> str:
     headers = ["", "training images", "validation images", "standard error, points", "reconstructed", "stored"]
     rows = []
-    for title, (file, *labels) in CIFAR_RUNS.items():
-        content = result(file)
-        by_label = [[run for run in content["runs"] if run["label"] == label] for label in labels]
+    for title, (file, *_) in CIFAR_RUNS.items():
+        content, by_label = result(file), _runs_of(title)
         finished = [run["epochs"][-1]["val_top1"] for runs in by_label for run in runs if run["status"] == "finished"]
         share, count = mean(finished) / 100, content["num_validation_images"]
         error = 100 * math.sqrt(share * (1 - share) / count)
@@ -283,6 +315,12 @@ def cifar10() -> str:
             [title, f"{content['num_training_images']:,}", f"{count:,}", f"{error:.1f}", *map(_final, by_label)]
         )
     return table(headers, rows)
+
+
+def _runs_of(title: str) -> list[list[dict[str, Any]]]:
+    """Return the runs that reconstruct and those that store."""
+    file, *labels = CIFAR_RUNS[title]
+    return [[run for run in result(file)["runs"] if run["label"] == label] for label in labels]
 
 
 def _final(runs: Sequence[dict[str, Any]]) -> str:
@@ -303,6 +341,79 @@ def flat_errors() -> str:
     worst = [step["worst_relative_error"] for step in run["reconstruction"]]
     above = [error for error in worst if error > 1]
     return f"{len(above)} of the {len(worst)} steps that were metered ({_listed([f'{error:.2f}' for error in above])})"
+
+
+# --- experiments ---
+
+PAPERS = {  # the first pattern that matches the name of a file
+    "*_ipabn*_lr_*": "InPlace-ABN",
+    "*_stdbn_lr_*": "InPlace-ABN",
+    "*revnext*": "RevNeXt",
+    "irevnet*": "i-RevNet",
+    "*revnet*": "RevNet",
+    "resnet101_preact": "RevNet",
+    "resnet*_cifar10*": "RevNet",
+}
+SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
+    "resnet32_cifar10_short": "ResNet-32",
+    "revnet38_cifar10_short": "RevNet-38",
+    "revnext_cifar10_short": "RevNeXt, hybrid",
+    **{f"revnext_flat{layers}_cifar10_short": f"RevNeXt, flat, {layers} layers" for layers in (3, 9, 12)},
+}
+
+
+def experiments() -> str:
+    rows = []
+    for path in sorted(experiments_dir().glob("*.json")):
+        experiment, name = load_experiment(path), path.stem
+        network, optimizer = experiment.network, experiment.optimizer
+        paper = next((paper for pattern, paper in PAPERS.items() if fnmatchcase(name, pattern)), "")
+        rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.bn_mode, paper, _expected(experiment),
+                     _measured(name), _cost(name), str(optimizer.batch_size),
+                     str(optimizer.schedule.epochs)])  # fmt: skip
+    headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "cost", "batch", "epochs"]
+    return table(headers, rows, text_columns=7)
+
+
+def _expected(experiment: Experiment) -> str:
+    """The score of the first protocol under "expected"."""
+    if experiment.expected is None:
+        return ""
+    protocol, score = next(iter(experiment.expected.scores.items()))
+    return f"{score.top1:.2f}{'' if score.top5 is None else f' / {score.top5:.2f}'} ({protocol})"
+
+
+def _measured(name: str) -> str:
+    if name == "quickstart_fashion_mnist":
+        return ", ".join(f"{run['results'][0]['top1']:.2f}" for run in result("quickstart")["runs"])
+    return _final(_runs_of(SHORT_RUNS[name])[0] or _runs_of(SHORT_RUNS[name])[1]) if name in SHORT_RUNS else ""
+
+
+def _cost(name: str) -> str:
+    if name != "quickstart_fashion_mnist":
+        return ""
+    threads = result("quickstart")["environment"]["threads"]
+    return f"{_range([run['seconds'] for run in result('quickstart')['runs']], '.0f')} s on {threads} CPU cores"
+
+
+# --- settings ---
+
+
+def settings() -> str:
+    """All settings of experiment files, a table per section."""
+    return "\n\n".join(_section(section) for section in describe_settings())
+
+
+def _section(section: SectionText) -> str:
+    rows = []
+    for setting in section.settings:
+        kind, *bounds, default = setting.facts()
+        words = default.removeprefix("default ")
+        rows.append([f"`{setting.key}`", ", ".join([kind, *bounds]), words if words == "required" else f"`{words}`",
+                     _plain(setting.meaning)])  # fmt: skip
+    title = section.path if " " in section.path else f"`{section.path}`"
+    headers = ["setting", "type", "default", "meaning"]
+    return f"**{title}**: {section.meaning}\n\n{table(headers, rows, text_columns=4)}"
 
 
 # --- bytes per pixel ---
@@ -340,11 +451,13 @@ def _listed(words: Sequence[str]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "headline": headline,
     "quickstart": quickstart,
     "quickstart_seeds": quickstart_seeds,
     "reference_times": reference_times,
     "reference_times_half": reference_times_half,
     "networks": networks,
+    "options": options,
     "published": published_scores,
     "held": held,
     "reversible": reversible,
@@ -362,28 +475,27 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "half_held": half_held,
     "revnets": revnets,
     "reconstruction_times": reconstruction_times,
+    "experiments": experiments,
+    "settings": settings,
 }
+MARKERS = re.compile(r"(<!-- (\w+) -->\n?)(.*?)(\n?<!-- /\2 -->)", re.DOTALL)
 
 
-def section(text: str, name: str) -> str:
-    """Return what stands between the markers of ``name``, of which there is one pair."""
-    (match,) = _pattern(name).finditer(text)
-    return match[2]
+def sections_of(text: str) -> dict[str, str]:
+    """Return what stands between each pair of markers, by its name."""
+    return {match[2]: match[3] for match in MARKERS.finditer(text)}
 
 
 def rewrite(text: str) -> str:
     """Return ``text`` with all sections as the files have them."""
-    for name, build in SECTIONS.items():
-        content = build()
-        (match,) = _pattern(name).finditer(text)
+
+    def built(match: re.Match[str]) -> str:
         is_block = match[1].endswith("\n")
-        text = text[: match.start(2)] + content + "\n" * is_block + text[match.start(3) :].removeprefix("\n" * is_block)
-    return text
+        return f"{match[1]}{SECTIONS[match[2]]()}" + "\n" * is_block + match[4].removeprefix("\n" * is_block)
 
-
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(<!-- {name} -->\n?)(.*?)(\n?<!-- /{name} -->)", re.DOTALL)
+    return MARKERS.sub(built, text)
 
 
 if __name__ == "__main__":
-    PATH.write_text(rewrite(PATH.read_text()))
+    for page in PAGES.values():
+        page.write_text(rewrite(page.read_text()))

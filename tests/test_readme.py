@@ -1,7 +1,8 @@
-"""The README says what the package does: its figures are the files', its code runs, its links lead somewhere."""
+"""The pages say what the package does: figures are those of the files, code runs, and all that is named exists."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -11,30 +12,42 @@ import pytest
 
 from tests import readme
 from zoo.cli import build_parser
-from zoo.config import experiments_dir, load_experiment
+from zoo.config import experiments_dir, load_experiment, parse_experiment
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+TEXTS = {name: path.read_text() for name, path in readme.PAGES.items()}
+FIGURES = [(page, name) for page, text in TEXTS.items() for name in readme.sections_of(text)]
+ROOMS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
 
 
-@pytest.mark.parametrize("name", readme.SECTIONS)
-def test_figures_are_those_of_the_files_they_come_from(name: str) -> None:
+def each(pattern: str) -> list[tuple[str, str]]:
+    """Return the pages and the texts that the one group of a pattern matches in them; ``^`` begins any line."""
+    return [(page, found) for page, text in TEXTS.items() for found in re.findall(pattern, text, re.MULTILINE)]
+
+
+def test_all_pages_are_known() -> None:
+    assert {"README.md", "docs/architecture.md", "experiments/README.md", "tests/README.md"} <= TEXTS.keys()
+
+
+@pytest.mark.parametrize(("page", "name"), FIGURES)
+def test_figures_are_those_of_the_files_they_come_from(page: str, name: str) -> None:
     """After a new measurement or golden file: python -m tests.readme"""
-    assert readme.section(README, name) == readme.SECTIONS[name]()
+    assert readme.sections_of(TEXTS[page])[name] == readme.SECTIONS[name]()
 
 
-def test_rewriting_changes_nothing_but_figures() -> None:
-    assert readme.rewrite(README) == README
-    emptied = re.sub(r"(<!-- (\w+) -->\n?).*?\n?(<!-- /\2 -->)", r"\1\3", README, flags=re.DOTALL)
-    assert len(emptied) < len(README) - 2000
-    assert readme.rewrite(emptied) == README
+@pytest.mark.parametrize("page", TEXTS)
+def test_rewriting_changes_nothing_but_figures(page: str) -> None:
+    text = TEXTS[page]
+    assert readme.rewrite(text) == text
+    emptied = re.sub(r"(<!-- (\w+) -->\n?).*?\n?(<!-- /\2 -->)", r"\1\3", text, flags=re.DOTALL)
+    assert readme.rewrite(emptied) == text
 
 
-def test_all_markers_have_a_generator_and_none_begins_a_line_of_a_sentence() -> None:
-    markers = re.findall(r"<!-- (/?)(\w+) -->", README)
+def test_every_figure_is_on_one_page_and_none_begins_a_line_of_a_sentence() -> None:
+    markers = [(slash, name) for _, text in TEXTS.items() for slash, name in re.findall(r"<!-- (/?)(\w+) -->", text)]
     assert sorted(name for slash, name in markers if not slash) == sorted(readme.SECTIONS)
     assert sorted(name for slash, name in markers if slash) == sorted(readme.SECTIONS)
-    assert re.findall(r"^<!-- .*-->.+$", README, re.MULTILINE) == []
+    assert [found for _, found in each(r"^(<!-- .*-->.+)$")] == []
 
 
 def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
@@ -46,28 +59,71 @@ def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
     assert [run["seed"] for run in readme.result("quickstart")["runs"]] == [1, 2, 3]
 
 
-def test_python_examples_run():
-    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert examples
-    for example in examples:
-        exec(compile(example, "README.md", "exec"), {})
+@pytest.mark.parametrize(("page", "example"), each(r"```python\n([^`]*)```"))
+def test_python_examples_run(page: str, example: str) -> None:
+    exec(compile(example, page, "exec"), {})
 
 
-def test_commands_are_understood():
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("zoo ")]
-    assert len(commands) > 10
-    for arguments in commands:
-        build_parser().parse_args(arguments)
+@pytest.mark.parametrize(("page", "example"), each(r"```json\n([^`]*)```"))
+def test_json_examples_are_experiments(page: str, example: str) -> None:
+    parse_experiment(json.loads(example), page)
 
 
-def test_links_to_files_lead_to_files():
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_commands_in_blocks_are_understood() -> None:
+    lines = [line for _, block in each(r"```sh\n([^`]*)```") for line in block.replace("\\\n", " ").splitlines()]
+    commands = [re.sub(r"^(zoo|.* -m zoo) ", "", line) for line in lines if re.match(r"(zoo|.* -m zoo) ", line)]
+    assert len(commands) > 20
+    for command in commands:
+        build_parser().parse_args(shlex.split(command, comments=True))
 
 
-def test_checksums_name_the_published_files():
+def test_commands_in_sentences_exist() -> None:
+    """A sentence may leave the arguments out, but names no command and no option that there is not."""
+    (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    commands = [found.split() for _, found in each(r"`zoo ([a-z][^`\n]*)`")]
+    assert len(commands) > 20
+    for name, *words in commands:
+        assert name in subparsers.choices, name
+        known = subparsers.choices[name].format_help()
+        assert [word for word in words if word.startswith("--") and word not in known and name != "benchmark"] == []
+
+
+def test_make_targets_exist() -> None:
+    targets = {found for _, found in each(r"`make (\w+)`")} | {found for _, found in each(r"^make (\w+)$")}
+    assert targets == {"quickstart", "test", "wheel"}
+    assert all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in targets)
+
+
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = readme.PAGES[page].parent / path if path else readme.PAGES[page]
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target.read_text()), link
+
+
+def test_paths_and_names_in_them_exist() -> None:
+    """Between backticks: a path, perhaps with stars, and perhaps what is in the file: `zoo/registry.py: get`."""
+    paths = [found for _, found in each(rf"`((?:{'|'.join(ROOMS)})/[^`\n]*)`")]
+    assert len(paths) > 20
+    for found in paths:
+        path, _, name = found.partition(": ")
+        matching = list(ROOT.glob(path))
+        assert matching, found
+        for part in name.split(".") if name else ():
+            assert re.search(rf"(def|class) {part}\b|^{part}\b.*=", matching[0].read_text(), re.MULTILINE), found
+
+
+def test_checksums_name_the_published_files() -> None:
     lines = [line.split("  ") for line in (ROOT / "checksums.md5").read_text().splitlines()]
     entries = json.loads((ROOT / "zoo" / "published.json").read_text())
     assert lines == [[entry["md5"], f"{entry['name']}.pth.tar"] for entry in entries]

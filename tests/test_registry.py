@@ -14,7 +14,7 @@ import zoo
 from zoo import config
 from zoo.architectures import ARCHITECTURES
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
-from zoo.layers.recompute import CheckpointedSequential
+from zoo.layers.stages import CheckpointedSequential
 from zoo.registry import build_from_config, published
 from zoo.weights import StoredWeights
 

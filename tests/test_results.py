@@ -12,7 +12,7 @@ import pytest
 from zoo.benchmark.schema import markdown
 from zoo.cli import build_parser
 
-FOLDER = Path(__file__).parents[1] / "scripts" / "results"
+FOLDER = Path(__file__).parents[1] / "docs" / "results"
 FILES = sorted(FOLDER.glob("*.json"))
 # Shortened from the logs of training runs before there was a command for it; the files say so themselves.
 BY_HAND = {"cifar10_flat.json", "cifar10_revnet.json", "cifar10_revnext.json"}

@@ -206,7 +206,7 @@ def test_the_native_layer_holds_its_output_alone_and_the_raw_operators_are_timed
     results = new_results()
     layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["channels_last"], rounds=2)
     assert values_of(results, "held")["iABN native"] == pytest.approx(1, abs=0.05)
-    assert {"raw native", "raw native, dx into dz"} <= values_of(results, "time").keys()
+    assert "raw native" in values_of(results, "time")
 
 
 def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other() -> None:

@@ -77,7 +77,7 @@ def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[st
 def test_the_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # What three seeds gave is in scripts/results/quickstart.json, 75.3 to 77.4; chance is 10.
+    # What three seeds gave is in docs/results/quickstart.json, 75.3 to 77.4; chance is 10.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     assert main(["quickstart"]) == 0

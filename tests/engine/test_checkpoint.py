@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_at_the_copy_of_the_best_leaves_all_as_it_was(
     def fail(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shutil.copyfileobj", fail)
+    monkeypatch.setattr("shutil.copyfile", fail)
     with pytest.raises(CheckpointError, match="No space left on device"):
         save(_state(2), tmp_path, is_best=True)
     assert _files(tmp_path) == {CHECKPOINT: 1, BEST: 1}

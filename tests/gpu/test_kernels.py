@@ -31,7 +31,7 @@ from tests.ops.triton_cases import (
 )
 from zoo.ops.abn import inplace_abn, reference, triton
 from zoo.ops.abn.backend import forced, kernels_for
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,53 +111,53 @@ def test_runs_repeat_bit_for_bit_beside_other_work(dtype, layout):
     torch.cuda.synchronize()
 
 
-def step(x: Tensor, dz: Tensor, shortcut: Tensor | None, form: Form) -> list[Tensor]:
+def step(x: Tensor, dz: Tensor, shortcut: Tensor | None, settings: NormSettings) -> list[Tensor]:
     """Return the results of one training step of a norm, in new tensors."""
     mean, var = triton.statistics(x)
-    z = triton.apply(x, mean, var, form, shortcut)
-    sums = triton.backward_reduce(z, dz, form, shortcut)
+    z = triton.apply(x, mean, var, settings, shortcut)
+    sums = triton.backward_reduce(z, dz, settings, shortcut)
     count = x.numel() // x.shape[1]
-    dx, dshortcut = triton.backward_apply(z, dz, var, (sums[0] / count, sums[1] / count), form, shortcut)
+    dx, dshortcut = triton.backward_apply(z, dz, var, (sums[0] / count, sums[1] / count), settings, shortcut)
     return [t for t in (mean, var, z, *sums, dx, dshortcut) if t is not None]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_recorded_graph_replays_new_input_as_eager_computes_it(layout):
-    x, dz, shortcut, form = make(Case("bfloat16", layout, shape=(8, 64, 57, 56), shortcut=True), "cuda")
+    x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(8, 64, 57, 56), shortcut=True), "cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step(x, dz, shortcut, form)
+        step(x, dz, shortcut, settings)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        recorded = step(x, dz, shortcut, form)
+        recorded = step(x, dz, shortcut, settings)
     x.copy_(torch.randn_like(x) * 3 - 1)
     graph.replay()
-    for replayed, eager in zip(recorded, step(x, dz, shortcut, form), strict=True):
+    for replayed, eager in zip(recorded, step(x, dz, shortcut, settings), strict=True):
         assert torch.equal(replayed, eager)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "transposed"])
 def test_nothing_waits_for_the_device(layout):
-    x, dz, shortcut, form = make(Case("bfloat16", layout, shape=(4, 64, 28, 28), shortcut=True), "cuda")
-    step(x, dz, shortcut, form)
+    x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(4, 64, 28, 28), shortcut=True), "cuda")
+    step(x, dz, shortcut, settings)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step(x, dz, shortcut, form)
+        step(x, dz, shortcut, settings)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_backward_allocates_nothing_of_full_size_but_its_gradients(layout):
-    x, dz, shortcut, form = make(Case("bfloat16", layout, shape=(8, 64, 112, 112), shortcut=True), "cuda")
+    x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(8, 64, 112, 112), shortcut=True), "cuda")
     mean, var = triton.statistics(x)
-    triton.apply_(x, mean, var, form, shortcut)
+    triton.apply_(x, mean, var, settings, shortcut)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    sums = triton.backward_reduce(x, dz, form, shortcut)
-    gradients = triton.backward_apply(x, dz, var, sums, form, shortcut)
+    sums = triton.backward_reduce(x, dz, settings, shortcut)
+    gradients = triton.backward_apply(x, dz, var, sums, settings, shortcut)
     full_size = sum(g.numel() * g.element_size() for g in gradients if g is not None)
     assert torch.cuda.max_memory_allocated() - before < 1.1 * full_size
 
@@ -243,12 +243,12 @@ def test_more_elements_than_32_bits_count_are_right(layout):
     count = x.numel() // 8
     assert mean[:-1].abs().max() == 0
     assert relative_error(mean[-1:] * count, torch.tensor([6.0], device="cuda")) < 1e-5
-    form, zero = Form(None, None, 1.0, "leaky_relu", 0.01), torch.zeros(8, device="cuda")
-    triton.apply_(x, zero, zero, form)  # eps is 1: nothing changes
+    settings, zero = NormSettings(None, None, 1.0, "leaky_relu", 0.01), torch.zeros(8, device="cuda")
+    triton.apply_(x, zero, zero, settings)  # eps is 1: nothing changes
     assert x[-1, -1, -1, -2:].tolist() == [3.0, 3.0]
-    sums = triton.backward_reduce(x, x, form)
+    sums = triton.backward_reduce(x, x, settings)
     assert sums[0].tolist() == [0.0] * 7 + [6.0]
-    dx, _ = triton.backward_apply(x, x, zero, None, form)
+    dx, _ = triton.backward_apply(x, x, zero, None, settings)
     assert torch.equal(dx[-1, -1, -1], x[-1, -1, -1])
 
 

@@ -18,7 +18,7 @@ from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
-from zoo.ops.mean_pool import mean_pool2d
+from zoo.ops.pooling import mean_pool2d
 
 MEMORY = ["auto", "plain", "checkpoint"]
 

@@ -12,10 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from zoo.layers import ABN, InPlaceABNSync, ReversibleSequential, init_weights
-from zoo.layers.invertible import BatchPool, ChannelPool, InvertibleConv, InvertibleLeakyReLU, InvertibleNorm
-from zoo.layers.irevnet import PairPool, ShiftBlock
-from zoo.layers.layerwise import GlobalMax, LayerwiseBlock, Stem
-from zoo.ops.reversible import run_chain
+from zoo.layers.invertible import (
+    BatchPool,
+    ChannelPool,
+    GlobalMax,
+    InvertibleConv,
+    InvertibleLeakyReLU,
+    InvertibleNorm,
+    LayerwiseBlock,
+    Stem,
+)
+from zoo.layers.reversible import PairPool, ShiftBlock
+from zoo.models.irevnet import build_shift_branch
+from zoo.ops.chain import run_chain
 
 
 def unit(channels):
@@ -211,12 +220,10 @@ def shift_chain():
     def norm(channels):
         return ABN(channels, activation="leaky_relu", activation_param=0.3)
 
-    links = [
-        ShiftBlock(4, 4, norm, 1, False, 0.3),
-        ShiftBlock(4, 16, norm, 2, True, 0.3),
-        PairPool(),
-        ShiftBlock(64, 64, norm, 1, True, 0.3),
-    ]
+    def block(in_channels, channels, stride=1, leading_norm=True):
+        return ShiftBlock(build_shift_branch(in_channels, channels, norm, stride, leading_norm, 0.3), stride)
+
+    links = [block(4, 4, leading_norm=False), block(4, 16, stride=2), PairPool(), block(64, 64)]
     chain = ReversibleSequential(links).double()
     init_weights(chain)
     return chain

@@ -11,8 +11,8 @@ from torch import nn
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from zoo.layers import InPlaceABN, InPlaceABNSync, init_weights
-from zoo.layers.recompute import CheckpointedSequential
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
+from zoo.layers.stages import CheckpointedSequential
 
 
 def blocks(kind="pre-activation", norm=InPlaceABN) -> nn.Sequential:

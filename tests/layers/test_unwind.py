@@ -16,7 +16,7 @@ from tests.formula import relative_error
 from zoo.benchmark.held import measure_memory
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, init_weights
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.unwind import UnwoundSequential
+from zoo.layers.stages import UnwoundSequential
 from zoo.ops.unwind import ResidualSum
 
 BOTTLENECK, BASIC = (4, 4, 16), (8, 16)
@@ -221,7 +221,7 @@ def test_half_precision_recovers_the_sums_better_than_it_could_hold_them(redo_3x
     assert distance(ours[gradients], truth[gradients]) < 1.1 * distance(theirs[gradients], truth[gradients])
     # the same forward pass with all sums kept: the difference is what undoing them costs. Sums undone in bfloat16
     # itself give more than 0.03 here
-    monkeypatch.setattr(ResidualSum, "keeping", lambda self, x: nullcontext())
+    monkeypatch.setattr(ResidualSum, "saved_instead_of", lambda self, x: nullcontext())
     assert distance(ours[gradients], step(exact, x, autocast)[gradients]) < 0.015
 
 

@@ -15,8 +15,8 @@ from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
 from zoo.benchmark.storages import count_memory
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
+from zoo.layers.stages import UnwoundSequential
 from zoo.layers.trace import Trace
-from zoo.layers.unwind import UnwoundSequential
 from zoo.models import wider_resnet
 from zoo.models.memory import build_stage
 from zoo.models.resnet import ResNet
@@ -161,11 +161,11 @@ def test_the_pools_of_plain_networks_are_torchs():
                 pools = {
                     type(m).__module__ for m in zoo.get(arch, memory=memory).modules() if isinstance(m, nn.MaxPool2d)
                 }
-                assert pools == {"torch.nn.modules.pooling" if memory == "plain" else "zoo.layers.stem"}
+                assert pools == {"torch.nn.modules.pooling" if memory == "plain" else "zoo.layers.ends"}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("memory", ["checkpoint"])
+@pytest.mark.parametrize("memory", ["auto", "checkpoint"])
 def test_compiled_stages_have_the_gradients_of_eager_ones(memory):
     torch._dynamo.reset()
 

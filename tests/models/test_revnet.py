@@ -16,8 +16,8 @@ from zoo.architectures import ARCHITECTURES
 from zoo.benchmark.storages import count_memory
 from zoo.config import Network, parse_experiment
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
-from zoo.layers.preact import PooledShortcut, PreactBlock
 from zoo.layers.reversible import ReversibleSequential
+from zoo.layers.revnet_blocks import PooledShortcut, PreactBlock
 from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
 from zoo.registry import build_from_config

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from zoo.benchmark.storages import StorageLog
 from zoo.ops.abn import meta, reference
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
 
-FORM = Form(torch.ones(5), torch.zeros(5), 1e-5, "leaky_relu", 0.01)
+SETTINGS = NormSettings(torch.ones(5), torch.zeros(5), 1e-5, "leaky_relu", 0.01)
 
 
-def on_meta(value: Tensor | Form | tuple[Tensor, Tensor] | None) -> object:
+def on_meta(value: Tensor | NormSettings | tuple[Tensor, Tensor] | None) -> object:
     if isinstance(value, Tensor):
         return value.to("meta")
     if isinstance(value, tuple):
         moved = [on_meta(entry) if isinstance(entry, Tensor) else entry for entry in value]
-        return Form(*moved) if isinstance(value, Form) else tuple(moved)
+        return NormSettings(*moved) if isinstance(value, NormSettings) else tuple(moved)
     return value
 
 
@@ -39,10 +39,10 @@ def test_results_look_like_those_of_the_reference(
     mean, var = reference.statistics(x)
     for name, arguments in {
         "statistics": (x,),
-        "apply": (x, mean, var, FORM, shortcut),
-        "apply_": (x, mean, var, FORM, shortcut),
-        "backward_reduce": (x, dz, FORM, shortcut),
-        "backward_apply": (x, dz, var, (mean, var), FORM, shortcut),
+        "apply": (x, mean, var, SETTINGS, shortcut),
+        "apply_": (x, mean, var, SETTINGS, shortcut),
+        "backward_reduce": (x, dz, SETTINGS, shortcut),
+        "backward_apply": (x, dz, var, (mean, var), SETTINGS, shortcut),
     }.items():
         expected = getattr(reference, name)(*arguments)
         found = getattr(meta, name)(*map(on_meta, arguments))
@@ -51,8 +51,8 @@ def test_results_look_like_those_of_the_reference(
 
 def test_nothing_is_made_beside_the_results() -> None:
     x, vector = torch.empty(2, 5, 3, 4, device="meta"), torch.empty(5, device="meta")
-    form = on_meta(FORM)
+    settings = on_meta(SETTINGS)
     with StorageLog() as log:
-        meta.apply_(x, vector, vector, form)
-        dx, _ = meta.backward_apply(x, x, vector, (vector, vector), form)
+        meta.apply_(x, vector, vector, settings)
+        dx, _ = meta.backward_apply(x, x, vector, (vector, vector), settings)
     assert [change.size for change in log.changes] == [dx.nbytes]

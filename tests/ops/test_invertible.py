@@ -11,9 +11,8 @@ from torch import nn
 
 from tests.formula import relative_error
 from zoo.layers import InPlaceABN
-from zoo.layers.invertible import InvertibleConv, InvertibleLeakyReLU, InvertibleNorm
-from zoo.layers.layerwise import GlobalMax, Stem
-from zoo.ops.invertible import (
+from zoo.layers.invertible import GlobalMax, InvertibleConv, InvertibleLeakyReLU, InvertibleNorm, Stem
+from zoo.ops.undo import (
     batch_pool,
     batch_unpool,
     batch_unpool_,
@@ -57,7 +56,7 @@ def test_channel_pool_puts_offsets_first_so_that_halves_are_even_and_odd_rows():
     assert torch.equal(y, unshuffled.unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2))
 
 
-def test_batch_pool_keeps_the_parts_of_a_image_together():
+def test_batch_pool_keeps_the_parts_of_an_image_together():
     x = torch.randn(3, 2, 4, 6)
     y = batch_pool(batch_pool(x[..., :4]))
     for n in range(3):
@@ -113,10 +112,10 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize("batch", [2, 20])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_undoing_gives_the_input_and_the_gradients_of_autograd(name, batch, owned):
+def test_undoing_gives_the_input_and_the_gradients_of_autograd(name, batch, may_overwrite):
     torch.manual_seed(0)
     layer = LAYERS[name]()
     x = torch.randn(batch, 3 if name == "stem" else 6, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -126,17 +125,17 @@ def test_undoing_gives_the_input_and_the_gradients_of_autograd(name, batch, owne
     truths = torch.autograd.grad(expected, (x, *truth.parameters()), dy)
     x.requires_grad_(name == "stem")  # whose input gradient is asked for
     with torch.no_grad():
-        y, kept = layer.record(x)
+        y, saved = layer.record(x)
         assert relative_error(y, expected) < 1e-14
         y, grad = y.detach().clone(), dy.clone()
-        found, dx, gradients = layer.reverse(y, grad, owned, kept)
+        found, dx, gradients = layer.reverse(y, grad, may_overwrite, saved)
     assert relative_error(found, x) < 1e-12
     assert relative_error(dx, truths[0]) < 1e-12
     for parameter, gradient in zip(layer.parameters(), truths[1:], strict=True):
         assert relative_error(gradients[parameter], gradient) < 1e-12
     if name not in ("stem", "largest"):  # which hand on another tensor
-        assert (found.data_ptr() == y.data_ptr()) == owned
-        assert (dx.data_ptr() == grad.data_ptr()) == owned
+        assert (found.data_ptr() == y.data_ptr()) == may_overwrite
+        assert (dx.data_ptr() == grad.data_ptr()) == may_overwrite
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-14)])
@@ -145,8 +144,8 @@ def test_undoing_is_as_precise_as_the_dtype(dtype, tolerance):
     for layer in (norm_of(8, eps_i=0.2).to(dtype), InvertibleLeakyReLU(0.2), conv_of(8).to(dtype)):
         x = torch.randn(8, 8, 16, 16, dtype=dtype)
         with torch.no_grad():
-            y, kept = layer.record(x)
-            found, _, _ = layer.reverse(y, torch.zeros_like(y), True, kept)
+            y, saved = layer.record(x)
+            found, _, _ = layer.reverse(y, torch.zeros_like(y), True, saved)
         assert relative_error(found, x) < tolerance
 
 
@@ -169,10 +168,10 @@ def alpha(layer, x, noise):
         return (signal.square().sum() / (found - signal).square().sum()).item()
 
     with torch.no_grad():
-        y, kept = layer.record(x)
+        y, saved = layer.record(x)
         noisy = y + noise * torch.randn_like(y)
         given = ratio(y, noisy)
-        return ratio(x, layer.reverse(noisy, torch.zeros_like(y), True, kept)[0]) / given
+        return ratio(x, layer.reverse(noisy, torch.zeros_like(y), True, saved)[0]) / given
 
 
 def gains(values, eps_i=0.0):

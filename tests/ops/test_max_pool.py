@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from zoo.benchmark.held import measure_memory
-from zoo.layers.stem import MaxPool2d
-from zoo.ops.max_pool import max_pool2d
+from zoo.layers.ends import MaxPool2d
+from zoo.ops.pooling import max_pool2d
 
 
 def gradients(pool, x, *args):

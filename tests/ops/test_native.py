@@ -6,8 +6,9 @@ from torch import Tensor
 
 from tests.formula import relative_error
 from zoo.ops.abn import native, reference
-from zoo.ops.abn.functional import inplace_abn, update_running
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.functional import inplace_abn
+from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.statistics import Statistics, update_running
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
 
@@ -47,7 +48,7 @@ def make(shape, dtype=torch.float64, layout="contiguous", seed=0):
     generator = torch.Generator().manual_seed(seed)
     x, dz, shortcut = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * 2 + 0.5
     x, dz, shortcut = (arrange(t.to(dtype), layout) for t in (x, dz, shortcut))
-    weight, bias = torch.rand(2, shape[1], generator=generator, dtype=reference.accumulate_dtype(dtype)) + 0.4
+    weight, bias = torch.rand(2, shape[1], generator=generator, dtype=accumulate_dtype(dtype)) + 0.4
     weight[1::2] *= -1
     return x, dz, shortcut, weight, bias - 0.9
 
@@ -58,7 +59,7 @@ def exact(function, *arguments):
     def convert(value):
         if isinstance(value, tuple):
             items = [convert(item) for item in value]
-            return Form(*items) if isinstance(value, Form) else tuple(items)
+            return NormSettings(*items) if isinstance(value, NormSettings) else tuple(items)
         return value.double() if isinstance(value, Tensor) else value
 
     return function(*map(convert, arguments))
@@ -75,24 +76,24 @@ def located(mean, var):
     return torch.stack([mean, var.sqrt()])
 
 
-def compare(x, dz, shortcut, form, evaluation=False):
+def compare(x, dz, shortcut, settings, evaluation=False):
     """Compare the five functions with the reference in float64, each given the same inputs."""
-    unit, accumulated = torch.finfo(x.dtype).eps, torch.finfo(reference.accumulate_dtype(x.dtype)).eps
+    unit, accumulated = torch.finfo(x.dtype).eps, torch.finfo(accumulate_dtype(x.dtype)).eps
     if x.dtype == torch.float64:  # the reference rounds as we do
         unit, accumulated = 16 * unit, 16 * accumulated
     mean, var = native.statistics(x)
-    assert mean.dtype == var.dtype == reference.accumulate_dtype(x.dtype)
+    assert mean.dtype == var.dtype == accumulate_dtype(x.dtype)
     assert_near([located(mean, var)], [located(*exact(reference.statistics, x))], 8 * accumulated)
-    z, again = native.apply(x, mean, var, form, shortcut), x.clone()
-    assert_near([z], [exact(reference.apply, x, mean, var, form, shortcut)], 8 * unit)
-    native.apply_(again, mean, var, form, shortcut)
+    z, again = native.apply(x, mean, var, settings, shortcut), x.clone()
+    assert_near([z], [exact(reference.apply, x, mean, var, settings, shortcut)], 8 * unit)
+    native.apply_(again, mean, var, settings, shortcut)
     assert torch.equal(again, z)
-    sums = native.backward_reduce(z, dz, form, shortcut)
-    assert_near(sums, exact(reference.backward_reduce, z, dz, form, shortcut), 512 * accumulated)
+    sums = native.backward_reduce(z, dz, settings, shortcut)
+    assert_near(sums, exact(reference.backward_reduce, z, dz, settings, shortcut), 512 * accumulated)
     count = max(1, x.numel() // max(1, x.shape[1]))
     means = None if evaluation else (sums[0] / count, sums[1] / count)
-    gradients, tolerance = native.backward_apply(z, dz, var, means, form, shortcut), 8 * unit + 512 * accumulated
-    assert_near(gradients, exact(reference.backward_apply, z, dz, var, means, form, shortcut), tolerance)
+    gradients, tolerance = native.backward_apply(z, dz, var, means, settings, shortcut), 8 * unit + 512 * accumulated
+    assert_near(gradients, exact(reference.backward_apply, z, dz, var, means, settings, shortcut), tolerance)
     assert z.dtype == gradients[0].dtype == x.dtype
     return mean, var, z, *sums, *gradients
 
@@ -105,9 +106,9 @@ def test_every_function_agrees_with_the_reference_in_float64(dtype, layout, acti
         x, dz, shortcut, weight, bias = make(shape, dtype, layout)
         if activation == "elu":  # away from saturation, which has a test of its own
             shortcut, weight, bias = (t / 4 for t in (shortcut, weight, bias))
-        form = Form(weight, bias, 1e-5, activation, param)
-        compare(x, dz, None, form)
-        compare(x, dz, shortcut, form)
+        settings = NormSettings(weight, bias, 1e-5, activation, param)
+        compare(x, dz, None, settings)
+        compare(x, dz, shortcut, settings)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
@@ -118,24 +119,24 @@ def test_parameters_may_be_missing_or_of_another_dtype_and_stride(parameters, ev
         weight, bias = (t.to(getattr(torch, parameters)) for t in (weight, bias))
     elif parameters == "strided":
         weight, bias = torch.stack([weight, bias], dim=1).unbind(1)
-    form = Form(
+    settings = NormSettings(
         None if parameters in ("none", "bias") else weight, None if parameters in ("none", "weight") else bias, 1e-3,
         "leaky_relu", 0.01,
     )  # fmt: skip
-    compare(x, dz, None, form, evaluation)
-    compare(x, dz, shortcut, form, evaluation)
+    compare(x, dz, None, settings, evaluation)
+    compare(x, dz, shortcut, settings, evaluation)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_small_and_zero_weights_are_inverted_as_the_reference_does(layout):
     x, dz, shortcut, _, bias = make((6, 5, 13, 11), layout=layout)
-    form = Form(torch.tensor([0.0, -0.0, 1e-3, -1e-6, 1.0]).double(), bias, 1e-5, "leaky_relu", 0.01)
+    settings = NormSettings(torch.tensor([0.0, -0.0, 1e-3, -1e-6, 1.0]).double(), bias, 1e-5, "leaky_relu", 0.01)
     mean, var = native.statistics(x)
     for residual in (None, shortcut):
-        z = native.apply(x, mean, var, form, residual)
-        sums = native.backward_reduce(z, dz, form, residual)
-        assert_near(sums, reference.backward_reduce(z, dz, form, residual), 1e-9)
-        given = (z, dz, var, (sums[0] / 858, sums[1] / 858), form, residual)
+        z = native.apply(x, mean, var, settings, residual)
+        sums = native.backward_reduce(z, dz, settings, residual)
+        assert_near(sums, reference.backward_reduce(z, dz, settings, residual), 1e-9)
+        given = (z, dz, var, (sums[0] / 858, sums[1] / 858), settings, residual)
         assert_near(native.backward_apply(*given), reference.backward_apply(*given), 1e-9)
 
 
@@ -144,28 +145,28 @@ def test_small_and_zero_weights_are_inverted_as_the_reference_does(layout):
 def test_a_saturated_elu_is_inverted_at_the_next_larger_number(dtype, alpha):
     x, dz, _, weight, bias = make((4, 3, 9, 7), dtype)
     x[0] = -100  # a quarter of the values saturates; with a large scale x_hat is not lost for it
-    form = Form(weight + 40 * weight.sign(), bias, 1e-5, "elu", alpha)
+    settings = NormSettings(weight + 40 * weight.sign(), bias, 1e-5, "elu", alpha)
     mean, var = native.statistics(x)
-    z = native.apply(x, mean, var, form)
+    z = native.apply(x, mean, var, settings)
     assert (z == -torch.tensor(alpha, dtype=dtype)).sum() == x[0].numel()
     # Without dz, and with these means, dx is x_hat up to a factor.
-    given = (z, torch.zeros_like(z), torch.ones_like(var), (mean * 0, mean * 0 - 1), form)
+    given = (z, torch.zeros_like(z), torch.ones_like(var), (mean * 0, mean * 0 - 1), settings)
     ours, truth = native.backward_apply(*given)[0], reference.backward_apply(*given)[0]
     # The two compute the logarithm in different ways.
     rounding = 8 * torch.finfo(dtype).eps + 512 * torch.finfo(var.dtype).eps
     assert relative_error(ours, truth) < rounding
-    assert all(t.isfinite().all() for t in (*native.backward_reduce(z, dz, form), ours))
+    assert all(t.isfinite().all() for t in (*native.backward_reduce(z, dz, settings), ours))
 
 
 @pytest.mark.parametrize("function", ["elu", "log1p"])
 def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(function):
     y = -torch.logspace(-30, 1.2, 40007).view(1, 1, -1)
-    zero, one, form = torch.zeros(1), torch.ones(1), Form(None, None, 0.0, "elu", 1.0)
+    zero, one, settings = torch.zeros(1), torch.ones(1), NormSettings(None, None, 0.0, "elu", 1.0)
     if function == "elu":
-        ours, truth = native.apply(y, zero, one, form), torch.expm1(y.double())
+        ours, truth = native.apply(y, zero, one, settings), torch.expm1(y.double())
     else:
         z = y[y > -1 + 2**-23].view(1, 1, -1)
-        ours = native.backward_apply(z, torch.zeros_like(z), one, (zero, -one), form)[0]
+        ours = native.backward_apply(z, torch.zeros_like(z), one, (zero, -one), settings)[0]
         truth = torch.log1p(z.double())
     assert ((ours.double() - truth) / truth).abs().max() < 4 * torch.finfo(torch.float32).eps
 
@@ -175,15 +176,15 @@ def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(funct
 def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
     """Through the identity: every number of the dtype, the middles between them, and what lies beyond."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
-    form = Form(None, None, 0.0, "identity", 0.0)
+    settings = NormSettings(None, None, 0.0, "identity", 0.0)
     x = arrange(every.view(1, 2, -1), layout)
-    assert native.apply(x, torch.zeros(2), torch.ones(2), form).equal(x) or torch.equal(
-        native.apply(x, torch.zeros(2), torch.ones(2), form).nan_to_num(7), x.nan_to_num(7)
+    assert native.apply(x, torch.zeros(2), torch.ones(2), settings).equal(x) or torch.equal(
+        native.apply(x, torch.zeros(2), torch.ones(2), settings).nan_to_num(7), x.nan_to_num(7)
     )
     for scale in (1 + 2**-11, 3.0, 2.0**-14, 2.0**20, 1 / 3):
         var = torch.full((2,), 1 / scale**2, dtype=torch.float64).float()
         slope = 1 / var.sqrt()
-        ours, truth = native.apply(x, torch.zeros(2), var, form), (x.float() * slope.view(1, 2, 1)).to(dtype)
+        ours, truth = native.apply(x, torch.zeros(2), var, settings), (x.float() * slope.view(1, 2, 1)).to(dtype)
         assert torch.equal(ours.isnan(), truth.isnan())
         assert torch.equal(ours.nan_to_num(7), truth.nan_to_num(7))
 
@@ -194,11 +195,11 @@ def test_nan_stays_nan_and_in_its_channel(dtype, layout):
     x, dz, _, weight, bias = make((3, 4, 6, 7), dtype, layout)
     x[1, 2, 3, 3] = torch.nan
     weight[0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # the NaN with all bits set
-    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
     mean, var = native.statistics(x)
-    z = native.apply(x, mean, var, form)
-    sums = native.backward_reduce(z, dz, form)
-    dx, _ = native.backward_apply(z, dz, var, sums, form)
+    z = native.apply(x, mean, var, settings)
+    sums = native.backward_reduce(z, dz, settings)
+    dx, _ = native.backward_apply(z, dz, var, sums, settings)
     assert var.isnan().tolist() == [False, False, True, False]
     for t in (z, dx):
         assert t.isnan().all(dim=3).all(dim=2).all(dim=0).tolist() == [True, False, True, False]
@@ -217,13 +218,13 @@ def test_the_variance_survives_a_mean_that_is_large_against_it(shape, layout):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_results_repeat_with_the_same_threads_and_agree_with_other_numbers_of_them(layout):
     x, dz, shortcut, weight, bias = make((8, 30, 33, 17), torch.float32, layout)
-    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
     threads = torch.get_num_threads()
     results = {}
     try:
         for count in (1, 2, 3, 2):
             torch.set_num_threads(count)
-            result = compare(x, dz, shortcut, form)
+            result = compare(x, dz, shortcut, settings)
             for ours, before in zip(result, results.setdefault(count, result), strict=True):
                 assert torch.equal(ours, before)
     finally:
@@ -235,7 +236,7 @@ def test_results_repeat_with_the_same_threads_and_agree_with_other_numbers_of_th
 
 def test_all_values_are_written_also_by_several_threads_with_few_planes():
     """Memory that was NaN before comes back from the allocator as the output."""
-    form = Form(None, None, 1e-5, "leaky_relu", 0.01)
+    settings = NormSettings(None, None, 1e-5, "leaky_relu", 0.01)
     threads = torch.get_num_threads()
     try:
         for count, shape in ((3, (1, 1, 257, 311)), (7, (1, 3, 263, 269)), (5, (2, 1000, 33)), (4, (70001, 3))):
@@ -244,37 +245,30 @@ def test_all_values_are_written_also_by_several_threads_with_few_planes():
             mean, var = native.statistics(x)
             poison = [torch.full(shape, torch.nan) for _ in range(4)]
             del poison
-            z = native.apply(x, mean, var, form)
-            assert_near([z], [exact(reference.apply, x, mean, var, form)], 1e-6)
-            assert all(t.isfinite().all() for t in native.backward_apply(z, dz, var, (mean, var), form, x))
+            z = native.apply(x, mean, var, settings)
+            assert_near([z], [exact(reference.apply, x, mean, var, settings)], 1e-6)
+            assert all(t.isfinite().all() for t in native.backward_apply(z, dz, var, (mean, var), settings, x))
     finally:
         torch.set_num_threads(threads)
 
 
 def test_mixed_layouts_and_dtypes_of_the_gradient_are_brought_to_those_of_the_output():
     x, dz, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32)
-    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
-    expected = compare(x, dz, shortcut, form)
+    settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
+    expected = compare(x, dz, shortcut, settings)
     for layouts in (("channels_last", "contiguous"), ("strided", "channels_last"), ("contiguous", "strided")):
-        ours = compare(x, arrange(dz, layouts[0]), arrange(shortcut, layouts[1]), form)
+        ours = compare(x, arrange(dz, layouts[0]), arrange(shortcut, layouts[1]), settings)
         assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
     constant = torch.ones(()).expand(3, 20, 6, 5)
-    compare(x, constant, None, form)
-    compare(arrange(x, "channels_last"), constant, None, form)
+    compare(x, constant, None, settings)
+    compare(arrange(x, "channels_last"), constant, None, settings)
 
 
-def test_the_gradient_is_overwritten_only_by_the_operator_that_says_so():
+def test_neither_the_input_nor_the_gradient_nor_the_shortcut_is_overwritten():
     x, dz, shortcut, weight, bias = make((3, 20, 6, 5), torch.float32)
     before = [t.clone() for t in (x, dz, shortcut)]
-    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
-    _, var, z, *sums = compare(x, dz, shortcut, form)[:5]
+    compare(x, dz, shortcut, NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01))
     assert all(torch.equal(a, b) for a, b in zip((x, dz, shortcut), before, strict=True))
-    means = [t / 90 for t in sums]
-    expected, _ = native.backward_apply(z, dz, var, tuple(means), form)
-    for layout in ("contiguous", "channels_last", "strided"):
-        target = arrange(dz.clone(), layout)
-        torch.ops.zoo.abn_backward_apply_(z, target, var, *means, weight, bias, 1e-5, 0, 0.01)
-        assert torch.equal(target, expected)
 
 
 @pytest.mark.parametrize("batch", [True, False])
@@ -284,15 +278,15 @@ def test_backward_at_once_is_the_same_to_the_last_bit_as_step_by_step(shape, lay
     x, dz, _, weight, bias = make(shape, torch.float32, layout)
     count = max(1, x.numel() // max(1, shape[1]))
     weight[:2] = torch.tensor([0.0, -0.0])[: len(weight)]  # the sign of both is +1
-    for form in (Form(weight, bias, 1e-5, "leaky_relu", 0.01), Form(None, None, 1e-5, "elu", 1.0)):
+    for settings in (NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01), NormSettings(None, None, 1e-5, "elu", 1.0)):
         mean, var = native.statistics(x)
-        z = native.apply(x, mean, var, form)
-        sum_dy, sum_dy_xhat = native.backward_reduce(z, dz, form)
+        z = native.apply(x, mean, var, settings)
+        sum_dy, sum_dy_xhat = native.backward_reduce(z, dz, settings)
         means = (sum_dy / count, sum_dy_xhat / count) if batch else None
-        dx, dweight, dbias = native.backward(z, dz, var, batch, form)
-        assert torch.equal(dx, native.backward_apply(z, dz, var, means, form)[0])
+        dx, dweight, dbias = native.backward(z, dz, var, batch, settings)
+        assert torch.equal(dx, native.backward_apply(z, dz, var, means, settings)[0])
         assert torch.equal(
-            dweight, sum_dy_xhat if form.weight is None else sum_dy_xhat * (1 - 2 * (weight < 0).float())
+            dweight, sum_dy_xhat if settings.weight is None else sum_dy_xhat * (1 - 2 * (weight < 0).float())
         )
         assert torch.equal(dbias, sum_dy)
 
@@ -302,19 +296,23 @@ def test_backward_at_once_is_the_same_to_the_last_bit_as_step_by_step(shape, lay
 def test_backward_of_large_planes_agrees_with_the_reference_and_repeats_with_any_number_of_threads(dtype, batch):
     """They are computed channel by channel; memory that was NaN before comes back from the allocator as dx."""
     x, dz, _, weight, bias = make((3, 13, 141, 133), dtype)
-    form = Form(weight, bias, 1e-5, "leaky_relu", 0.01)
+    settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
     mean, var = native.statistics(x)
-    z = native.apply(x, mean, var, form)
-    sums = exact(reference.backward_reduce, z, dz, form)
+    z = native.apply(x, mean, var, settings)
+    sums = exact(reference.backward_reduce, z, dz, settings)
     means = tuple(t / (3 * 141 * 133) for t in sums) if batch else None
-    expected = exact(reference.backward_apply, z, dz, var.double(), means, form)[0], sums[1] * weight.sign(), sums[0]
+    expected = (
+        exact(reference.backward_apply, z, dz, var.double(), means, settings)[0],
+        sums[1] * weight.sign(),
+        sums[0],
+    )
     results, threads = [], torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             poison = torch.full_like(z, torch.nan)
             del poison
-            results.append(native.backward(z, dz, var, batch, form))
+            results.append(native.backward(z, dz, var, batch, settings))
     finally:
         torch.set_num_threads(threads)
     unit, accumulated = torch.finfo(dtype).eps, torch.finfo(var.dtype).eps
@@ -329,7 +327,7 @@ def test_running_statistics_move_with_the_statistics_as_they_do_alone(dtype, mom
     mean, var = native.statistics(x)
     truth, contiguous, strided = ([torch.full((20,), v, dtype=dtype) for v in (0.5, 2.0)] for _ in range(3))
     strided = [torch.stack([t, t], dim=1)[:, 1] for t in strided]
-    update_running(*truth, mean, var, 90, momentum)
+    update_running(*truth, Statistics(mean, var, 90, None), momentum)
     for ours in (contiguous, strided):
         versions = [t._version for t in ours]
         for result, alone in zip(native.track_statistics(x, *ours, momentum), (mean, var), strict=True):
@@ -360,7 +358,9 @@ def test_running_statistics_of_another_size_are_refused_before_they_move():
 def test_tensors_that_do_not_fit_together_are_refused_before_memory_is_touched(change, message):
     given = {"x": torch.ones(2, 3), "mean": torch.zeros(3), "var": torch.ones(3), "shortcut": None} | change
     with pytest.raises(RuntimeError, match=message):
-        native.apply(given["x"], given["mean"], given["var"], Form(None, None, 1e-5, "identity", 0), given["shortcut"])
+        native.apply(
+            given["x"], given["mean"], given["var"], NormSettings(None, None, 1e-5, "identity", 0), given["shortcut"]
+        )
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
@@ -368,18 +368,17 @@ def test_tensors_that_do_not_fit_together_are_refused_before_memory_is_touched(c
 def test_opcheck_accepts_every_operator(dtype, layout):
     x, dz, shortcut, weight, bias = make((2, 3, 4, 5), dtype, layout)
     mean, var = native.statistics(x)
-    form, means = (weight, bias, 1e-5, 0, 0.01), (mean, var)
+    settings, means = (weight, bias, 1e-5, 0, 0.01), (mean, var)
     # The gradients are those of the autograd Function above the operators.
     tests = ("test_schema", "test_faketensor")
     for name, arguments in {
         "statistics": (x,),
-        "apply": (x, mean, var, *form, shortcut),
-        "apply_": (x.clone(), mean, var, *form, None),
-        "backward_reduce": (x, dz, *form, None),
-        "backward_apply": (x, dz, var, None, None, *form),
-        "backward_apply_shortcut": (x, dz, var, *means, *form, shortcut),
-        "backward_apply_": (x, dz.clone(), var, *means, *form),
-        "backward": (x, dz, var, True, *form),
+        "apply": (x, mean, var, *settings, shortcut),
+        "apply_": (x.clone(), mean, var, *settings, None),
+        "backward_reduce": (x, dz, *settings, None),
+        "backward_apply": (x, dz, var, None, None, *settings),
+        "backward_apply_shortcut": (x, dz, var, *means, *settings, shortcut),
+        "backward": (x, dz, var, True, *settings),
         "track_statistics": (x, mean.clone(), var.clone(), 0.1),
     }.items():
         torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
@@ -413,7 +412,7 @@ def test_tensors_of_more_than_two_to_the_31_elements_are_right(layout):
     x[0, 0], x[1, 0], x[1, 1, -1] = 1, 3, 4
     mean, var = native.statistics(x)
     assert_near((mean, var), (torch.tensor([2, 4 / (2**30 + 10)]), torch.tensor([1, 16 / (2**30 + 10)])), 1e-5)
-    native.apply_(x, torch.tensor([2.0, 0.0]), torch.ones(2), Form(None, None, 0.0, "leaky_relu", 0.5))
+    native.apply_(x, torch.tensor([2.0, 0.0]), torch.ones(2), NormSettings(None, None, 0.0, "leaky_relu", 0.5))
     for channel, values in ((0, (-0.5, 1.0)), (1, (0.0, 0.0))):
         for image, value in enumerate(values):
             assert (x[image, channel, :-1] == value).all()

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 
 from tests.formula import activated_batch_norm, relative_error
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
-from zoo.ops.abn.autograd import Statistics
-from zoo.ops.abn.recompute import Geometry, join, norm_act_conv
-from zoo.ops.abn.reference import Form, statistics
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.norm_act_conv import join, norm_act_conv
+from zoo.ops.abn.reference import statistics
+from zoo.ops.abn.statistics import Statistics
+from zoo.ops.convolution import Geometry
 
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
 # kernel size, geometry
@@ -43,8 +45,8 @@ def run(
     with torch.no_grad():
         joined = join(inputs)
         taken = Statistics(*statistics(joined), joined.numel() // joined.shape[1], None)
-    form = Form(weight, bias, 1e-5, *activation)
-    return norm_act_conv(inputs, joined, fixed or taken, form, kernel, offset, geometry, keep)
+    settings = NormSettings(weight, bias, 1e-5, *activation)
+    return norm_act_conv(inputs, joined, fixed or taken, settings, kernel, offset, geometry, keep)
 
 
 def run_formula(weight, bias, kernel, offset, *inputs, geometry=PLAIN, activation=("leaky_relu", 0.01), fixed=None):

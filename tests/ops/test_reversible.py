@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from tests.formula import relative_error
 from zoo.layers.reversible import ReversibleBlock
-from zoo.ops.reversible import run_chain
+from zoo.ops.chain import run_chain
 
 
 class Branch(nn.Module):
@@ -85,17 +85,17 @@ class _Spied:
 class _WithoutZBar(ReversibleBlock):
     """Feeds F the gradient of y1 in place of that of z1, the trap of Algorithm 1."""
 
-    def steps(self):
-        f, g = super().steps()
+    def as_links(self):
+        f, g = super().as_links()
         seen = []
 
-        def reverse_g(ys, grads, owned):
+        def reverse_g(ys, grads, may_overwrite):
             seen.append(grads[0])
             return g.reverse(ys, grads, False)
 
-        def reverse_f(ys, grads, owned):
-            xs, (_, dx2), found = f.reverse(ys, (seen[-1], grads[1]), False)
-            return xs, (grads[0], dx2), found
+        def reverse_f(ys, grads, may_overwrite):
+            xs, (_, dx2), gradients = f.reverse(ys, (seen[-1], grads[1]), False)
+            return xs, (grads[0], dx2), gradients
 
         return _Spied(f, reverse_f), _Spied(g, reverse_g)
 
@@ -308,7 +308,7 @@ class _Swap(nn.Module):
     def forward(self, x1, x2):
         return x2, x1
 
-    def reverse(self, ys, grads, owned):
+    def reverse(self, ys, grads, may_overwrite):
         return ys[::-1], grads[::-1], {}
 
 
@@ -404,23 +404,23 @@ class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
-        self.owned = []
+        self.seen = []
 
     def forward(self, x):
         return x * self.weight.square()
 
-    def reverse(self, ys, grads, owned):
-        self.owned.append(owned)
+    def reverse(self, ys, grads, may_overwrite):
+        self.seen.append(may_overwrite)
         y, dy, factor = ys[0], grads[0], self.weight.square()
-        x = y.div_(factor) if owned else y / factor
+        x = y.div_(factor) if may_overwrite else y / factor
         dweight = (dy * x).sum() * 2 * self.weight
-        return (x,), (dy.mul_(factor) if owned else dy * factor,), {self.weight: dweight}
+        return (x,), (dy.mul_(factor) if may_overwrite else dy * factor,), {self.weight: dweight}
 
 
 def test_links_of_one_tensor_overwrite_what_the_chain_has_made_and_nothing_else():
     links, (x, _) = nn.ModuleList(Scale() for _ in range(3)), pair()
     assert_equal_steps(links, [x])
-    assert [link.owned for link in links] == [[True], [True], [False]]
+    assert [link.seen for link in links] == [[True], [True], [False]]
     (y,) = run_chain(links, x)
     before = y.detach().clone()
     loss([y]).backward(retain_graph=True)

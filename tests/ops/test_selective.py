@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tests.formula import relative_error
 from zoo.layers import InPlaceABN, init_weights
-from zoo.layers.recompute import CheckpointedSequential
+from zoo.layers.dense import DenseModule
+from zoo.layers.ends import MaxPool2d
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
-from zoo.layers.stem import MaxPool2d
-from zoo.layers.unwind import UnwoundSequential
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.layers.stages import CheckpointedSequential, UnwoundSequential
+from zoo.ops.context import in_selective_checkpoint
 
 POLICIES = {
     "convolutions": lambda name: "convolution" in name,
@@ -36,10 +36,10 @@ def contexts(saves):
     return create_selective_checkpoint_contexts(policy)
 
 
-def blocks(keep=None) -> OrderedDict:
+def blocks() -> OrderedDict:
     return OrderedDict(
-        a=IdentityResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2, keep=keep),
-        b=IdentityResidualBlock(16, (4, 4, 16), InPlaceABN, keep=keep),
+        a=IdentityResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2),
+        b=IdentityResidualBlock(16, (4, 4, 16), InPlaceABN),
     )
 
 
@@ -51,7 +51,7 @@ NETWORKS = {
         ResidualBlock(8, (8, 8), InPlaceABN), ResidualBlock(8, (4, 4, 16), InPlaceABN, stride=2)
     ),
     "pre-activation": lambda: nn.Sequential(blocks()),
-    "checkpointed norms": lambda: nn.Sequential(blocks("input")),
+    "recomputed norms": lambda: DenseModule(8, 4, 3, InPlaceABN),
     "checkpointed blocks": lambda: CheckpointedSequential(blocks()),
     "unwound": lambda: UnwoundSequential(blocks(), redo_3x3=True),
     "pool": lambda: nn.Sequential(nn.Conv2d(8, 8, 3), InPlaceABN(8), MaxPool2d(3, 2, 1)),

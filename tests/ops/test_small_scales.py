@@ -18,11 +18,12 @@ from tests.ops.small_scales import (
 )
 from tests.ops.test_native import arrange
 from zoo.ops.abn import inplace_abn, native, reference
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.backend import forced, kernels_for
-from zoo.ops.abn.recompute import Geometry, norm_act_conv
-from zoo.ops.abn.reference import Form
-from zoo.ops.unwind import redone_norm
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.norm_act_conv import norm_act_conv
+from zoo.ops.abn.statistics import Statistics
+from zoo.ops.convolution import Geometry
+from zoo.ops.unwind import recomputed_norm
 
 needs_native = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
 BACK_ENDS = [pytest.param("native", marks=needs_native), "reference"]
@@ -34,23 +35,23 @@ KERNELS = {"native": native, "reference": reference}
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(dtype, activation, layout, back_end):
-    x, dz, form = make(dtype, activation)
+    x, dz, settings = make(dtype, activation)
     x, dz = arrange(x, layout), arrange(dz, layout)
-    assert_bounded(measure_kernels(KERNELS[back_end], x, dz, form), dtype)
+    assert_bounded(measure_kernels(KERNELS[back_end], x, dz, settings), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bound_holds_for_planes_that_are_computed_channel_by_channel(dtype):
-    x, dz, form = make(dtype, "leaky_relu", size=(2, 131, 127))
-    assert_bounded(measure_autograd(in_place, x, dz, form), dtype)
+    x, dz, settings = make(dtype, "leaky_relu", size=(2, 131, 127))
+    assert_bounded(measure_autograd(in_place, x, dz, settings), dtype)
 
 
-def in_place(x, form):
-    return inplace_abn(x, form.weight, form.bias, None, None, True, 0.1, *form[2:])
+def in_place(x, settings):
+    return inplace_abn(x, settings.weight, settings.bias, None, None, True, 0.1, *settings[2:])
 
 
-def out_of_place(x, form):
-    return inplace_abn(x, form.weight, form.bias, None, None, True, 0.1, *form[2:], inplace=False)
+def out_of_place(x, settings):
+    return inplace_abn(x, settings.weight, settings.bias, None, None, True, 0.1, *settings[2:], inplace=False)
 
 
 def statistics_of(x):
@@ -60,17 +61,17 @@ def statistics_of(x):
 def recomputed(keep):
     """Return the norm and activation with a convolution behind it that changes nothing."""
 
-    def function(x, form):
+    def function(x, settings):
         channels = x.shape[1]
         kernel = torch.ones(channels, 1, 1, 1, dtype=x.dtype)
         geometry = Geometry((1, 1), (0, 0), (1, 1), channels)
-        return norm_act_conv([x], x.detach(), statistics_of(x), form, kernel, None, geometry, keep)
+        return norm_act_conv([x], x.detach(), statistics_of(x), settings, kernel, None, geometry, keep)
 
     return function
 
 
-def redone(x, form):
-    return redone_norm(x, None, x, statistics_of(x), form)[0]
+def redone(x, settings):
+    return recomputed_norm(x, None, x, statistics_of(x), settings)[0]
 
 
 FUNCTIONS = {
@@ -87,20 +88,20 @@ FUNCTIONS = {
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bound_holds_for_every_operation_that_takes_x_hat_from_its_output(dtype, activation, name, back_end):
-    x, dz, form = make(dtype, activation)
+    x, dz, settings = make(dtype, activation)
     with forced(back_end):
-        assert_bounded(measure_autograd(FUNCTIONS[name], x, dz, form), dtype)
+        assert_bounded(measure_autograd(FUNCTIONS[name], x, dz, settings), dtype)
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_where_x_hat_is_lost_it_is_taken_for_zero_and_nowhere_else(dtype, back_end):
     """The scale's gradient is then exactly 0: its channel stays where it is, or goes where weight decay leads it."""
-    x, dz, form = make(dtype, "leaky_relu")
+    x, dz, settings = make(dtype, "leaky_relu")
     kernels, unit = KERNELS[back_end], torch.finfo(x.dtype).eps / 2
-    z = kernels.apply(x, *kernels.statistics(x), form)
-    lost = kernels.backward_reduce(z, dz, form)[1] == 0
-    assert lost.tolist() == [abs(scale) + form.eps < unit * abs(bias) for scale, bias in CHANNELS]
+    z = kernels.apply(x, *kernels.statistics(x), settings)
+    lost = kernels.backward_reduce(z, dz, settings)[1] == 0
+    assert lost.tolist() == [abs(scale) + settings.eps < unit * abs(bias) for scale, bias in CHANNELS]
     assert lost.any() == (dtype in ("bfloat16", "float16"))
 
 
@@ -109,26 +110,26 @@ def test_where_x_hat_is_lost_it_is_taken_for_zero_and_nowhere_else(dtype, back_e
 def test_a_saturating_elu_loses_x_hat_sooner_because_its_inverse_is_steep(dtype, back_end):
     """Near -alpha neighbouring outputs have pre-images far apart."""
     bias = -5.0
-    x, dz, form = make(dtype, "elu")
+    x, dz, settings = make(dtype, "elu")
     error = torch.finfo(x.dtype).eps / 2 * float(torch.tensor(-bias).expm1())
     for factor, lost in ((0.5, True), (2.0, False)):
-        vectors = torch.full_like(form.weight, factor * error), torch.full_like(form.bias, bias)
+        vectors = torch.full_like(settings.weight, factor * error), torch.full_like(settings.bias, bias)
         kernels = KERNELS[back_end]
-        changed = Form(*vectors, *form[2:])
+        changed = NormSettings(*vectors, *settings[2:])
         z = kernels.apply(x, *kernels.statistics(x), changed)
         assert (kernels.backward_reduce(z, dz, changed)[1] == 0).tolist() == [lost] * len(CHANNELS)
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 def test_nan_reaches_all_gradients_of_a_channel_also_where_x_hat_is_lost(back_end):
-    x, dz, form = make("bfloat16", "leaky_relu")
-    form = form._replace(weight=torch.zeros_like(form.weight))
+    x, dz, settings = make("bfloat16", "leaky_relu")
+    settings = settings._replace(weight=torch.zeros_like(settings.weight))
     kernels = KERNELS[back_end]
     mean, var = kernels.statistics(x)
-    z = kernels.apply(x, mean, var, form)
+    z = kernels.apply(x, mean, var, settings)
     z[0, :, 0, 0] = torch.nan
-    sums = kernels.backward_reduce(z, dz, form)
-    dx, _ = kernels.backward_apply(z, dz, var, sums, form)
+    sums = kernels.backward_reduce(z, dz, settings)
+    dx, _ = kernels.backward_apply(z, dz, var, sums, settings)
     assert sums[1].isnan().all()
     assert dx.isnan().all()
 

@@ -22,8 +22,8 @@ from tests.ops.triton_cases import (
     assert_equals_the_reference,
     lay_out,
 )
-from zoo.ops.abn import triton, triton_tiling
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn import triton
+from zoo.ops.abn.kernels import NormSettings
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
@@ -152,11 +152,11 @@ def compiled(request, monkeypatch, tmp_path) -> list[tuple[str, int]]:
 def call_all(x: torch.Tensor) -> None:
     """Call the five functions, with all that they take."""
     vector = torch.ones(x.shape[1])
-    form = Form(vector, vector, 1e-5, "leaky_relu", 0.01)
+    settings = NormSettings(vector, vector, 1e-5, "leaky_relu", 0.01)
     triton.statistics(x)
-    triton.apply(x, vector, vector, form, x)
-    sums = triton.backward_reduce(x, x, form, x)
-    triton.backward_apply(x, x, vector, sums, form, x)
+    triton.apply(x, vector, vector, settings, x)
+    sums = triton.backward_reduce(x, x, settings, x)
+    triton.backward_apply(x, x, vector, sums, settings, x)
 
 
 def wide_bits(ptx: str) -> int:
@@ -197,15 +197,15 @@ def test_importing_the_kernels_without_triton_gives_the_reason():
 )
 def test_tilings_cover_their_tensor_with_about_the_wanted_number_of_programs(shape, layout, programs):
     x = lay_out(torch.empty(shape, dtype=torch.bfloat16), layout)
-    tiling = triton_tiling.tiling_of(x, programs)
+    tiling = triton.tiling_of(x, programs)
     assert tiling.outer * tiling.groups * tiling.units * tiling.unit == x.numel()
-    assert tiling.rows * tiling.cols <= triton_tiling.TILE
+    assert tiling.rows * tiling.cols <= triton.TILE
     chunks = -(-tiling.units * tiling.unit // tiling.cols)
-    assert tiling.programs * tiling.rows * tiling.cols < 4 * x.numel() + triton_tiling.TILE * shape[1]
+    assert tiling.programs * tiling.rows * tiling.cols < 4 * x.numel() + triton.TILE * shape[1]
     assert tiling.programs <= max(programs, tiling.groups * chunks)
 
 
 def test_a_row_of_more_than_32_bits_is_counted_in_64():
-    tiling = triton_tiling.tiling_of(torch.empty(1, 1, 2**16, 2**16, device="meta"), 1024)
+    tiling = triton.tiling_of(torch.empty(1, 1, 2**16, 2**16, device="meta"), 1024)
     assert tiling.unit == 1
     assert tiling.units == 2**32

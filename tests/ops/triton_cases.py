@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.formula import activated_batch_norm, relative_error
 from tests.ops import small_scales
 from zoo.ops.abn import reference, triton
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
 
 ACTIVATIONS = {"leaky_relu": 0.01, "elu": 0.7, "identity": 0.01}
 LAYOUTS = ["contiguous", "channels_last"]
@@ -94,8 +94,8 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
     return x.contiguous()
 
 
-def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, Tensor | None, Form]:
-    """Return x, dz, shortcut and the form of a case; with ``exact`` the same values in float64."""
+def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, Tensor | None, NormSettings]:
+    """Return x, dz, shortcut and the settings of a case; with ``exact`` the same values in float64."""
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, case.dtype)
     x, dz, shortcut = (torch.randn(case.shape, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -106,8 +106,10 @@ def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, 
         v.to(device, dtype).to(torch.float64 if exact else dtype) for v in (x * 2 + case.mean, dz, shortcut, *vectors)
     )
     x, dz, shortcut = lay_out(x, case.layout), lay_out(dz, gradient), lay_out(shortcut, case.layout)
-    form = Form(*vectors if case.affine else (None, None), 1e-5, case.activation, ACTIVATIONS[case.activation])
-    return x, dz, shortcut if case.shortcut else None, form
+    settings = NormSettings(
+        *vectors if case.affine else (None, None), 1e-5, case.activation, ACTIVATIONS[case.activation]
+    )
+    return x, dz, shortcut if case.shortcut else None, settings
 
 
 def running_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,17 +122,17 @@ def run(
     kernels: Any, case: Case, device: str = "cpu", output: Tensor | None = None, exact: bool = False
 ) -> dict[str, Tensor]:
     """Return what the five functions give, called as the autograd function does; backward from ``output`` if given."""
-    x, dz, shortcut, form = make(case, device, exact)
+    x, dz, shortcut, settings = make(case, device, exact)
     mean, var = kernels.statistics(x) if case.training else running_statistics(x)
-    z = kernels.apply(x, mean, var, form, shortcut)
+    z = kernels.apply(x, mean, var, settings, shortcut)
     overwritten = lay_out(x.clone(), case.layout)
-    kernels.apply_(overwritten, mean, var, form, shortcut)
+    kernels.apply_(overwritten, mean, var, settings, shortcut)
     output = z if output is None else output
-    sums = kernels.backward_reduce(output, dz, form, shortcut)
+    sums = kernels.backward_reduce(output, dz, settings, shortcut)
     means = tuple(s / (x.numel() / x.shape[1]) for s in sums) if case.training else None
-    dx, dshortcut = kernels.backward_apply(output, dz, var, means, form, shortcut)
+    dx, dshortcut = kernels.backward_apply(output, dz, var, means, settings, shortcut)
     results = {"mean": mean, "var": var, "z": z, "z in place": overwritten, "dx": dx, "dbias": sums[0]}
-    dweight = sums[1] if form.weight is None else torch.where(form.weight < 0, -sums[1], sums[1])
+    dweight = sums[1] if settings.weight is None else torch.where(settings.weight < 0, -sums[1], sums[1])
     results |= {"dweight": dweight} if case.affine else {}
     assert (dshortcut is None) == (shortcut is None)
     assert z.stride() == torch.empty_like(x).stride()
@@ -139,14 +141,16 @@ def run(
 
 def run_formula(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     """Return the same by float64 autograd of the formula."""
-    x, dz, shortcut, form = make(case, device, exact=True)
-    weight, bias = (x.new_zeros(x.shape[1]) if v is None else v for v in form[:2])
+    x, dz, shortcut, settings = make(case, device, exact=True)
+    weight, bias = (x.new_zeros(x.shape[1]) if v is None else v for v in settings[:2])
     leaves = [v.clone().requires_grad_() for v in (x, weight, bias, torch.zeros_like(x))]
     statistics = None if case.training else running_statistics(x)
     affine = leaves[1:3] if case.affine else (None, leaves[2])
-    u = activated_batch_norm(leaves[0], *affine, form.eps, "identity", statistics=statistics) + leaves[3]
+    u = activated_batch_norm(leaves[0], *affine, settings.eps, "identity", statistics=statistics) + leaves[3]
     u = u if shortcut is None else u + shortcut
-    z = {"elu": F.elu, "leaky_relu": F.leaky_relu}.get(form.activation, lambda v, _: v)(u, form.activation_param)
+    z = {"elu": F.elu, "leaky_relu": F.leaky_relu}.get(settings.activation, lambda v, _: v)(
+        u, settings.activation_param
+    )
     gradients = torch.autograd.grad(z, leaves, dz, allow_unused=True)
     names = ("dx", "dweight", "dbias", "dshortcut")
     return {"z": z, "z in place": z, **dict(zip(names, gradients, strict=True))}
@@ -193,13 +197,13 @@ def measure_saturated(dtype: str, layout: str, device: str = "cpu") -> dict[str,
     """Return errors against the reference of an elu that saturates, and whether all is finite."""
     x = torch.cat([torch.full((1, 2, 4, 4), -60.0), torch.randn(3, 2, 4, 4)]).to(device, getattr(torch, dtype))
     ones = torch.ones(2, device=device)
-    x, form = lay_out(x, layout), Form(30 * ones, -25 * ones, 1e-5, "elu", 1.0)
-    z, dz = reference.apply(x, *reference.statistics(x), form), torch.randn_like(x)
+    x, settings = lay_out(x, layout), NormSettings(30 * ones, -25 * ones, 1e-5, "elu", 1.0)
+    z, dz = reference.apply(x, *reference.statistics(x), settings), torch.randn_like(x)
     var = reference.statistics(x)[1]
     results = []
     for kernels in (triton, reference):
-        sums = kernels.backward_reduce(z, dz, form)
-        results.append([*sums, kernels.backward_apply(z, dz, var, tuple(s / 64 for s in sums), form)[0]])
+        sums = kernels.backward_reduce(z, dz, settings)
+        results.append([*sums, kernels.backward_apply(z, dz, var, tuple(s / 64 for s in sums), settings)[0]])
     return {
         "saturated": bool((z == -1).any()),
         "finite": all(v.isfinite().all() for v in results[0]),
@@ -211,10 +215,10 @@ def measure_small_elu(device: str = "cpu") -> dict[str, float]:
     """Return the largest relative errors, value by value, of a float32 elu of tiny and large values and its inverse."""
     y = -torch.logspace(-7, 1.1, 60, device=device).view(-1, 1)
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
-    form = Form(None, None, 0.0, "elu", 1.0)
-    z = triton.apply(y, zero, one, form)
+    settings = NormSettings(None, None, 0.0, "elu", 1.0)
+    z = triton.apply(y, zero, one, settings)
     # With dz = 0, mean(dy) = 0 and mean(dy x_hat) = -1, dx is x_hat = f^-1(z).
-    inverse = triton.backward_apply(z, torch.zeros_like(z), one, (zero, -one), form)[0]
+    inverse = triton.backward_apply(z, torch.zeros_like(z), one, (zero, -one), settings)[0]
     truths = F.elu(y.double()), torch.log1p(z.double())
     errors = [((ours - truth) / truth).abs() for ours, truth in zip((z, inverse), truths, strict=True)]
     return {"value": errors[0].max().item(), "inverse": errors[1][y > -4].max().item()}
@@ -222,32 +226,35 @@ def measure_small_elu(device: str = "cpu") -> dict[str, float]:
 
 def measure_small_scales(dtype: str, layout: str, activation: str, device: str = "cpu") -> small_scales.Errors:
     """Return the errors of gradients where scales are small against biases."""
-    x, dz, form = small_scales.make(dtype, activation)
-    vectors = (v.to(device) for v in form[:2] if v is not None)
+    x, dz, settings = small_scales.make(dtype, activation)
+    vectors = (v.to(device) for v in settings[:2] if v is not None)
     x, dz = (lay_out(v.to(device), layout) for v in (x, dz))
-    return small_scales.measure_kernels(triton, x, dz, Form(*vectors, *form[2:]))
+    return small_scales.measure_kernels(triton, x, dz, NormSettings(*vectors, *settings[2:]))
 
 
 def measure_empty(shape: tuple[int, ...], device: str = "cpu") -> bool:
     """Return whether every function takes a tensor without elements: sums are zeros, the rest is empty."""
     x, vector = torch.zeros(shape, device=device), torch.ones(shape[1], device=device)
-    form = Form(vector, vector, 1e-5, "leaky_relu", 0.01)
-    triton.apply_(x, vector, vector, form, x)
-    sums = [*triton.statistics(x), *triton.backward_reduce(x, x, form)]
-    full = [triton.apply(x, vector, vector, form), *triton.backward_apply(x, x, vector, (vector, vector), form, x)]
+    settings = NormSettings(vector, vector, 1e-5, "leaky_relu", 0.01)
+    triton.apply_(x, vector, vector, settings, x)
+    sums = [*triton.statistics(x), *triton.backward_reduce(x, x, settings)]
+    full = [
+        triton.apply(x, vector, vector, settings),
+        *triton.backward_apply(x, x, vector, (vector, vector), settings, x),
+    ]
     return all(torch.equal(s, torch.zeros_like(vector)) for s in sums) and all(f.shape == shape for f in full)
 
 
 def check_operators() -> list[str]:
     """Run torch's own checks of the operators; return the names of those that pass."""
-    x, dz, shortcut, form = make(Case(layout="channels_last", shortcut=True), "cpu")
+    x, dz, shortcut, settings = make(Case(layout="channels_last", shortcut=True), "cpu")
     vector = torch.ones(3)
     arguments = {
         "statistics": (x,),
-        "apply": (x, vector, vector, *form, shortcut),
-        "apply_": (x, vector, vector, *form, None),
-        "backward_reduce": (x, dz, *form, None),
-        "backward_apply": (x, dz, vector, vector, vector, *form, shortcut),
+        "apply": (x, vector, vector, *settings, shortcut),
+        "apply_": (x, vector, vector, *settings, None),
+        "backward_reduce": (x, dz, *settings, None),
+        "backward_apply": (x, dz, vector, vector, vector, *settings, shortcut),
     }
     for name, values in arguments.items():
         torch.library.opcheck(getattr(torch.ops.zoo_triton, name).default, values)
@@ -263,11 +270,11 @@ def measure_compiled() -> list[float]:
             x = inplace_abn(x * 1.5, weight, bias, None, None, activation="elu") + x.mean()
         return x.square().sum()
 
-    x, _, _, form = make(Case(dtype="float64"), "cpu")
+    x, _, _, settings = make(Case(dtype="float64"), "cpu")
     backend._chosen["cpu"] = triton  # the interpreter's tensors are on the CPU
     results = []
     for function in (network, torch.compile(network, fullgraph=True, backend="aot_eager")):
-        leaves = [v.clone().requires_grad_() for v in (x, *form[:2])]
+        leaves = [v.clone().requires_grad_() for v in (x, *settings[:2])]
         out = function(*leaves)
         results.append([out, *torch.autograd.grad(out, leaves)])
     assert results[0][1].abs().max() > 1e-3

@@ -35,7 +35,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *args]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    for name in ("zoo/report/environment.py", "scripts/results/model_cpu.json"):
+    for name in ("zoo/report/environment.py", "docs/results/model_cpu.json"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     git("init")
@@ -57,8 +57,8 @@ def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> No
 
 
 def test_a_result_that_was_written_before_is_no_change_of_the_code(checkout: Callable[..., str]) -> None:
-    """Benchmarks write over the files of scripts/results one after another; all ran the code of the commit."""
-    (Path(environment.__file__).parents[2] / "scripts" / "results" / "model_cpu.json").write_text("{}")
+    """Benchmarks write over the files of docs/results one after another; all ran the code of the commit."""
+    (Path(environment.__file__).parents[2] / "docs" / "results" / "model_cpu.json").write_text("{}")
     assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
 
 

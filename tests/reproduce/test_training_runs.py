@@ -22,7 +22,7 @@ from zoo.reproduce.training_runs import (
 )
 
 EXPERIMENTS, REVNEXT_EXPERIMENTS = PAPERS["revnet"].experiments, PAPERS["revnext"].experiments
-RESULTS = Path(__file__).parents[2] / "scripts" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def add_records(folder: Path, *records: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: 
 
 
 def write_logs(path: Path, **changes: Any) -> Path:
-    """Write shortened logs of one run, as scripts/results has them."""
+    """Write shortened logs of one run, as docs/results has them."""
     epochs = [{"epoch": 1, "val_top1": 50.0}, {"epoch": 2, "val_top1": 60.0}]
     run = {"label": "one", "seed": 1, "settings": settings_of(EXPERIMENT), "epochs": epochs, "note": "by hand"}
     content = {"num_training_images": 100, "num_validation_images": 400, "runs": [run], **changes}

@@ -17,10 +17,10 @@ from zoo.benchmark.networks import DTYPES, LAYOUTS, room_for_compilations
 from zoo.benchmark.schema import Case, Results
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
 from zoo.engine.compiled import compile_network
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
-from zoo.layers.recompute import checkpoint
 from zoo.ops.abn import backend, native
-from zoo.ops.abn.reference import Form
+from zoo.ops.abn.kernels import NormSettings
 
 BASELINE = "std-BN"
 PASSES = 3 + 5  # read x twice, write z; read z and dz twice, write dx
@@ -137,7 +137,7 @@ def _measure_case(
             results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
         steps = {name: _layer_step(provider, x, dz) for name, provider in found.items()}
         if bytes_per_s is not None and results.device.type == "cpu" and native.why_not() is None:
-            steps |= _raw_steps(x, dz)
+            steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
     torch._dynamo.reset()  # the compiled layers of the next case are others
     baseline = seconds[next(iter(found))]
@@ -188,35 +188,18 @@ def _forward(provider: Provider, x: Tensor, dz: Tensor) -> Callable[[], Tensor]:
     return lambda: (provider.call(x * token) * dz).sum()
 
 
-def _raw_steps(x: Tensor, dz: Tensor) -> dict[str, Step]:
-    """Return the compiled CPU operators without autograd: dx in a new tensor, and dx written into dz.
-
-    The latter is safe only for a gradient that nobody else has, which an operator cannot know: no layer does it.
-    """
+def _raw_step(x: Tensor, dz: Tensor) -> Step:
+    """Return forward and backward by the compiled CPU kernels without autograd."""
     channels = x.shape[1]
-    form = Form(torch.ones(channels), torch.zeros(channels), 1e-5, "leaky_relu", 0.01)
-    buffer, gradient = x.clone(), dz.clone()
-    count = x.numel() // channels
-    settings = native._settings(form)
+    settings = NormSettings(torch.ones(channels), torch.zeros(channels), 1e-5, "leaky_relu", 0.01)
+    buffer = x.clone()
+    num_values = x.numel() // channels
 
-    def forward_and_sums(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = native.statistics(buffer)
-        native.apply_(buffer, mean, var, form)
-        sum_dy, sum_dy_xhat = native.backward_reduce(buffer, g, form)
-        return var, sum_dy / count, sum_dy_xhat / count
-
-    def new(times: int) -> None:
+    def run(times: int) -> None:
         for _ in range(times):
-            var, *means = forward_and_sums(dz)
-            native.backward_apply(buffer, dz, var, (means[0], means[1]), form)
+            mean, var = native.statistics(buffer)
+            native.apply_(buffer, mean, var, settings)
+            sum_dy, sum_dy_xhat = native.backward_reduce(buffer, dz, settings)
+            native.backward_apply(buffer, dz, var, (sum_dy / num_values, sum_dy_xhat / num_values), settings)
 
-    def overwrite(times: int) -> None:
-        for _ in range(times):
-            var, *means = forward_and_sums(gradient)
-            torch.ops.zoo.abn_backward_apply_(buffer, gradient, var, *means, *settings)
-
-    def refill() -> None:
-        buffer.copy_(x)
-        gradient.copy_(dz)
-
-    return {"raw native": Step(new, refill), "raw native, dx into dz": Step(overwrite, refill)}
+    return Step(run, lambda: buffer.copy_(x))

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from zoo.files import write_json, write_text
 from zoo.report.environment import describe_environment
-from zoo.report.files import write_json, write_text
 from zoo.report.tables import Cell, markdown_table
 
 SPREAD = "interquartile range"

@@ -75,7 +75,7 @@ def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.pareto import measure_front
     from zoo.benchmark.plot import check_matplotlib, draw
     from zoo.benchmark.strategies import all_strategies, choose_strategies
-    from zoo.report.files import write_bytes
+    from zoo.files import write_bytes
 
     with_plot = not args.no_picture and args.rounds > 0
     if with_plot:

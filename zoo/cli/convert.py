@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
     from zoo.config import Input
-    from zoo.report.files import write_json
+    from zoo.files import write_json
     from zoo.weights import read_weights
     from zoo.weights.record import preprocessing_of
     from zoo.weights.stored import check_fits_record
@@ -262,10 +262,11 @@ def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Pat
     """Write a state dict, beside its record if there is one; ConversionError if that is impossible."""
     import torch
 
-    from zoo.report.files import replacing
+    from zoo.files import replacing
 
     try:
-        with replacing(path) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
             torch.save(state_dict if record is None else {"state_dict": state_dict, "network": record.to_json()}, file)
     except OSError as error:
         raise ConversionError(

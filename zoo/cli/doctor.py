@@ -59,7 +59,7 @@ def _kernels() -> dict[str, str]:
 def _files() -> dict[str, str]:
     from zoo.config import experiments_dir
     from zoo.data.sample import SAMPLE_NAME
-    from zoo.weights.cache import cache_dir
+    from zoo.files import cache_dir
 
     cache = cache_dir()
     sample = "unpacked" if (cache / SAMPLE_NAME).is_dir() else "not yet unpacked (zoo quickstart does)"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from zoo.weights.published import Published
 
 WIDTH = 110
-INDENT = " " * 6
 PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320"}
 
 
@@ -105,21 +104,14 @@ def _is_path_only(name: str) -> bool:
 
 
 def _show_schema(args: argparse.Namespace) -> int:
-    from zoo.config import Experiment, describe_settings
+    from zoo.cli.settings import print_schema, print_settings
 
     if args.name is not None:
         raise ConfigError(f"--schema is about all experiment files; command line: leave {printable(args.name)!r} out")
     if args.json:
-        print(json.dumps(Experiment.model_json_schema(), indent=2))
-        return 0
-    for section in describe_settings():
-        print(f"{section.path}: {section.meaning}")
-        for setting in section.settings:
-            default = "required" if setting.default == "required" else f"default {setting.default}"
-            facts = [setting.type, *([setting.bounds] if setting.bounds else ()), default]
-            print(f"  {setting.key:<24}  {'; '.join(facts)}")
-            print(textwrap.fill(setting.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
-        print()
+        print_schema()
+    else:
+        print_settings()
     return 0
 
 

@@ -89,8 +89,8 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
 
 
 def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process) -> None:
+    from zoo.files import write_json
     from zoo.report.environment import describe_environment, warn_of_changes
-    from zoo.report.files import write_json
 
     warn_of_changes()
     words = ["zoo", "quickstart", *(["--log-dir", str(args.log_dir)] if args.log_dir else [])]

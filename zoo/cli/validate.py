@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         )
     from zoo.engine.predict import Recorder
     from zoo.engine.process import open_process
-    from zoo.report.files import write_json
+    from zoo.files import write_json
     from zoo.report.predictions import write_predictions
     from zoo.report.results import results_table
     from zoo.scoring import load_subject, score

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -15,13 +16,22 @@ _WORDS = {"integer": "whole number", "boolean": "true or false", "null": "null",
 
 
 class Setting(NamedTuple):
-    """One key of a section, in words: ``default`` is JSON, or "required"."""
+    """One setting in words: its dotted ``name``, the ``key`` at the end of it, and what is known about its values.
 
+    ``default`` is JSON, or "required". ``bounds`` is empty where the type says everything.
+    """
+
+    name: str
     key: str
     type: str
     default: str
     bounds: str
     meaning: str
+
+    def facts(self) -> list[str]:
+        """Return the type, the bounds if there are any, and the default."""
+        default = "required" if self.default == "required" else f"default {self.default}"
+        return [self.type, *([self.bounds] if self.bounds else ()), default]
 
 
 class SectionText(NamedTuple):
@@ -32,14 +42,21 @@ class SectionText(NamedTuple):
     settings: list[Setting]
 
 
-def describe_settings() -> list[SectionText]:
-    """Return all sections of an experiment file, the top level first, the parameters of each schedule last."""
+def describe_settings(pattern: str = "*") -> list[SectionText]:
+    """Return the sections of an experiment file, the top level first, the parameters of each schedule last.
+
+    They hold the settings whose dotted name contains ``pattern`` or matches it, shell-style. Sections without any are
+    left out.
+    """
     sections = list(_walk(Experiment, ""))
-    return sections + [
-        _describe(section, f'optimizer.schedule.params with type "{kind}"')
-        for kind, section in SCHEDULE_PARAMS.items()
-        if section.model_fields
+    for kind, params in SCHEDULE_PARAMS.items():
+        path = "optimizer.schedule.params"
+        sections.append(_describe(params, path)._replace(path=f'{path} with type "{kind}"'))
+    found = [
+        section._replace(settings=[s for s in section.settings if pattern in s.name or fnmatchcase(s.name, pattern)])
+        for section in sections
     ]
+    return [section for section in found if section.settings]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -66,7 +83,7 @@ def _differ(given: dict[str, Any], default: dict[str, Any], prefix: str) -> Iter
 
 
 def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
-    yield _describe(section, path or "the top level")
+    yield _describe(section, path)
     for key, field in section.model_fields.items():
         inner = next((kind for kind in (field.annotation, *_members(field.annotation)) if _is_section(kind)), None)
         if inner is not None:
@@ -82,6 +99,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _describe(section: type[BaseModel], path: str) -> SectionText:
+    """Describe the settings of a section; ``path`` is empty for the top level of the file."""
     schema = section.model_json_schema()
     required = schema.get("required", ())
     settings = []
@@ -91,8 +109,9 @@ def _describe(section: type[BaseModel], path: str) -> SectionText:
             continue
         default = "required" if key in required else json.dumps(field.get_default(call_default_factory=True))
         meaning = " ".join(about.get("description", "").split())
-        settings.append(Setting(key, _type(about), default, ", ".join(dict.fromkeys(_bounds(about))), meaning))
-    return SectionText(path, (section.__doc__ or "").partition("\n")[0].replace("``", ""), settings)
+        bounds = ", ".join(dict.fromkeys(_bounds(about)))
+        settings.append(Setting(f"{path}.{key}".removeprefix("."), key, _type(about), default, bounds, meaning))
+    return SectionText(path or "the top level", (section.__doc__ or "").partition("\n")[0].replace("``", ""), settings)
 
 
 def _type(about: dict[str, Any]) -> str:

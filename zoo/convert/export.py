@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError, printable
+from zoo.files import replacing
 from zoo.layers.norm import InPlaceABN
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
@@ -53,8 +54,8 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
         expected, names = _outputs(model, images)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    try:
+    # Both writers look at the ending of the name.
+    with replacing(path, path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")) as temporary:
         if path.suffix == ".onnx":
             found = _write_onnx(program, temporary, images, names, text)
         else:
@@ -62,9 +63,6 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
         difference = max((ours - truth).abs().max().item() for ours, truth in zip(found, expected, strict=True))
         if not difference <= TOLERANCE * max(1.0, *(truth.abs().max().item() for truth in expected)):
             raise VerificationError(f"{printable(path)}: computes outputs that differ by {difference:.2e}; not written")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return difference
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from zoo.errors import DataError
-from zoo.weights.cache import cache_dir
+from zoo.files import cache_dir
 
 SAMPLE_NAME = "fashion-mnist"
 CLASSES = (

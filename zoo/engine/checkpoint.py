@@ -7,7 +7,7 @@ import shutil
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -15,6 +15,7 @@ from zoo.architectures import ARCHITECTURES
 from zoo.engine.breakdown import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
+from zoo.files import replacing
 from zoo.weights import NetworkRecord
 from zoo.weights.read import check_sizes, load_bounded
 
@@ -70,19 +71,19 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
     """
     temporary, checkpoint = folder / TEMPORARY, folder / CHECKPOINT
     try:
-        with open(temporary, "wb") as file:
-            torch.save(content, file)
-            _flush_to_disk(file)
-        # The copy comes first: a run that dies here finds its older checkpoint and makes the same copy again.
-        if is_best:
-            _replace_by_copy(temporary, folder / BEST, folder / BEST_TEMPORARY)
-        if checkpoint.exists():
-            os.replace(checkpoint, folder / PREVIOUS)
-        os.replace(temporary, checkpoint)
+        with replacing(checkpoint, temporary):
+            with open(temporary, "wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            # The copy comes first: a run that dies here finds its older checkpoint and makes the same copy again.
+            if is_best:
+                with replacing(folder / BEST, folder / BEST_TEMPORARY) as copy:
+                    shutil.copyfile(temporary, copy)
+            if checkpoint.exists():
+                os.replace(checkpoint, folder / PREVIOUS)
         _flush_folder(folder)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
-        with suppress(OSError):  # the failure that is reported may be that this name is a folder
-            temporary.unlink(missing_ok=True)
         if is_dead_worker(error):  # raised in here by a signal handler; no fault of the disk
             raise
         raise CheckpointError(_write_failure(error, folder)) from error
@@ -105,21 +106,6 @@ def _write_failure(error: BaseException, folder: Path) -> str:
         f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; "
         f"make room or mend the folder, then continue with --resume auto"
     )
-
-
-def _flush_to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _replace_by_copy(source: Path, target: Path, temporary: Path) -> None:
-    try:
-        with open(source, "rb") as reader, open(temporary, "wb") as writer:
-            shutil.copyfileobj(reader, writer)
-            _flush_to_disk(writer)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _flush_folder(folder: Path) -> None:

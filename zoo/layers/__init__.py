@@ -1,10 +1,17 @@
 """Modules that networks are built of, and the norm layers as drop-in replacements."""
 
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.convert import convert_norm
-from zoo.layers.groups import active_group, set_active_group
 from zoo.layers.init import init_weights
-from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, freeze_norms, norm_act
-from zoo.layers.recompute import checkpoint
+from zoo.layers.norm import (
+    ABN,
+    InPlaceABN,
+    InPlaceABNSync,
+    active_group,
+    freeze_norms,
+    norm_act,
+    set_active_group,
+)
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.ops.abn import inplace_abn, inplace_abn_sync
 

@@ -7,22 +7,23 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from zoo.architectures import DENSE_MEMORY
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import norm_conv
-from zoo.layers.recompute import checkpoint
-from zoo.ops.abn.recompute import join
+from zoo.ops.abn.norm_act_conv import join
+from zoo.ops.context import is_fx_proxy
 
 
 class DenseModule(nn.Module):
     """Layers that each read all earlier outputs: norm, 1x1 to 4 growth, norm, 3x3 to growth (Huang et al. 2017).
 
-    The output is the concatenation of the input and all layers' outputs, ``out_channels`` wide.  The state dict holds
+    The output is the concatenation of the input and all layers' outputs, ``out_channels`` wide. The state dict holds
     all ``convs1`` before all ``convs3``, as published.
 
-    ``memory`` says what is kept for backward.  "auto": with in-place norms, of each layer its output and that of its
+    ``memory`` says what is kept for backward. "auto": with in-place norms, of each layer its output and that of its
     second norm, linear in the number of layers: the concatenation and the first norm are repeated (`norm_conv`); with
-    other norms what "plain" keeps.  "plain": the first norms' outputs too, which are as wide as all before them.
+    other norms what "plain" keeps. "plain": the first norms' outputs too, which are as wide as all before them.
     "checkpoint": the layers' outputs only; each layer is run again.
     """
 
@@ -58,7 +59,7 @@ class DenseModule(nn.Module):
         """Return x and what each layer adds, (N, growth, H, W): the parts of the module's output."""
         maps = [x]
         for conv1, conv3 in zip(self.convs1, self.convs3, strict=True):
-            if self.memory == "checkpoint" and isinstance(x, Tensor):  # and not a stand-in of torch.fx
+            if self.memory == "checkpoint" and not is_fx_proxy(x):
                 maps.append(checkpoint(_DenseLayer(conv1, conv3), *maps))
             else:
                 maps.append(conv3(conv1(*maps)))

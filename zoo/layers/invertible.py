@@ -1,51 +1,61 @@
-"""Layers that a chain undoes one by one from the chain's output (`zoo.ops.reversible.run_chain`), in place.
+"""Invertible: each layer has an inverse, and is undone from its output in the same memory (Hascoet et al. 2023).
 
-Each is a link of one tensor: ``forward`` is ordinary torch, ``record_`` does the same in place, and ``undo_`` takes the
-output and its gradient back, in place too.  Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
+A chain (`zoo.ops.chain.run_chain`) undoes such layers one by one, from the last to the first. A layer's ``forward`` is
+ordinary torch, ``record_`` does the same in place, and ``undo_`` turns output and gradient back into those of the
+input, in place too. (Reversible blocks, whose functions f and g need no inverse, are in `zoo.layers.reversible`.)
+
+Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.layers.checkpointing import paused_statistics
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN
-from zoo.layers.recompute import paused_statistics
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.functional import normalise
-from zoo.ops.abn.reference import Form
-from zoo.ops.invertible import (
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics
+from zoo.ops.chain import Gradients, Tensors, add_gradients
+from zoo.ops.undo import (
     batch_pool,
     batch_unpool,
     batch_unpool_,
     channel_pool,
     channel_unpool,
     channel_unpool_,
+    convolve,
+    convolve_gradients,
     couple_,
     denormalise_,
     halves,
-    norm_form,
+    largest,
+    largest_gradient,
     normalise_,
     unactivate_,
     uncouple_,
     undo_norm_,
 )
-from zoo.ops.reversible import Gradients, Tensors
 
 
 class Invertible(nn.Module):
-    """A layer that maps x of shape (N, C, H, W) to y, and can be undone; base of this file's layers."""
+    """A layer that maps x of shape (N, C, H, W) to y, and can be undone; base of this file's layers.
+
+    What undoing a call needs beside the output y is returned by `record`, or `record_`, and given to `reverse`, or
+    `undo_`, as ``saved``.
+    """
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in the memory of the contiguous x, and what `undo_` needs beside it."""
+        """Return y in the memory of the contiguous x, and ``saved``."""
         raise NotImplementedError
 
-    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x in the memory of y, dx in the memory of dy, and the gradients of the parameters."""
         raise NotImplementedError
 
@@ -54,44 +64,46 @@ class Invertible(nn.Module):
         raise NotImplementedError
 
     def record(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in a new tensor, and what `reverse` needs beside it."""
+        """Return y in a new tensor, and ``saved``."""
         return self.record_(x.clone(memory_format=torch.contiguous_format))
 
-    def reverse(self, y: Tensor, dy: Tensor, owned: bool, kept: Any) -> tuple[Tensor, Tensor | None, Gradients]:
-        """Return x, dx and the gradients of the parameters; y and dy are overwritten only if ``owned``."""
-        if not owned:
+    def reverse(
+        self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: Any
+    ) -> tuple[Tensor, Tensor | None, Gradients]:
+        """Return x, dx and the gradients of the parameters; y and dy are overwritten only with ``may_overwrite``."""
+        if not may_overwrite:
             y, dy = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (y, dy))
-        return self.undo_(y, dy, kept)
+        return self.undo_(y, dy, saved)
 
-    def steps(self) -> tuple[Use, ...]:
-        """Return the layer as a link that remembers what this one use of it keeps."""
-        return (Use(self),)
+    def as_links(self) -> tuple[LayerCall]:
+        """Return the layer as a link that remembers what undoing this one call needs."""
+        return (LayerCall(self),)
 
 
-class Use:
-    """One use of a layer in a chain, with what undoing it needs beside its output."""
+class LayerCall:
+    """One call of a layer in a chain: a link, with what undoing the call needs beside its output."""
 
     def __init__(self, layer: Invertible) -> None:
         self.layer = layer
-        self.kept: Any = None
+        self.saved: Any = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the layer's output in a new tensor; runs without gradients."""
-        y, self.kept = self.layer.record(x)
+        y, self.saved = self.layer.record(x)
         return y
 
     def modules(self) -> Iterable[nn.Module]:
         """Return those of the layer."""
         return self.layer.modules()
 
-    def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Any, Gradients]:
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Any, Gradients]:
         """Return the input, its gradient and those of the parameters."""
-        x, dx, gradients = self.layer.reverse(ys[0], grads[0], owned, self.kept)
+        x, dx, gradients = self.layer.reverse(ys[0], grads[0], may_overwrite, self.saved)
         return (x,), (dx,), gradients
 
 
 class _Pool(Invertible):
-    """Base of the pools, which move values: a subclass names the functions that do it, undo it and undo it in place."""
+    """Base of the pools, which move values; a subclass names the functions that do it, undo it and undo it in place."""
 
     pool: Callable[[Tensor], Tensor]
     unpool: Callable[[Tensor], Tensor]
@@ -109,13 +121,13 @@ class _Pool(Invertible):
         """Return y in a new tensor, and nothing."""
         return self.pool(x), None
 
-    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy."""
         return self.unpool_(y), self.unpool_(dy), {}
 
 
 class ChannelPool(_Pool):
-    """2x2 windows as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.invertible.channel_pool`."""
+    """2x2 windows as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.undo.channel_pool`."""
 
     pool = staticmethod(channel_pool)
     unpool = staticmethod(channel_unpool)
@@ -123,7 +135,7 @@ class ChannelPool(_Pool):
 
 
 class BatchPool(_Pool):
-    """2x2 windows as images: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.invertible.batch_pool`."""
+    """2x2 windows as images: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.undo.batch_pool`."""
 
     pool = staticmethod(batch_pool)
     unpool = staticmethod(batch_unpool)
@@ -149,7 +161,7 @@ class InvertibleLeakyReLU(Invertible):
         """Return y in the memory of x, and nothing."""
         return F.leaky_relu_(x, self.slope), None
 
-    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy."""
         unactivate_(y, dy, self.slope)
         return y, dy, {}
@@ -162,9 +174,12 @@ class InvertibleLeakyReLU(Invertible):
 class InvertibleNorm(Invertible):
     """Batch norm y = (|weight| + eps_i) (x - mean) / sqrt(var + eps) + bias, undone with the statistics it was made of.
 
-    ``norm`` holds parameters and running statistics, and takes the statistics of the batch, of all processes where it
-    is synchronised; its activation is not used.  ``eps_i`` is the least gain, which bounds how much the inverse
-    amplifies an error.  Source: Hascoet et al. 2023, section 4.2.1; in their code the ``eps_i`` did not arrive.
+    Args:
+    - `norm`: holds parameters and running statistics, and takes the statistics of the batch, of all processes where it
+      is synchronised; its activation is not used.
+    - `eps_i`: the least gain, which bounds how much the inverse amplifies an error.
+
+    Source: Hascoet et al. 2023, section 4.2.1; in their code ``eps_i`` did not reach the layers.
     """
 
     def __init__(self, norm: ABN, eps_i: float) -> None:
@@ -178,7 +193,7 @@ class InvertibleNorm(Invertible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y in a new tensor; in training the batch is counted in the running statistics."""
-        return normalise(x, self.norm.take_statistics(x), self._form(), inplace=False)
+        return normalise(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
@@ -189,7 +204,7 @@ class InvertibleNorm(Invertible):
                 "the running ones"
             )
         x = y.clone()
-        denormalise_(x, self.norm.take_statistics(y), self._form())
+        denormalise_(x, self.norm.take_statistics(y), self._settings())
         return x
 
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
@@ -197,17 +212,19 @@ class InvertibleNorm(Invertible):
         statistics = self.norm.take_statistics(x)
         if statistics.num_values is None:  # the running ones, which move
             statistics = statistics._replace(mean=statistics.mean.clone())
-        normalise_(x, statistics, self._form())
+        normalise_(x, statistics, self._settings())
         return x, statistics
 
-    def undo_(self, y: Tensor, dy: Tensor, kept: Statistics) -> tuple[Tensor, Tensor, Gradients]:
+    def undo_(self, y: Tensor, dy: Tensor, saved: Statistics) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy, and the gradients of weight and bias."""
         weight, bias = self.norm.weight, self.norm.bias
-        dgain, dbias = undo_norm_(y, dy, kept, self._form())
+        dgain, dbias = undo_norm_(y, dy, saved, self._settings())
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
-    def _form(self) -> Form:
-        return norm_form(self.norm.weight, self.norm.bias, self.norm.eps, self.eps_i)
+    def _settings(self) -> NormSettings:
+        """Return the settings whose |weight| + eps is the gain |weight| + eps_i."""
+        norm = self.norm
+        return NormSettings(norm.weight.abs() + (self.eps_i - norm.eps), norm.bias, norm.eps, "identity", 0.0)
 
     def extra_repr(self) -> str:
         """Return the least gain."""
@@ -238,7 +255,7 @@ class Coupling(Invertible):
 class InvertibleConv(Coupling):
     """Coupling of which f and g are 3x3 convolutions without bias.
 
-    Raises ValueError for an odd number of channels.  Source: Hascoet et al. 2023, section 4.2.3.
+    Raises ValueError for an odd number of channels. Source: Hascoet et al. 2023, section 4.2.3.
     """
 
     def __init__(self, channels: int) -> None:
@@ -253,6 +270,135 @@ class InvertibleConv(Coupling):
         couple_(x, self.f, self.g)
         return x, None
 
-    def undo_(self, y: Tensor, dy: Tensor, kept: Any) -> tuple[Tensor, Tensor, Gradients]:
-        """Return x and dx in the memory of y and dy, and the gradients of the kernels."""
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
+        """Return x and dx in the memory of y and dy, and the gradients of the weights."""
         return y, dy, uncouple_(y, dy, self.f, self.g)
+
+
+class LayerwiseBlock(Coupling):
+    """Reversible block whose branches f and g are made of invertible layers.
+
+    Undoing the block runs a branch forward, subtracts what comes out, and undoes the branch layer by layer, so that
+    inside a branch only one map and its gradient exist at a time.
+
+    Args:
+    - `f`, `g`: the layers of the branches, each of which keeps the shape.
+    - `keep_input`: what happens to the input of a branch, which is half of the map. True: the branch runs in a copy,
+      and the input stays exact, so that errors inside a branch never leave the block; this is the paper's block
+      and that of the authors' code. False: the branch runs in the memory of its own input, and undoing it brings
+      the input back, as precisely as the branch alone can be undone; a step then takes half of the map less.
+
+    Source: Hascoet et al. 2023, section 4.4.
+    """
+
+    def __init__(self, f: Sequence[Invertible], g: Sequence[Invertible], *, keep_input: bool = True) -> None:
+        super().__init__()
+        self.f = nn.Sequential(*f)
+        self.g = nn.Sequential(*g)
+        self.keep_input = keep_input
+
+    def record_(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Return y in the memory of x, and nothing."""
+        x1, x2 = halves(x)
+        for source, branch, target in ((x2, self.f, x1), (x1, self.g, x2)):
+            target.add_(_record_layers_(branch, source.clone(memory_format=torch.contiguous_format))[0])
+        return x, None
+
+    def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
+        """Return x and dx in the memory of y and dy, and the gradients of the parameters; counts no batch."""
+        (y1, y2), (dy1, dy2) = halves(y), halves(dy)
+        with paused_statistics(self):
+            gradients = _subtract_layers_(self.g, y1, y2, dy1, dy2, self.keep_input)
+            add_gradients(gradients, _subtract_layers_(self.f, y2, y1, dy2, dy1, self.keep_input))
+        return y, dy, gradients
+
+
+def _record_layers_(layers: Iterable[Any], x: Tensor) -> tuple[Tensor, list[Any]]:
+    """Return the layers' output in the memory of x, and what undoing each of them needs beside it."""
+    saved_by_layers = []
+    for layer in layers:
+        x, saved = layer.record_(x)
+        saved_by_layers.append(saved)
+    return x, saved_by_layers
+
+
+def _subtract_layers_(
+    branch: nn.Sequential, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, keep_source: bool
+) -> Gradients:
+    """Subtract ``branch(source)`` from target, add what comes through it to dsource; return the parameters' gradients.
+
+    With ``keep_source`` the source stays as it is; otherwise it is overwritten, and found again at the end.
+    """
+    start = source.clone(memory_format=torch.contiguous_format) if keep_source else source
+    z, saved_by_layers = _record_layers_(branch, start)
+    target.sub_(z)
+    dz = dtarget.clone(memory_format=torch.contiguous_format)
+    gradients: Gradients = {}
+    for layer, saved in zip(reversed(list(branch)), reversed(saved_by_layers), strict=True):
+        z, dz, of_layer = layer.undo_(z, dz, saved)  # type: ignore[operator]
+        add_gradients(gradients, of_layer)
+    dsource.add_(dz)
+    return gradients
+
+
+class Stem(Invertible):
+    """The first convolution, which is not undone: its input, the images, is there anyway."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = conv2d(3, channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution of the images, at least in float32: all that follows adds to it."""
+        return self.conv(x).to(torch.promote_types(x.dtype, torch.float32))
+
+    def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
+        """Return the convolution, at least in float32, and the images with their version."""
+        return convolve(x, self.conv), (x, x._version)
+
+    def reverse(
+        self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: tuple[Tensor, int]
+    ) -> tuple[Tensor, Tensor | None, Gradients]:
+        """Return the images, their gradient if they need one, and that of the weight.
+
+        RuntimeError if the images have been overwritten since.
+        """
+        x, version = saved
+        if x._version != version:
+            raise RuntimeError(
+                f"the images of shape {tuple(x.shape)} have been overwritten between the forward pass of an "
+                "invertible network and its backward pass, which needs them; give it a copy"
+            )
+        dx, dweight = convolve_gradients(x, dy, self.conv)
+        return x, dx, {self.conv.weight: dweight}
+
+
+class GlobalMax(Invertible):
+    """The largest value of each channel, over the map and ``images`` of them: (N images, C, H, W) -> (N, C).
+
+    The map is kept, and handed on to the layers before, which overwrite it: backward through it can be run once.
+
+    Args:
+    - `images`: how many images of the map batch pools have made of each image that the network sees.
+    """
+
+    def __init__(self, images: int = 1) -> None:
+        super().__init__()
+        self.images = images
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features (N, C)."""
+        return largest(x, self.images)
+
+    def record(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the features, and the map."""
+        return self(x), [x]
+
+    def reverse(
+        self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Gradients]:
+        """Return the map and its gradient; RuntimeError the second time."""
+        if not saved:
+            raise RuntimeError("backward through an invertible network can be run once: it overwrites what it keeps")
+        x = saved.pop()
+        return x, largest_gradient(x, y, dy, self.images), {}

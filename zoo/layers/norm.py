@@ -12,36 +12,41 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.ops.abn.autograd import Statistics
-from zoo.ops.abn.functional import (
-    INVERTIBLE_ACTIVATIONS,
-    check_activation,
-    check_count,
+from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronise, inplace_abn
+from zoo.ops.abn.statistics import (
+    Momentum,
+    Statistics,
     check_input,
-    check_overwritable,
-    check_shortcut,
-    normalise,
-    normalising_statistics,
-    synchronised_group,
+    check_num_values,
+    take_statistics,
+    values_per_channel,
 )
-from zoo.ops.abn.reference import Form
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.ops.context import can_work_in_place
 
 NormFactory = Callable[[int], nn.Module]
+StatisticsArguments = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool, Momentum]
 
 
 class ABN(_NormBase):
     """Standard batch norm followed by an activation; not in place.
 
-    z = f(weight (x - mean) / sqrt(var + eps) + bias), x of shape (N, C, ...), the sign of ``weight`` kept.
+    z = f(weight (x - mean) / sqrt(var + eps) + bias), with the sign of ``weight`` kept.
 
-    Args: ``num_features`` C; ``momentum`` of the running statistics, None for their cumulative average; ``affine``
-    and ``track_running_stats`` as in `torch.nn.BatchNorm2d`; ``activation`` one of relu, leaky_relu, elu, identity;
-    ``activation_param`` the slope of leaky_relu or alpha of elu.  All are plain attributes, read at each call.
+    Args:
+    - `num_features`: the number of channels C of the inputs, which have shape (N, C, ...).
+    - `eps`: added to the variance.
+    - `momentum`: the weight of a batch in the running statistics, or None for their cumulative average.
+    - `affine`: have `weight` and `bias`, shape (C,), starting at 1 and 0.
+    - `track_running_stats`: have `running_mean` and `running_var`, shape (C,), and `num_batches_tracked`. Without them
+      evaluation uses the statistics of the batch, too.
+    - `activation`: relu, leaky_relu, elu or identity.
+    - `activation_param`: the slope of leaky_relu below 0, or the alpha of elu; positive.
+    - `device`, `dtype`: where and as what parameters and buffers are made, as in `torch.nn.BatchNorm2d`.
 
-    In training the running statistics and ``num_batches_tracked`` are updated in place, unless the layer is frozen
-    (`freeze_norms`).  Raises ValueError for an unknown activation, a slope or alpha that is not positive, a wrong
-    number of channels, and fewer than two values per channel to take statistics of.
+    All are plain attributes, read at each call. In training the running statistics and ``num_batches_tracked`` are
+    updated in place, unless the layer is frozen (`freeze_norms`). Raises ValueError for an unknown activation, a slope
+    or alpha that is not positive, a wrong number of channels, and fewer than two values per channel to take statistics
+    of.
     """
 
     activations: tuple[str, ...] = (*INVERTIBLE_ACTIVATIONS, "relu")
@@ -63,45 +68,39 @@ class ABN(_NormBase):
         self.activation = activation
         self.activation_param = activation_param
         self.frozen = False
-        self.statistics_paused = False  # a recomputation of the forward pass does not count as a batch
+        self.statistics_paused = False  # True while a forward pass is repeated, which does not count as a batch
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised and activated x, same shape and dtype."""
         check_activation(self.activation, self.activation_param, self.activations)
         check_input(x, [self.weight, self.running_mean])
-        mean, var, training, momentum = self.running_mean, self.running_var, self._use_batch_statistics(), 0.0
-        if training:
-            check_count(x)
-        if self._track():
-            found = self._next_momentum()
-            if isinstance(found, Tensor):
-                return self._cumulative(x, found)
-            momentum = found
+        mean, var, momentum = self.running_mean, self.running_var, 0.0
+        tracked = mean is not None and var is not None
+        use_batch = self.training or not tracked
+        if use_batch:
+            check_num_values(x, values_per_channel(x))
+        if self.training and tracked and not self.statistics_paused:
+            next_momentum = self._next_momentum()
+            if isinstance(next_momentum, Tensor):
+                return self._cumulative(x, next_momentum)
+            momentum = next_momentum
         elif mean is not None and var is not None:
             # Backward keeps them, and a later batch moves the layer's own in place. (In training they are not used.)
             mean, var = mean.clone(), var.clone()
-        z = F.batch_norm(x, mean, var, self.weight, self.bias, training, momentum, self.eps)
+        z = F.batch_norm(x, mean, var, self.weight, self.bias, use_batch, momentum, self.eps)
         return activate_(z, self.activation, self.activation_param)
 
     def _cumulative(self, x: Tensor, momentum: Tensor) -> Tensor:
-        """Return the same in training, for a momentum that is not known on the host."""
+        """Return what `forward` does in training, for a momentum that is a tensor."""
         mean, var = torch.zeros_like(self.get_buffer("running_mean")), torch.ones_like(self.get_buffer("running_var"))
-        z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # they are the batch's now
+        z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # now of the batch
         with torch.no_grad():
             self.get_buffer("running_mean").lerp_(mean, momentum)
             self.get_buffer("running_var").lerp_(var, momentum)
         return activate_(z, self.activation, self.activation_param)
 
-    def _use_batch_statistics(self) -> bool:
-        return self.training or self.running_mean is None or self.running_var is None
-
-    def _track(self) -> bool:
-        """Return whether this forward pass moves the running statistics."""
-        tracked = self.running_mean is not None and self.running_var is not None
-        return self.training and tracked and not self.statistics_paused
-
     def _next_momentum(self) -> float | Tensor:
-        """Count the batch; return the weight of its statistics (momentum None: 1 / number of batches, a tensor)."""
+        """Count the batch; return the momentum for it, which without one is 1 / number of batches, a tensor."""
         batches = cast(Tensor, self.num_batches_tracked).add_(1)
         if self.momentum is not None:
             return self.momentum
@@ -123,77 +122,68 @@ class InPlaceABN(ABN):
 
     z = f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias), f one of leaky_relu, elu, identity.
 
-    Arguments, attributes and state dict are those of `ABN`.  The input may not be needed by anything else: a leaf that
-    requires grad and a tensor saved by its producer raise RuntimeError in autograd.  Where x is still needed (a
-    shortcut, a returned feature) set ``inplace = False``: the output is then a new tensor, and no more is kept.
-    Under torch.compile x is never overwritten.  Gradients can be taken once, not twice.  torch refuses full backward
-    hooks on modules that work in place: set ``inplace = False`` there too.
+    The arguments are those of `ABN`; attributes and state dict as well, except for `inplace`.
+
+    Nothing else may need the input: a leaf that requires grad and a tensor saved by its producer raise RuntimeError in
+    autograd. Where x is still needed (a shortcut, a returned feature) set ``inplace = False``: the output is then a new
+    tensor, and no more is kept. Under torch.compile x is never overwritten. Gradients can be taken once, not twice.
+    torch refuses full backward hooks on modules that work in place: set ``inplace = False`` there, too.
 
     Source: Rota Bulo, Porzi, Kontschieder, In-Place Activated BatchNorm, CVPR 2018; |weight| + eps as in its code.
     """
 
     activations = INVERTIBLE_ACTIVATIONS
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        activation: str = "leaky_relu",
-        activation_param: float = 0.01,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            num_features, eps, momentum, affine, track_running_stats, activation, activation_param, device, dtype
-        )
-        self.inplace = True
+    inplace = True
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
         """Return f(norm(x) + shortcut); with ``inplace`` (the default) it is x itself, overwritten.
 
-        ``shortcut`` has the shape and dtype of x and is kept for backward; None adds nothing.  f is ``activation``,
-        its name and parameter, or the layer's own.
+        Args:
+        - `x`: shape (N, C, ...).
+        - `shortcut`: of the shape and dtype of x, kept for backward; None adds nothing.
+        - `activation`: name and parameter of f; None for those of the layer.
         """
-        check_shortcut(x, shortcut, self.inplace)
-        check_overwritable(x, self.inplace)
-        form = self.form(activation)
-        return normalise(x, self.take_statistics(x), form, self.inplace, shortcut)
-
-    def form(self, activation: tuple[str, float] | None = None) -> Form:
-        """Return what makes the output of x_hat, with another activation if one is given; ValueError for a bad one."""
-        name, parameter = activation or (self.activation, self.activation_param)
-        check_activation(name, parameter, self.activations)
-        return Form(self.weight, self.bias, self.eps, name, parameter)
+        return inplace_abn(
+            x,
+            *self._statistics_arguments(),
+            self.eps,
+            *(activation or (self.activation, self.activation_param)),
+            inplace=self.inplace,
+            group=self._group_to_synchronise(),
+            shortcut=shortcut,
+        )
 
     def take_statistics(self, x: Tensor) -> Statistics:
-        """Return the statistics to normalise x with, and count the batch in the running ones if it is to be."""
-        mean, var, group = self.running_mean, self.running_var, self._synchronised_group()
-        batch = self.training or mean is None or var is None
-        # All that may be refused is refused before the batch is counted; counting afterwards is no way, as a
-        # recomputation stops at the last tensor it needs, with the statistics moved and the batch not counted.
-        check_input(x, [self.weight, mean])
-        if not batch:
-            return normalising_statistics(x, mean, var, False, 0.0, group)
-        if group is None:
-            check_count(x)
-        if mean is None or var is None or not self.training or self.statistics_paused:
-            return normalising_statistics(x, None, None, True, 0.0, group)
-        return normalising_statistics(x, mean, var, True, self._next_momentum(), group)
+        """Return the statistics to normalise x with; in training, count the batch and update the running ones."""
+        return take_statistics(x, *self._statistics_arguments(), self._group_to_synchronise())
 
-    def _synchronised_group(self) -> dist.ProcessGroup | None:
+    def _statistics_arguments(self) -> StatisticsArguments:
+        """Return the arguments of `inplace_abn` between x and eps.
+
+        The batch is counted by `_next_momentum`, when nothing can be refused any more. Counting it after the forward
+        pass would not do: a recomputation stops at the last tensor that it needs, with the running statistics updated
+        and the batch not counted.
+        """
+        paused = self.training and self.statistics_paused
+        running = (None, None) if paused else (self.running_mean, self.running_var)
+        return self.weight, self.bias, *running, self.training, self._next_momentum
+
+    def _group_to_synchronise(self) -> dist.ProcessGroup | None:
         return None
 
 
 class InPlaceABNSync(InPlaceABN):
     """`InPlaceABN` with the batch statistics of all processes of ``group`` (None: the default process group).
 
-    Processes may hold different numbers of values, none included; at least two are needed over the whole group.  One
-    all-gather in forward, one all-reduce in backward, no communication in evaluation.  Weight and bias gradients are
-    local sums, for DistributedDataParallel to average.  Without a process group it is `InPlaceABN`.  A deep copy shares
-    the group; a pickle loses it (None).
+    Args:
+    - `group`: the process group, or None for the default one. Without an initialised process group, in a group of one
+      process and in evaluation the layer is an `InPlaceABN`.
+    - All others are those of `ABN`.
+
+    Processes may hold different numbers of values, or none; the whole group needs at least two per channel. There is
+    one all-gather in forward, one all-reduce in backward, and no communication in evaluation. The gradients of weight
+    and bias are local sums, for DistributedDataParallel to average. A deep copy shares the group; a pickle loses it
+    (None).
     """
 
     def __init__(
@@ -219,8 +209,8 @@ class InPlaceABNSync(InPlaceABN):
         """Synchronise over ``group`` from now on."""
         self.group = group
 
-    def _synchronised_group(self) -> dist.ProcessGroup | None:
-        return synchronised_group(self.group) if self.training else None
+    def _group_to_synchronise(self) -> dist.ProcessGroup | None:
+        return group_to_synchronise(self.group, self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:
         """Return a copy that synchronises over the same group; a group itself cannot be copied."""
@@ -231,17 +221,17 @@ class InPlaceABNSync(InPlaceABN):
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle holds: all but the group, which means nothing to another process."""
+        """Return what is pickled: everything except the group, which means nothing to another process."""
         return {**self.__dict__, "group": None}
 
 
 def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
     """Overwrite z with its activation (relu, leaky_relu, elu or identity) and return it.
 
-    In a new tensor if compiled, as the compiler makes several times slower code of the forms in place and reuses the
-    memory by itself; and in a selective checkpoint, which may have saved z.
+    Under torch.compile, and in a selective checkpoint, which may have saved z, the result is a new tensor. The compiler
+    makes code that is several times slower of activations in place, and reuses the memory by itself.
     """
-    inplace = not torch.compiler.is_compiling() and not in_selective_checkpoint()
+    inplace = can_work_in_place()
     if activation == "relu":
         return F.relu(z, inplace)
     if activation == "leaky_relu":
@@ -257,9 +247,9 @@ KINDS: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": I
 def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation_param: float = 0.01) -> NormFactory:
     """Return the function ``channels -> module`` that networks build their norms with.
 
-    ``kind`` is "standard" (`ABN`), "inplace" (`InPlaceABN`), "sync" (`InPlaceABNSync`), or such a function of your own,
-    which is returned as it is.  A module of your own must not overwrite its input, or have an attribute ``inplace``
-    that turns this off.  Raises ValueError for an unknown kind and for an activation that the kind does not have.
+    ``kind`` is "standard" (`ABN`), "inplace" (`InPlaceABN`), "sync" (`InPlaceABNSync`), or a function of this kind,
+    which is returned as it is. A custom module must leave its input unchanged, or offer an attribute ``inplace`` that
+    can be set to False. Raises ValueError for an unknown kind and for an activation that the kind does not have.
     """
     if callable(kind):
         return kind
@@ -276,7 +266,7 @@ def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation
 
 
 def out_of_place(norm: Any) -> Any:
-    """Make a norm leave its input as it is, and return it; for inputs that somebody else still needs."""
+    """Make a norm leave its input unchanged, and return the norm; for inputs that something else still needs."""
     if hasattr(norm, "inplace"):
         norm.inplace = False
     for layer in norm.modules():
@@ -286,11 +276,11 @@ def out_of_place(norm: Any) -> Any:
 
 
 def freeze_norms(module: nn.Module) -> int:
-    """Fix all norms of ``module`` (running statistics, no gradients, whatever ``train()`` says); return their number.
+    """Freeze all norms of ``module`` in evaluation mode, without gradients, and return their number.
 
-    Set ``frozen = False`` on a norm to let it follow ``train()`` again; the state dict does not know of it.  Raises
-    ValueError where there is nothing to freeze, or a norm that cannot be: one without running statistics, or one of
-    another package, which would follow ``train()``.
+    They ignore ``train()`` until ``frozen = False`` is set on a norm; this is not part of the state dict. Raises
+    ValueError where there is nothing to freeze, or a norm that cannot be frozen: one without running statistics, or one
+    of another package, which would follow ``train()``.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     if not norms:
@@ -304,3 +294,34 @@ def freeze_norms(module: nn.Module) -> int:
         norm.eval()
         norm.requires_grad_(False)
     return len(norms)
+
+
+_groups: dict[tuple[Any, tuple[int, ...]], Any] = {}
+
+
+def active_group(active: bool) -> Any:
+    """Return the group of all processes that call this with ``active=True``; None if none does.
+
+    Collective: every process of the default group calls it. A group is made once and cached. A process that is not
+    active gets torch's marker for processes outside a group, with which norms do not synchronise.
+    """
+    world_size = dist.get_world_size()
+    answers: list[bool] = [False] * world_size
+    dist.all_gather_object(answers, active)
+    ranks = tuple(rank for rank, answer in enumerate(answers) if answer)
+    if not ranks:
+        return None
+    if len(ranks) == world_size:
+        return dist.group.WORLD
+    key = (dist.group.WORLD, ranks)  # a group ends with the default group that it was made in
+    if key not in _groups:
+        _groups[key] = dist.new_group(list(ranks))
+    return _groups[key]
+
+
+def set_active_group(module: nn.Module, group: Any) -> None:
+    """Make every synchronised norm in ``module`` (every submodule with ``set_group``) use ``group``."""
+    for submodule in module.modules():
+        set_group = getattr(submodule, "set_group", None)
+        if callable(set_group):
+            set_group(group)

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.ops.abn.autograd import Statistics
-from zoo.ops.abn.recompute import Geometry, join, norm_act_conv
-from zoo.ops.abn.reference import Form
-from zoo.ops.recorded import is_recorded
+from zoo.ops.abn.functional import check_activation
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.norm_act_conv import join, norm_act_conv
+from zoo.ops.abn.statistics import Statistics
+from zoo.ops.context import is_fx_proxy, is_recorded
+from zoo.ops.convolution import Geometry
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -37,7 +39,7 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
         and is_plain(conv)
         and not has_hooks(norm)
         and not has_hooks(conv)
-        and all(isinstance(x, Tensor) for x in inputs)  # and not stand-ins of torch.fx
+        and not any(map(is_fx_proxy, inputs))
     )
 
 
@@ -52,16 +54,17 @@ def is_plain(conv: Any) -> bool:
 
 
 @torch.no_grad()
-def norm_of(norm: Any, x: Tensor) -> tuple[Statistics, Form]:
-    """Return the statistics that an in-place norm takes of x, counting the batch, and its form."""
-    form, statistics = norm.form(), norm.take_statistics(x)
+def norm_of(norm: Any, x: Tensor) -> tuple[Statistics, NormSettings]:
+    """Return the statistics that an in-place norm takes of x, counting the batch, and its settings."""
+    check_activation(norm.activation, norm.activation_param, norm.activations)
+    statistics = norm.take_statistics(x)
     if statistics.num_values is None:  # backward needs the running mean, and a later batch moves it in place
         statistics = statistics._replace(mean=statistics.mean.clone())
-    return statistics, form
+    return statistics, NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)
 
 
 def _recomputed(norm: Any, conv: Any, inputs: tuple[Tensor, ...], keep: str) -> Tensor:
     with torch.no_grad():
         joined = join(inputs)
-    statistics, form = norm_of(norm, joined)
-    return norm_act_conv(inputs, joined, statistics, form, conv.weight, conv.bias, Geometry.of(conv), keep)
+    statistics, settings = norm_of(norm, joined)
+    return norm_act_conv(inputs, joined, statistics, settings, conv.weight, conv.bias, Geometry.of(conv), keep)

@@ -11,23 +11,26 @@ from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import InPlaceABN, NormFactory, activate_, out_of_place
-from zoo.layers.norm_conv import norm_conv
-from zoo.ops.recorded import in_selective_checkpoint
+from zoo.ops.context import can_work_in_place, is_fx_proxy
 
 FUSE = ("auto", "always", "never")
 
 
 class ResidualBlock(nn.Module):
-    """Post-activation block: f(branch(x) + shortcut(x)), He et al. 2016.
+    """Post-activation block: f(branch(x) + shortcut(x)), He et al. 2016; x is left as it is.
 
-    ``channels`` holds two entries for a basic block (3x3 with the stride, 3x3; both dilated) or three for a bottleneck
-    (1x1, 3x3 with the stride and dilation, 1x1).  The last norm of branch and shortcut has no activation; f is that of
-    the first norm.  x is left as it is.
+    The last norms of branch and shortcut have no activation; f is that of the first norm.
 
-    ``fuse`` says whether the last norm, if it is in place, adds the shortcut and activates itself, so that only its
-    result is kept and not the norm's own output beside it: "auto" in single and double precision, "always" in half
-    precision too, "never".  In half precision the norm's gradient is then good as long as its |weight| is at least
-    0.01 rms(sum); a last scale that starts at zero is not.
+    Args:
+    - `in_channels`: those of x.
+    - `channels`: those of the convolutions, two for a basic block or three for a bottleneck.
+    - `norm`: channels -> norm with activation.
+    - `stride`: of the first 3x3 convolution.
+    - `dilation`: of the 3x3 convolutions.
+    - `fuse`: whether the last norm, if it is in place, adds the shortcut and activates itself, so that only its result
+      is kept and not the norm's own output beside it: "auto" in single and double precision, "always" in half
+      precision too, "never". In half precision the norm's gradient is then good as long as its |weight| is at
+      least 0.01 rms(sum); a last scale that starts at zero is not.
     """
 
     def __init__(
@@ -42,21 +45,19 @@ class ResidualBlock(nn.Module):
         super().__init__()
         if fuse not in FUSE:
             raise ValueError(f"fuse={fuse!r} is not one of {', '.join(FUSE)}")
-        bottleneck = len(channels) == 3
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        widths = [in_channels, *channels]
-        for index in range(1, len(widths)):
-            is_3x3 = not bottleneck or index == 2
-            strided = index == (2 if bottleneck else 1)
-            layers[f"conv{index}"] = conv2d(
-                widths[index - 1],
-                widths[index],
-                kernel_size=3 if is_3x3 else 1,
-                stride=stride if strided else 1,
-                dilation=dilation if is_3x3 else 1,
-            )
-            layers[f"bn{index}"] = norm(widths[index])
-        _without_activation(layers[f"bn{len(channels)}"])
+        if len(channels) == 3:  # a bottleneck
+            layers["conv1"] = conv2d(in_channels, channels[0], 1)
+            layers["bn1"] = norm(channels[0])
+            layers["conv2"] = conv2d(channels[0], channels[1], 3, stride=stride, dilation=dilation)
+            layers["bn2"] = norm(channels[1])
+            layers["conv3"] = conv2d(channels[1], channels[2], 1)
+            layers["bn3"] = _without_activation(norm(channels[2]))
+        else:
+            layers["conv1"] = conv2d(in_channels, channels[0], 3, stride=stride, dilation=dilation)
+            layers["bn1"] = norm(channels[0])
+            layers["conv2"] = conv2d(channels[0], channels[1], 3, dilation=dilation)
+            layers["bn2"] = _without_activation(norm(channels[1]))
         self.convs = _Branch(layers)
         self.fuse = fuse
         self.has_projection = stride != 1 or in_channels != channels[-1]
@@ -92,7 +93,7 @@ def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, flo
         type(norm).forward is InPlaceABN.forward  # a subclass with another forward may know no shortcut
         and norm.activation == "identity"
         and activation[0] in norm.activations
-        and isinstance(x, Tensor)  # and not a stand-in of torch.fx, which has no dtype
+        and not is_fx_proxy(x)
         and (x.shape, x.dtype) == (shortcut.shape, shortcut.dtype)
         and (in_half or x.dtype in (torch.float32, torch.float64))
     )
@@ -101,12 +102,16 @@ def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, flo
 class IdentityResidualBlock(nn.Module):
     """Pre-activation block: x + branch(norm(x)), nothing after the sum, He et al. 2016 (identity mappings).
 
-    ``channels`` holds two entries for a basic block (3x3 with the stride, 3x3; both dilated) or three for a bottleneck
-    (1x1 with the stride, 3x3 with groups and dilation, 1x1).  A projection reads the output of the first norm, which
-    never overwrites x.  ``dropout`` is the probability with which whole maps are dropped before the last convolution.
+    A projection reads the output of the first norm, which never overwrites x.
 
-    ``keep`` makes in-place norms leave their inputs as they are, and says what backward keeps to compute their outputs
-    again: "input" or "xhat" (`norm_conv`).  A norm whose output is read by more than one convolution keeps its output.
+    Args:
+    - `in_channels`: those of x.
+    - `channels`: those of the convolutions, two for a basic block or three for a bottleneck.
+    - `norm`: channels -> norm with activation.
+    - `stride`: of the first convolution, and of the projection.
+    - `groups`: of a bottleneck's 3x3 convolution.
+    - `dilation`: of the 3x3 convolutions.
+    - `dropout`: the probability with which whole maps are dropped before the last convolution.
     """
 
     def __init__(
@@ -118,30 +123,27 @@ class IdentityResidualBlock(nn.Module):
         groups: int = 1,
         dilation: int = 1,
         dropout: float = 0.0,
-        keep: str | None = None,
     ) -> None:
         super().__init__()
-        self.keep = keep
         bottleneck = len(channels) == 3
         if groups > 1 and not bottleneck:
             raise ValueError(f"groups={groups} needs a block of three channels, got {tuple(channels)}")
         self.bn1 = out_of_place(norm(in_channels))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        widths = [in_channels, *channels]
-        for index in range(1, len(widths)):
-            if index > 1:
-                layers[f"bn{index}"] = norm(widths[index - 1])
-            if dropout > 0 and index == len(channels):
+        if bottleneck:
+            layers["conv1"] = conv2d(in_channels, channels[0], 1, stride=stride)
+            layers["bn2"] = norm(channels[0])
+            layers["conv2"] = conv2d(channels[0], channels[1], 3, groups=groups, dilation=dilation)
+            layers["bn3"] = norm(channels[1])
+            if dropout > 0:
                 layers["dropout"] = nn.Dropout2d(dropout)
-            is_3x3 = not bottleneck or index == 2
-            layers[f"conv{index}"] = conv2d(
-                widths[index - 1],
-                widths[index],
-                kernel_size=3 if is_3x3 else 1,
-                stride=stride if index == 1 else 1,
-                groups=groups if bottleneck and index == 2 else 1,
-                dilation=dilation if is_3x3 else 1,
-            )
+            layers["conv3"] = conv2d(channels[1], channels[2], 1)
+        else:
+            layers["conv1"] = conv2d(in_channels, channels[0], 3, stride=stride, dilation=dilation)
+            layers["bn2"] = norm(channels[0])
+            if dropout > 0:
+                layers["dropout"] = nn.Dropout2d(dropout)
+            layers["conv2"] = conv2d(channels[0], channels[1], 3, dilation=dilation)
         self.convs = nn.Sequential(layers)
         self.has_projection = stride != 1 or in_channels != channels[-1]
         if self.has_projection:
@@ -149,33 +151,10 @@ class IdentityResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output in a new tensor."""
-        if self.keep is not None:
-            return self._recomputed(x, self.keep)
         activated = self.bn1(x)
         shortcut = self.proj_conv(activated) if self.has_projection else x
-        return _add(self.convs(activated), shortcut)
-
-    def _recomputed(self, x: Tensor, keep: str) -> Tensor:
-        """Return the same, each norm and the convolution that it directly precedes in one operation."""
-        if self.has_projection:
-            activated = self.bn1(x)
-            shortcut, layers = self.proj_conv(activated), list(self.convs)
-            y = layers.pop(0)(activated)
-        else:
-            shortcut, y, layers = x, x, [self.bn1, *self.convs]
-        while len(layers) > 1:
-            if isinstance(layers[1], nn.Conv2d):
-                y = norm_conv(layers.pop(0), layers.pop(0), y, keep=keep)
-            else:  # dropout comes between
-                y = layers.pop(0)(y)
-        for layer in layers:  # a last convolution of another kind
-            y = layer(y)
-        return _add(y, shortcut)
-
-
-def _add(y: Tensor, shortcut: Tensor) -> Tensor:
-    """Return the sum, overwriting y, which is a convolution's output that nobody else keeps."""
-    return y + shortcut if in_selective_checkpoint() else y.add_(shortcut)
+        y = self.convs(activated)  # a convolution's output, which nobody else keeps
+        return y.add_(shortcut) if can_work_in_place() else y + shortcut
 
 
 def _without_activation(norm: Any) -> Any:

@@ -1,18 +1,24 @@
-"""Reversible residual blocks, which find their inputs again from their outputs, and chains of them."""
+"""Reversible: y1 = x1 + f(x2), y2 = x2 + g(y1), so that x2 = y2 - g(y1), x1 = y1 - f(x2) (Gomez et al. 2017).
+
+Blocks that couple two halves of the channels in this way, whatever f and g are, and chains of them. (Invertible
+layers, which have an inverse each, are in `zoo.layers.invertible`.)
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 
-from zoo.layers.recompute import paused_statistics
-from zoo.ops.reversible import Gradients, Meter, Tensors, reverse_coupling, run_chain
+from zoo.layers.checkpointing import paused_statistics
+from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storages_of
+from zoo.ops.context import is_fx_proxy
+from zoo.ops.undo import channel_pool, channel_unpool, halves
 
 Pair = tuple[Tensor, Tensor]
 
@@ -20,10 +26,11 @@ Pair = tuple[Tensor, Tensor]
 class ReversibleBlock(nn.Module):
     """Additive coupling of two halves: y1 = x1 + f(x2), y2 = x2 + g(y1).
 
-    ``f`` and ``g`` are any modules whose output has the shape of their input.  They must not overwrite it: a first norm
-    that works in place has to be set to the form that does not (`InPlaceABN.inplace`); RuntimeError otherwise.  All
-    else that their output depends on are their parameters and buffers; of the buffers they may change running
-    statistics of norms only.  Hooks of f and g run in a recomputation too.
+    Args:
+    - `f`, `g`: any modules whose output has the shape of their input. They must not overwrite it: a first norm that
+      works in place has to be set to the form that does not (`InPlaceABN.inplace`); RuntimeError otherwise. All
+      else that their output depends on are their parameters and buffers; of the buffers they may change running
+      statistics of norms only. Hooks of f and g run in a recomputation too.
 
     Source: Gomez et al., The Reversible Residual Network, 2017, equations 6 to 8.
     """
@@ -35,62 +42,86 @@ class ReversibleBlock(nn.Module):
 
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return (y1, y2) in new tensors."""
-        y1 = x1 + _branch(self.f, x2)
-        return y1, x2 + _branch(self.g, y1)
+        y1 = x1 + _run_branch(self.f, x2)
+        return y1, x2 + _run_branch(self.g, y1)
 
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
         """Return (x1, x2) in new tensors; moves no running statistics."""
         with paused_statistics(self):
-            x2 = y2 - _branch(self.g, y1)
-            return y1 - _branch(self.f, x2), x2
+            x2 = y2 - _run_branch(self.g, y1)
+            return y1 - _run_branch(self.f, x2), x2
 
-    def steps(self) -> tuple[_Half, _Half]:
+    def as_links(self) -> tuple[CouplingHalf, CouplingHalf]:
         """Return the two additions, each a link of a chain of its own: f draws its random numbers before g."""
-        return _Half(self.f, into=0), _Half(self.g, into=1)
+        return CouplingHalf(self.f, into=0), CouplingHalf(self.g, into=1)
 
 
-class _Half:
-    """One addition of a block: the branch's output on the other half is added to half ``into``."""
+class CouplingHalf:
+    """One addition of a reversible block: what the branch makes of one half is added to the half number ``into``."""
 
     def __init__(self, branch: nn.Module, into: int) -> None:
         self.branch, self.into = branch, into
 
-    def __call__(self, *xs: Tensor) -> Tensors:
-        kept, x = xs[1 - self.into], xs[self.into]
-        return self._pair(kept, x + _branch(self.branch, kept))
+    def __call__(self, *xs: Tensor) -> Pair:
+        """Return both halves; the one that the branch reads as it is."""
+        source, x = self._source_first(xs)
+        return self._in_order(source, x + _run_branch(self.branch, source))
 
     def modules(self) -> Iterable[nn.Module]:
+        """Return those of the branch."""
         return self.branch.modules()
 
-    def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Tensors, Gradients]:
-        kept, y = ys[1 - self.into], ys[self.into]
-        dkept, dy = grads[1 - self.into], grads[self.into]
-        x, dkept, gradients = reverse_branch(self.branch, kept, y, (dkept, dy), owned)
-        return self._pair(kept, x), self._pair(dkept, dy), gradients
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+        """Return the halves before the addition, their gradients and those of the branch's parameters."""
+        source, y = self._source_first(ys)
+        dsource, dy = self._source_first(grads)
+        x, dsource, gradients = subtract_branch(self.branch, source, y, dsource, dy, may_overwrite)
+        return self._in_order(source, x), self._in_order(dsource, dy), gradients
 
-    def _pair(self, kept: Tensor, moved: Tensor) -> Pair:
-        return (moved, kept) if self.into == 0 else (kept, moved)
+    def _source_first(self, pair: Tensors) -> Pair:
+        return pair[1 - self.into], pair[self.into]
+
+    def _in_order(self, source: Tensor, target: Tensor) -> Pair:
+        return (target, source) if self.into == 0 else (source, target)
 
 
-def reverse_branch(
-    branch: nn.Module, kept: Tensor, y: Tensor, grads: Pair, owned: bool
+def subtract_branch(
+    branch: nn.Module, source: Tensor, y: Tensor, dsource: Tensor, dy: Tensor, may_overwrite: bool
 ) -> tuple[Tensor, Tensor, Gradients]:
-    """Return what `reverse_coupling` does, gradients by parameter; the branch's norms do not count the batch again."""
+    """Undo y = x + branch(source): return x, the gradient of ``source``, and those of the parameters that were used.
+
+    ``dy`` is the gradient of y and so of x, ``dsource`` that of the source without what comes through the branch. With
+    ``may_overwrite`` y and dsource are overwritten. The branch's norms do not count the batch again.
+    """
     trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
-    run: Any = branch
-    leaves = trained
+    parameters, run = trained, branch
     if any(p._backward_hooks for p in trained.values()):  # they run for what the chain returns, and not here too
-        leaves = {name: p.detach().requires_grad_() for name, p in trained.items()}
-        run = partial(functional_call, branch, leaves)
+        parameters = {name: p.detach().requires_grad_() for name, p in trained.items()}
+        run = partial(functional_call, branch, parameters)  # type: ignore[assignment]
+    leaf = source.detach().requires_grad_()
     with paused_statistics(branch):
-        x, dkept, found = reverse_coupling(run, [*leaves.values()], kept, y, grads, owned)
-    return x, dkept, {p: dp for p, dp in zip(trained.values(), found, strict=True) if dp is not None}
+        with torch.enable_grad():
+            added = run(leaf)
+        graph = get_gradient_edge(added) if added.requires_grad else None
+        x = y.sub_(added.detach()) if may_overwrite else y - added.detach()
+        del added  # its memory is free while the branch runs backward
+        if graph is None:
+            return x, dsource, {}
+        through, *found = torch.autograd.grad((graph,), (leaf, *parameters.values()), (dy,), allow_unused=True)
+    if through is not None:
+        dsource = dsource.add_(through) if may_overwrite else dsource + through
+    gradients = {p: dp for p, dp in zip(trained.values(), found, strict=True) if dp is not None}
+    # A parameter that is added to the output as it is has dy itself as its gradient, which the next link may overwrite.
+    storage_of_dy = storages_of((dy,))
+    return x, dsource, {p: dp.clone() if storages_of((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
 
 
-def _branch(branch: nn.Module, x: Tensor) -> Tensor:
+def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:
     """Return the branch's output; RuntimeError if it has overwritten x or has another shape."""
-    versioned = isinstance(x, Tensor) and not torch.compiler.is_compiling() and not x.is_inference()
+    if is_fx_proxy(x):
+        return branch(x)
+    versioned = not torch.compiler.is_compiling() and not x.is_inference()
     version = x._version if versioned else 0
     added = branch(x)
     name = type(branch).__name__
@@ -99,7 +130,7 @@ def _branch(branch: nn.Module, x: Tensor) -> Tensor:
             f"a branch of a reversible block ({name}) has overwritten its input of shape {tuple(x.shape)}, which the "
             "block needs; let its first layer leave its input as it is (norms of this package: inplace = False)"
         )
-    if isinstance(x, Tensor) and added.shape != x.shape:
+    if added.shape != x.shape:
         raise RuntimeError(
             f"a branch of a reversible block ({name}) makes {tuple(added.shape)} of {tuple(x.shape)}; the shapes have "
             "to be equal"
@@ -107,22 +138,82 @@ def _branch(branch: nn.Module, x: Tensor) -> Tensor:
     return added
 
 
+class PairPool(nn.Module):
+    """Channel pool of each half: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.undo.channel_pool`."""
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Pair:
+        """Return the pooled halves in new tensors."""
+        return channel_pool(x1), channel_pool(x2)
+
+    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+        """Return the halves before the pool in new tensors."""
+        return channel_unpool(y1), channel_unpool(y2)
+
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+        """Return inputs and gradients in new tensors; there are no parameters."""
+        return self.inverse(*ys), self.inverse(*grads), {}
+
+
+class ShiftBlock(nn.Module):
+    """The block of i-RevNets: (x1, x2) -> (x2, x1 + branch(x2)); with ``stride`` 2, x1 and x2 are pooled by channels.
+
+    Args:
+    - `branch`: reads x2 as it is, and has the stride itself.
+    - `stride`: 1 or 2.
+
+    Source: Jacobsen et al., i-RevNet, ICLR 2018.
+    """
+
+    def __init__(self, branch: nn.Module, stride: int) -> None:
+        super().__init__()
+        self.branch = branch
+        self.stride = stride
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Pair:
+        """Return (y1, y2)."""
+        return self._pool(x2), self._pool(x1) + self.branch(x2)
+
+    @torch.no_grad()
+    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+        """Return (x1, x2); moves no running statistics."""
+        with paused_statistics(self):
+            x2 = self._unpool(y1)
+            return self._unpool(y2 - self.branch(x2)), x2
+
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+        """Return inputs, their gradients and those of the parameters; y2 is overwritten with ``may_overwrite``."""
+        x2, dx2 = self._unpool(ys[0]), self._unpool(grads[0])
+        x1, dx2, gradients = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite)
+        return (self._unpool(x1), x2), (self._unpool(grads[1]), dx2), gradients
+
+    def _pool(self, x: Tensor) -> Tensor:
+        return channel_pool(x) if self.stride == 2 else x
+
+    def _unpool(self, y: Tensor) -> Tensor:
+        return channel_unpool(y) if self.stride == 2 else y
+
+
 class ReversibleSequential(nn.Sequential):
     """Reversible blocks in order, of which backward keeps the output only, whatever their number (`run_chain`).
 
-    ``blocks`` are `ReversibleBlock`s or other links of two tensors (`zoo.ops.reversible.Link`), or an OrderedDict of
-    them; TypeError otherwise.  In a chain that reconstructs only a block's ``f`` and ``g`` are called, so that hooks of
-    the block itself do not run.  The halves are those of the channels.
+    In a chain that reconstructs, only a block's ``f`` and ``g`` are called, so that hooks of the block itself do not
+    run. The halves are those of the channels.
 
-    ``store`` keeps what autograd keeps instead, for comparison.  ``meter`` is None or a function of the number of a
-    block and the relative error of its input as found again: it is called in backward for each block, last one first,
-    and costs the memory of the inputs.  Both may be set at any time.
+    Args:
+    - `blocks`: `ReversibleBlock`s or other links of two tensors (`zoo.ops.chain.Link`), or an OrderedDict of them;
+      TypeError otherwise.
+    - `store`: keep what autograd keeps instead, for comparison. May be set at any time.
+
+    Attributes:
+    - `meter`: None, or a function of the number of a block and the relative error of its input as found again. It is
+      called in backward for each block, last one first, and costs the memory of the inputs. May be set at any
+      time.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], *, store: bool = False) -> None:
         named = blocks if isinstance(blocks, OrderedDict) else {str(i): block for i, block in enumerate(blocks)}
         for name, block in named.items():
-            if not (hasattr(block, "steps") or hasattr(block, "reverse")):
+            if not (hasattr(block, "as_links") or hasattr(block, "reverse")):
                 raise TypeError(
                     f"block {name}, a {type(block).__name__}, cannot be undone; make it ReversibleBlock(f, g)"
                 )
@@ -133,18 +224,16 @@ class ReversibleSequential(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Return the blocks' output for x of shape (N, C, ...), in a new tensor; ValueError for an odd C."""
         _check_channels(x)
-        return self._run((_Halve(), *self, _Join()), self._meter(first=1), x)[0]
+        links = (_Halve(), *self, _Join())
+        return run_chain(links, x, store=self.store, meter=self._meter_of_blocks(first=1))[0]
 
     def forward_pair(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return the same for two halves; of blocks of your own, what they return (it may be one of the inputs)."""
-        y1, y2 = self._run(tuple(self), self._meter(first=0), x1, x2)
+        y1, y2 = run_chain(tuple(self), x1, x2, store=self.store, meter=self._meter_of_blocks(first=0))
         return y1, y2
 
-    def _run(self, links: Sequence[Any], meter: Meter | None, *xs: Tensor) -> Tensors:
-        return run_chain(links, *xs, store=self.store, meter=meter)
-
-    def _meter(self, first: int) -> Meter | None:
-        """Return the meter for a chain whose link ``first`` is the first block."""
+    def _meter_of_blocks(self, first: int) -> Meter | None:
+        """Return the meter for a chain whose link number ``first`` is the first block."""
         meter, num_blocks = self.meter, len(self)
         if meter is None:
             return None
@@ -157,55 +246,54 @@ class ReversibleSequential(nn.Sequential):
         In training mode norms take their statistics of the batch, which has to be the whole one.
         """
         _check_channels(y)
-        halves = _halves(y)
+        pair = _halves_in_layout(y)
         for block in reversed(list(self)):
-            halves = block.inverse(*halves)  # type: ignore[operator]
-        return torch.cat(halves, 1)
+            pair = block.inverse(*pair)  # type: ignore[operator]
+        return torch.cat(pair, 1)
 
 
 class _Halve:
-    """The two halves of the channels."""
+    """The first link of a chain: the two halves of the channels."""
 
-    def __call__(self, *xs: Tensor) -> Tensors:
-        return _halves(xs[0])
+    def __call__(self, *xs: Tensor) -> Pair:
+        return _halves_in_layout(xs[0])
 
     def modules(self) -> Iterable[nn.Module]:
         return ()
 
-    def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[tuple[None], Tensors, Gradients]:
-        return (None,), (torch.cat(grads, 1),), {}  # the chain's input, which nobody asks for
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[tuple[None], Tensors, Gradients]:
+        return (None,), (torch.cat(grads, 1),), {}  # nobody asks for the chain's input
 
 
 class _Join:
-    """The two halves in one tensor, which is then the one thing that the chain and the next layer keep."""
+    """The last link: the two halves in one tensor, which is then all that the chain and the next layer keep."""
 
-    def __call__(self, *xs: Tensor) -> Tensors:
-        return (torch.cat(xs, 1),)
+    def __call__(self, *xs: Tensor) -> Tensor:
+        return torch.cat(xs, 1)
 
     def modules(self) -> Iterable[nn.Module]:
         return ()
 
-    def reverse(self, ys: Tensors, grads: Tensors, owned: bool) -> tuple[Tensors, Tensors, Gradients]:
-        return _halves(ys[0]), _halves(grads[0]), {}
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+        return _halves_in_layout(ys[0]), _halves_in_layout(grads[0]), {}
 
 
-def _halves(x: Tensor) -> Pair:
-    """Return the halves of the channels in x's memory format.
+def _halves_in_layout(x: Tensor) -> Pair:
+    """Return copies of the halves of the channels, in the memory format of x.
 
-    Views would have other strides than the sums in the chain.  A recomputation that gets its input in another layout
+    Views would have other strides than the sums in the chain. A recomputation that gets its input in another layout
     than forward adds up in another order, and half precision then rounds to other values.
     """
-    if not isinstance(x, Tensor):  # a stand-in of torch.fx
-        x1, x2 = x.chunk(2, 1)
-        return x1, x2
+    if is_fx_proxy(x):
+        return halves(x)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
     layout = last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
-    x1, x2 = (half.contiguous(memory_format=layout) for half in x.chunk(2, 1))
+    x1, x2 = (half.contiguous(memory_format=layout) for half in halves(x))
     return x1, x2
 
 
 def _check_channels(x: Tensor) -> None:
-    if isinstance(x, Tensor) and (x.dim() < 2 or x.shape[1] % 2):
+    if not is_fx_proxy(x) and (x.dim() < 2 or x.shape[1] % 2):
         raise ValueError(
             f"reversible blocks halve the channels of (N, C, ...) and C has to be even, got {tuple(x.shape)}; give two "
             "halves of your own to forward_pair"

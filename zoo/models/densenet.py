@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.dense import DenseModule, NormConv
+from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import has_hooks
-from zoo.layers.recompute import checkpoint
-from zoo.layers.stem import build_stem
 from zoo.models.network import Network, dilation_per_module
-from zoo.ops.abn.recompute import join
-from zoo.ops.mean_pool import mean_pool2d
+from zoo.ops.abn.norm_act_conv import join
+from zoo.ops.context import is_fx_proxy
+from zoo.ops.pooling import mean_pool2d
 
 GROWTH = 32
 
@@ -85,7 +86,7 @@ class DenseNet(Network):
     def _run_transition(self, transition: nn.Module, maps: list[Tensor]) -> Tensor:
         if has_hooks(transition):
             maps = [join(maps)]
-        if self.memory == "checkpoint" and isinstance(maps[0], Tensor):  # and not a stand-in of torch.fx
+        if self.memory == "checkpoint" and not is_fx_proxy(maps[0]):
             return checkpoint(transition, *maps)
         return transition(*maps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
-from zoo.layers.irevnet import PairPool, ShiftBlock
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
+from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential, ShiftBlock
 from zoo.models.network import Network
 from zoo.models.revnext import LargestValueNetwork
 
@@ -44,7 +44,8 @@ class IRevNet(Network):
             links = []
             for index in range(depth):
                 stride = 2 if level > 0 and index == 0 else 1
-                links.append(ShiftBlock(channels, width, norm, stride, level > 0 or index > 0, dropout))
+                branch = build_shift_branch(channels, width, norm, stride, level > 0 or index > 0, dropout)
+                links.append(ShiftBlock(branch, stride))
                 channels = width
             self.add_module(f"level{level}", ReversibleSequential(links, store=memory == "plain"))
             self._add_stage(f"level{level}", channels=2 * channels, reduction=2**level)
@@ -55,6 +56,26 @@ class IRevNet(Network):
         if stage == self._stages[0]:
             x = F.pad(x, (0, 0, 0, 0, 0, self.padding))
         return super()._run_stage(stage, x)
+
+
+def build_shift_branch(
+    in_channels: int, channels: int, norm: NormFactory, stride: int, leading_norm: bool, dropout: float
+) -> nn.Sequential:
+    """Return the branch of a block: three 3x3 convolutions, a quarter of the ``channels`` wide inside.
+
+    The first of a network has no ``leading_norm``.  Source: the public code of Jacobsen et al. 2018.
+    """
+    inner = channels // 4
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if leading_norm:
+        layers["bn1"] = out_of_place(norm(in_channels))
+    layers["conv1"] = conv2d(in_channels, inner, 3, stride=stride)
+    layers["bn2"] = norm(inner)
+    layers["conv2"] = conv2d(inner, inner, 3)
+    layers["dropout"] = nn.Dropout(dropout)
+    layers["bn3"] = norm(inner)
+    layers["conv3"] = conv2d(inner, channels, 3)
+    return nn.Sequential(layers)
 
 
 def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:

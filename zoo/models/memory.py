@@ -6,8 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from zoo.layers.recompute import CheckpointedSequential
-from zoo.layers.unwind import UnwoundSequential
+from zoo.layers.stages import CheckpointedSequential, UnwoundSequential
 
 # memory -> whether a post-activation block's last norm adds and activates, in the words of ResidualBlock
 FUSE = {"plain": "never", "fused": "always"}

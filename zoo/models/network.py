@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.layers.head import GlobalAvgPool2d, build_classifier
+from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.limits import MAX_CLASSES, is_whole
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.preact import PreactBlock, build_preact_stem, with_paper_statistics
+from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
 from zoo.models.memory import build_stage
 from zoo.models.network import Network
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
+from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
-from zoo.layers.stem import max_pool
 from zoo.models.memory import FUSE, build_stage
 from zoo.models.network import Network, dilation_per_module
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from zoo.errors import ConfigError
+from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stem import build_stem
 from zoo.models.memory import build_stage
 from zoo.models.network import Network
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import NormFactory
-from zoo.layers.preact import TransitionBlock, build_preact_branch
-from zoo.layers.recompute import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
+from zoo.layers.revnet_blocks import TransitionBlock, build_preact_branch
 from zoo.models.preact import ModuleShape, PreactNetwork
+from zoo.ops.context import is_fx_proxy
 
 
 class RevNet(PreactNetwork):
@@ -51,6 +52,5 @@ class ReversibleModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""
         if hasattr(self, "first"):
-            keep = self.chain.store or not isinstance(x, Tensor)  # a stand-in of torch.fx
-            x = self.first(x) if keep else checkpoint(self.first, x)
+            x = self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x)
         return self.chain(x)

@@ -16,15 +16,17 @@ from zoo.layers.conv import uninitialised
 from zoo.layers.invertible import (
     BatchPool,
     ChannelPool,
+    GlobalMax,
     Invertible,
     InvertibleConv,
     InvertibleLeakyReLU,
     InvertibleNorm,
+    LayerwiseBlock,
+    Stem,
 )
-from zoo.layers.layerwise import GlobalMax, LayerwiseBlock, Stem
 from zoo.layers.norm import ABN, NormFactory
 from zoo.models.network import Network
-from zoo.ops.reversible import Meter, run_chain
+from zoo.ops.chain import Meter, run_chain
 
 POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}
 
@@ -54,7 +56,7 @@ class LargestValueNetwork(Network):
 class InvertibleNetwork(LargestValueNetwork):
     """Levels of invertible layers, ``level0`` with the stem, the others with a pool first; largest values; classifier.
 
-    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" images (`zoo.ops.invertible`),
+    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" images (`zoo.ops.undo`),
     of which the last map then has ``images`` for each one of the input.  ``channels`` are those of the stem.
     ``build`` makes the layers of a level behind the pool from its number, channels and depth.  ``memory``: "auto" keeps
     the last map and finds all others again, "plain" keeps what autograd keeps.  ``meter`` is that of `run_chain`: it is

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.layers.conv import conv2d
+from zoo.layers.ends import MaxPool2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.reversible import ReversibleSequential
-from zoo.layers.stem import MaxPool2d
 from zoo.models.irevnet import build_two_branch_block
 from zoo.models.memory import FUSE
 from zoo.models.revnext import LargestValueNetwork

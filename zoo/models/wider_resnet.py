@@ -9,9 +9,9 @@ from torch import nn
 
 from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
+from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stem import max_pool
 from zoo.models.memory import build_stage
 from zoo.models.network import Network
 

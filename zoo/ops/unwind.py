@@ -1,9 +1,9 @@
-"""Residual sums and maps that are not kept for backward but found again: by subtraction, or by computing them anew.
+"""Residual sums that are undone by subtraction in backward, and maps that are computed again, instead of being kept.
 
-In a pre-activation network the sum before a block is the sum after it less what the block added, and that is one
-convolution of a map which is kept anyway.  From the last sum of a stage all earlier ones follow, in the order in which
-backward needs them.  The sum is formed in float32 (float64 for float64), so that half precision rounds it once and not
-once per block; what rounding the last one loses is kept beside it.
+In a pre-activation network the sum before a block is the sum after it less what the block added, which is one
+convolution of a map that is kept anyway. From the last sum of a stage all earlier ones follow, in the order in which
+backward needs them. The sum is formed in float32 (float64 for float64), so that half precision rounds it once and not
+once per block; what is lost by rounding the last sum is kept beside it.
 """
 
 from __future__ import annotations
@@ -11,45 +11,28 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from zoo.ops.abn.autograd import Statistics
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.functional import normalise
-from zoo.ops.abn.recompute import Geometry, convolution_backward, convolution_dtype
-from zoo.ops.abn.reference import Form, accumulate_dtype
-from zoo.ops.recorded import without_autocast
-
-
-class Convolution(NamedTuple):
-    """How a convolution moves over its input, and in which dtype: under autocast in autocast's."""
-
-    geometry: Geometry
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d, z: Tensor) -> Convolution:
-        """Return what ``conv`` does here to a map like z."""
-        return cls(Geometry.of(conv), convolution_dtype(z))
-
-    def __call__(self, z: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
-        """Return the convolution of z in a new tensor, whatever autocast says here and now."""
-        offset = None if offset is None else offset.to(self.dtype)
-        with without_autocast(z.device.type):
-            return F.conv2d(z.to(self.dtype), kernel.to(self.dtype), offset, *self.geometry)
+from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.statistics import Statistics
+from zoo.ops.convolution import Convolution
 
 
 class ResidualSum:
-    """The sum of a stage: grows in forward, by `add`, and shrinks back in backward.
+    """The residual sum of a stage, which grows in forward, by `add`, and shrinks again in backward.
 
-    Between the two only its last value is kept.  A value that some operation of forward saves, within `keeping`, is
-    given back to it when it asks; it has to ask before backward goes on to the addition before.
+    Between the two only its last value is kept. An operation of forward that would save an earlier value (within
+    `saved_instead_of`) gets it from here in backward; it has to ask before backward undoes the next addition.
+
+    Args:
+    - `num_additions`: how often `add` is called in forward.
     """
 
     def __init__(self, num_additions: int) -> None:
@@ -57,27 +40,27 @@ class ResidualSum:
         self.additions = 0
         self.total: Tensor | None = None
 
-    def keeping(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Return a context in which x, the sum so far, is not saved; what there was before any addition is."""
+    def saved_instead_of(self, x: Tensor) -> AbstractContextManager[Any]:
+        """Return a context in which the sum is saved instead of x, which it is; x itself before any addition."""
         if self.additions == 0:
             return nullcontext()
-        additions, dtype, is_x = self.additions, x.dtype, is_map_of(x)
+        additions, dtype, is_x = self.additions, x.dtype, is_same_as(x)
 
-        def earlier() -> Tensor:
+        def total_of_then() -> Tensor:
             assert self.total is not None
             assert self.additions == additions
             return self.total.to(dtype)
 
-        return saved_tensors_hooks(lambda saved: earlier if is_x(saved) else _Guarded(saved), _unpack)
+        return saved_tensors_hooks(lambda saved: total_of_then if is_x(saved) else _Unmodified(saved), _unpack)
 
-    def add(self, z: Tensor, conv: nn.Conv2d, shortcut: Tensor, remade: Remade | None = None) -> Tensor:
+    def add(self, z: Tensor, conv: nn.Conv2d, shortcut: Tensor, recomputed_z: Recomputed | None = None) -> Tensor:
         """Return the sum with the convolution of z added, in a new tensor; ``shortcut`` is the sum so far.
 
-        z is kept for backward unless it is ``remade``.
+        z is kept for backward, unless it can be had from ``recomputed_z``.
         """
         self.additions += 1
         convolution = Convolution.of(conv, z)
-        return _Add.apply(z, shortcut, conv.weight, conv.bias, convolution, self, self.additions, remade)
+        return _Add.apply(z, shortcut, conv.weight, conv.bias, convolution, self, self.additions, recomputed_z)
 
 
 class _Add(torch.autograd.Function):
@@ -86,14 +69,14 @@ class _Add(torch.autograd.Function):
         ctx: Any,
         z: Tensor,
         shortcut: Tensor,
-        kernel: Tensor,
-        offset: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
         convolution: Convolution,
         sums: ResidualSum,
         number: int,
-        remade: Remade | None,
+        recomputed_z: Recomputed | None,
     ) -> Tensor:
-        added = convolution(z, kernel, offset)
+        added = convolution(z, weight, bias)
         if added.dtype == accumulate_dtype(added.dtype):
             x = total = added.add_(shortcut)
         else:
@@ -103,94 +86,93 @@ class _Add(torch.autograd.Function):
         is_rounded, is_last = x is not total, number == sums.num_additions
         sums.total = total if is_rounded and not is_last else None
         lost = (total - x).to(x.dtype) if is_rounded and is_last else None
-        ctx.remade = None if remade is None or not z.requires_grad else remade.reader()
-        kept = z if ctx.remade is None else None
-        ctx.save_for_backward(kept, kernel, offset, x if is_last and number > 1 else None, lost)
+        ctx.recomputed_z = None if recomputed_z is None or not z.requires_grad else recomputed_z.add_reader()
+        last_sum = x if is_last and number > 1 else None
+        ctx.save_for_backward(z if ctx.recomputed_z is None else None, weight, bias, last_sum, lost)
         ctx.convolution, ctx.sums, ctx.number = convolution, sums, number
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        z, kernel, offset, x, lost = ctx.saved_tensors
+        z, weight, bias, last_sum, lost = ctx.saved_tensors
         sums, convolution = ctx.sums, ctx.convolution
-        z = z if ctx.remade is None else ctx.remade().read()
-        if x is not None:  # the last sum, which is left as it is
-            sums.total = x.to(accumulate_dtype(x.dtype), copy=True)
+        z = z if ctx.recomputed_z is None else ctx.recomputed_z().read()
+        if last_sum is not None:  # the stage's output, which others may need as it is
+            sums.total = last_sum.to(accumulate_dtype(last_sum.dtype), copy=True)
             sums.total = sums.total if lost is None else sums.total.add_(lost)
         sums.additions = ctx.number - 1
-        sums.total = sums.total.sub_(convolution(z, kernel, offset)) if sums.additions else None
+        sums.total = sums.total.sub_(convolution(z, weight, bias)) if sums.additions else None
         needed = [ctx.needs_input_grad[0], *ctx.needs_input_grad[2:4]]
-        geometry, dtype = convolution
-        dz, dkernel, doffset = convolution_backward(dx, z, kernel, offset, geometry, dtype, needed)
-        return dz, dx, dkernel, doffset, None, None, None, None
+        dz, dweight, dbias = convolution.backward(dx, z, weight, bias, needed)
+        return dz, dx, dweight, dbias, None, None, None, None
 
 
-def redone_norm(
-    source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, form: Form
-) -> tuple[Tensor, Remade]:
-    """Return z = f(norm(x)), and what backward gets it from: it is computed again from ``source``.
+def recomputed_norm(
+    source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, settings: NormSettings
+) -> tuple[Tensor, Recomputed]:
+    """Return z = f(norm(x)), and what backward gets it from: z is not kept but computed again from ``source``.
 
-    x is ``conv(source)`` and overwritten, or without ``conv`` it is the source and left as it is.  Both times the norm
-    takes the same ``statistics``.  Raises RuntimeError in backward if the source has been modified.
+    x is ``conv(source)`` and overwritten, or without ``conv`` it is the source and left as it is. The norm takes the
+    same ``statistics`` both times. Raises RuntimeError in backward if the source has been modified.
     """
-    kept = _Guarded(source.detach())
+    unmodified = _Unmodified(source.detach())
     if conv is not None:
         convolution = Convolution.of(conv, source)
-        kernel, offset = _Guarded(conv.weight), None if conv.bias is None else _Guarded(conv.bias)
+        weight, bias = _Unmodified(conv.weight), None if conv.bias is None else _Unmodified(conv.bias)
 
-    def make() -> Tensor:
-        x = kept()
+    def compute() -> Tensor:
+        x = unmodified()
         if conv is None:
-            return kernels_for(x).apply(x, statistics.mean, statistics.var, form)
-        z = convolution(x, kernel(), None if offset is None else offset())
-        kernels_for(z).apply_(z, statistics.mean, statistics.var, form)
+            return kernels_for(x).apply(x, statistics.mean, statistics.var, settings)
+        z = convolution(x, weight(), None if bias is None else bias())
+        kernels_for(z).apply_(z, statistics.mean, statistics.var, settings)
         return z
 
-    remade = Remade(make)
-    with remade.instead_of(lambda saved: saved.dim() > 1):  # the rest are vectors
-        z = normalise(x, statistics, form, inplace=conv is not None)
-    return z, remade
+    recomputed = Recomputed(compute)
+    with recomputed.saved_instead_of(lambda saved: saved.dim() > 1):  # the other tensors are vectors
+        z = normalise(x, statistics, settings, inplace=conv is not None)
+    return z, recomputed
 
 
-class Remade:
-    """A map that its readers in backward get from ``make``, which runs for the first of them.
+class Recomputed:
+    """A tensor that its readers in backward get from ``compute``, which runs for the first of them.
 
-    It lives as long as autograd keeps it for one of them.
+    Autograd keeps it alive for as long as an operation that saved it instead of the tensor.
     """
 
-    def __init__(self, make: Callable[[], Tensor]) -> None:
-        self.make = make
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self.compute = compute
         self.num_readers = self.num_reads = 0
         self.value: Tensor | None = None
 
-    def instead_of(self, is_map: Callable[[Tensor], bool]) -> AbstractContextManager[Any]:
-        """Return a context in which this is saved instead of the map."""
+    def saved_instead_of(self, is_tensor: Callable[[Tensor], bool]) -> AbstractContextManager[Any]:
+        """Return a context in which operations save this instead of the tensor that ``is_tensor`` recognises."""
 
         def pack(saved: Tensor) -> Any:
-            if not is_map(saved):
-                return _Guarded(saved)
+            if not is_tensor(saved):
+                return _Unmodified(saved)
             self.num_readers += 1
             return self.read
 
         return saved_tensors_hooks(pack, _unpack)
 
-    def reader(self) -> weakref.ref[Remade]:
-        """Count one more reader; return a reference that does not keep the map's source alive."""
+    def add_reader(self) -> weakref.ref[Recomputed]:
+        """Count one more reader; return a reference that does not keep the tensor's source alive."""
         self.num_readers += 1
         return weakref.ref(self)
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the map; the last reader's is no longer held."""
-        value = self.make() if self.value is None else self.value
+        """Return the tensor, and release it after the last reader."""
+        value = self.compute() if self.value is None else self.value
         self.num_reads = (self.num_reads + 1) % self.num_readers
         self.value = value if self.num_reads else None
         return value
 
 
-class _Guarded:
-    """A tensor that must not be modified until it is asked for; torch itself does not look where hooks have saved."""
+class _Unmodified:
+    """A saved tensor that must not be modified before it is asked for; torch does not check what hooks save."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.version = tensor, tensor._version
@@ -209,7 +191,7 @@ def _unpack(packed: Callable[[], Tensor]) -> Tensor:
     return packed()
 
 
-def is_map_of(x: Tensor) -> Callable[[Tensor], bool]:
-    """Return the function that recognises x; it does not hold it, as what autograd saves holds its hooks."""
+def is_same_as(x: Tensor) -> Callable[[Tensor], bool]:
+    """Return the function that recognises x among saved tensors; it does not hold x, which would keep it alive."""
     storage, shape = x.untyped_storage()._cdata, x.shape
     return lambda saved: saved.shape == shape and saved.untyped_storage()._cdata == storage

@@ -14,7 +14,7 @@ from zoo.engine.program import version_of
 
 logger = logging.getLogger(__name__)
 
-RESULTS = "scripts/results"
+RESULTS = "docs/results"
 DIRTY = "-dirty"
 
 
@@ -38,7 +38,7 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
 def checkout_commit() -> str | None:
     """Return the commit of the checkout that zoo runs from, with ``-dirty`` if files of it were changed, else None.
 
-    It is asked once per process, which runs the code that it began with. Changed files in scripts/results do not count:
+    It is asked once per process, which runs the code that it began with. Changed files in docs/results do not count:
     they are what benchmarks write, one after the other, and not what they run.
     """
     root = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from zoo.report.files import write_bytes
+from zoo.files import write_bytes
 
 TILE_PX = 192
 MARGIN_PX = 8

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.engine.predict import Prediction
-from zoo.report.files import write_text
+from zoo.files import write_text
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from zoo.data.imagenet import NUM_IMAGES, ValidationSet
 from zoo.errors import ConfigError, printable
-from zoo.report.files import write_json, write_text
+from zoo.files import write_json, write_text
 from zoo.report.tables import Cell, markdown_table
 
 BENCHMARK = "imagenet"

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from zoo.benchmark.held import measure_memory
 from zoo.benchmark.storages import count_memory
 from zoo.layers import init_weights, norm_act
-from zoo.layers.preact import build_preact_branch
-from zoo.layers.recompute import checkpoint
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
+from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, compare, unpublished
 from zoo.reproduce.paper_networks import build_for_training, forward_of
 

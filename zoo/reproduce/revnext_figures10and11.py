@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.layers.layerwise import LayerwiseBlock
+from zoo.layers.invertible import LayerwiseBlock
 from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare_decades, unpublished
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise

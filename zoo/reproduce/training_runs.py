@@ -19,8 +19,8 @@ import torch
 from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
+from zoo.files import write_bytes, write_json
 from zoo.report.environment import describe_environment
-from zoo.report.files import write_bytes, write_json
 from zoo.report.writers import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
 from zoo.reproduce.plot import draw

@@ -18,8 +18,9 @@ from typing import IO, Literal
 from urllib.parse import quote
 
 from zoo.errors import ConfigError, WeightsError, brief, printable
+from zoo.files import cache_dir, open_own
 from zoo.weights.download import Download, DownloadError, Sleep, without_password
-from zoo.weights.lock import locked, open_own
+from zoo.weights.lock import locked
 from zoo.weights.published import REPLACED_MD5, SUFFIX, all_published, entry_of
 
 logger = logging.getLogger("zoo")
@@ -27,11 +28,6 @@ logger = logging.getLogger("zoo")
 DRIVE_URL = "https://drive.google.com/uc"
 READ_BYTES = 2**20
 Status = Literal["ok", "damaged", "partial", "unknown", "missing"]
-
-
-def cache_dir() -> Path:
-    """Return $ZOO_CACHE, or ~/.cache/zoo when it is not set; the folder need not exist."""
-    return Path(os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "zoo")
 
 
 def weights_dir() -> Path:

@@ -28,7 +28,7 @@ from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 
 from zoo.errors import WeightsError, brief
-from zoo.weights.lock import open_own
+from zoo.files import open_own
 
 logger = logging.getLogger("zoo")
 

@@ -1,8 +1,7 @@
-"""Files that other processes and users may reach: a lock of one process at a time, and opening without a link."""
+"""A file that at most one process has locked at a time."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import socket
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from zoo.files import open_own
 
 try:
     import fcntl
@@ -57,20 +58,3 @@ def _acquire(file: IO[bytes], waiting_for: str | None) -> bool:
     except OSError:  # some network file systems
         return False
     return True
-
-
-def open_own(path: Path, mode: str) -> IO[bytes]:
-    """Open a file of the cache or a log folder for writing; raise OSError if it is a symbolic link or a pipe.
-
-    In a folder that others can write to, a link could lead to any file of this user, and a pipe would block.
-    """
-    return open(path, mode, opener=_open_no_link)
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through: remove it", path) from None
-        raise

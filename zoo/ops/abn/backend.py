@@ -1,8 +1,8 @@
-"""The back end that computes the kernels: compiled ones where the device has them, plain torch elsewhere.
+"""Chooses the back end for each device: compiled kernels where the device has them, plain torch elsewhere.
 
-Chosen once, at import.  The environment variable ZOO_KERNELS forces the choice: ``reference`` turns compiled kernels
-off everywhere; ``native`` (C++, CPU) and ``triton`` (CUDA) demand one, and raise ConfigError where it is not to be had;
-``auto``, the default, takes what there is.
+The choice is made once, at import. The environment variable ZOO_KERNELS forces it: ``reference`` turns compiled kernels
+off everywhere; ``native`` (C++, CPU) and ``triton`` (CUDA) demand these and raise ConfigError where they cannot be
+used; ``auto``, the default, uses compiled kernels wherever it can.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from zoo.errors import ConfigError
 from zoo.ops.abn import meta, native, reference, triton
+from zoo.ops.abn.kernels import Kernels
 
-DEVICES = {"native": ("cpu", native), "triton": ("cuda", triton)}
+# Per back end of compiled kernels, the type of the devices that it is for.
+DEVICES: dict[str, tuple[str, Kernels]] = {"native": ("cpu", native), "triton": ("cuda", triton)}
 
 
-def _choose(wanted: str) -> dict[str, ModuleType]:
-    """Return the kernels per type of device; a device that is not in it has the reference."""
+def _choose(wanted: str) -> dict[str, Kernels]:
+    """Return the kernels per type of device; all other devices use the reference."""
     if wanted not in ("auto", "reference", *DEVICES):
         raise ConfigError(f"ZOO_KERNELS={wanted!r} is not one of auto, reference, {', '.join(DEVICES)}")
-    chosen: dict[str, ModuleType] = {}
-    for name, (device, module) in DEVICES.items():
-        reason = module.why_not()
+    chosen: dict[str, Kernels] = {}
+    for name, (device, kernels) in DEVICES.items():
+        reason = kernels.why_not()
         if wanted == name and reason is not None:
             raise ConfigError(f"ZOO_KERNELS={name} cannot be had: {reason}")
         if wanted != "reference" and reason is None:
-            chosen[device] = module
-    # Counting without computing is for what would be computed.
+            chosen[device] = kernels
+    # Meta tensors get byte-counting kernels only where a compiled back end exists; the temporaries of the reference are
+    # counted as they are.
     return {**chosen, "meta": meta} if chosen else {}
 
 
@@ -43,14 +45,14 @@ if _wanted == "auto" and "cpu" not in _chosen:
     warnings.warn(f"zoo computes norms on the CPU with plain torch operations: {native.why_not()}", stacklevel=2)
 
 
-def kernels_for(x: Tensor) -> ModuleType:
-    """Return the module whose five functions compute the norm of x: reference, native or triton."""
+def kernels_for(x: Tensor) -> Kernels:
+    """Return the kernels that compute the norm of x."""
     return _chosen.get(x.device.type, reference)
 
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one back end within the block: ``reference``, or ``native`` or ``triton`` on the device that it is for."""
+    """Within the block, use the back end ``name``, one of the values of ZOO_KERNELS."""
     global _chosen, _wanted
     before = _chosen, _wanted
     _chosen, _wanted = _choose(name), name
@@ -63,10 +65,10 @@ def forced(name: str) -> Iterator[None]:
 def describe() -> dict[str, str]:
     """Return, per back end, whether it is active and, where it is not, why."""
     lines = {"reference": "active where nothing else is: plain torch operations"}
-    for name, (device, module) in DEVICES.items():
+    for name, (device, kernels) in DEVICES.items():
         if device == "cuda" and device in _chosen and not torch.cuda.is_available():
             lines[name] = "ready, but there is no CUDA device"
         else:
-            off = module.why_not() or f"ZOO_KERNELS={_wanted}"
+            off = kernels.why_not() or f"ZOO_KERNELS={_wanted}"
             lines[name] = f"active for {device}" if device in _chosen else f"off: {off}"
     return lines

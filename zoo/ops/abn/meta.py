@@ -1,7 +1,7 @@
-"""The kernels of reference.py for tensors without numbers: they make what compiled kernels make, and nothing else.
+"""The kernels for tensors on the meta device: they return tensors of the right shapes and compute nothing.
 
-So a network on the meta device takes, on paper, the bytes that it takes on a device with compiled kernels; those of
-reference.py, with their temporaries, would be too many.
+A network on the meta device so takes as many bytes as on a device with compiled kernels; the temporaries of
+reference.py would be too many.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.reference import Form, accumulate_dtype
+from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+
+backward = None
+track_statistics = None
 
 
-def why_not() -> str | None:
+def why_not() -> None:
     """Return None: there is nothing to build."""
-    return None
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,16 +24,18 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return _vector(x), _vector(x)
 
 
-def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> Tensor:
+def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
     """Return z."""
     return torch.empty_like(x)
 
 
-def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> None:
+def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
     """Leave x as it is: there are no numbers to overwrite."""
 
 
-def backward_reduce(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def backward_reduce(
+    z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the two sums, shape (C,)."""
     return _vector(z), _vector(z)
 
@@ -41,7 +45,7 @@ def backward_apply(
     dz: Tensor,
     var: Tensor,
     means: tuple[Tensor, Tensor] | None,
-    form: Form,
+    settings: NormSettings,
     shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return dL/dx and, with a shortcut, dL/dshortcut."""

@@ -18,19 +18,24 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.reference import Form, accumulate_dtype
-from zoo.ops.abn.triton_tiling import Tiling, is_channels_last, power_above, tiling_of
+from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
 
+TILE = 2048
 WARPS = 4
 REDUCING_PROGRAMS = 1024
 ELEMENTWISE_PROGRAMS = 4096
 COMBINED_SPLITS = 256  # at a time
+
+
+backward = None
+track_statistics = None
 
 
 @functools.cache
@@ -51,20 +56,22 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def apply(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> Tensor:
+def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
     """Return z in a new tensor of the dtype and strides of x."""
-    z: Tensor = torch.ops.zoo_triton.apply(x, mean, var, *form, shortcut)
+    z: Tensor = torch.ops.zoo_triton.apply(x, mean, var, *settings, shortcut)
     return z
 
 
-def apply_(x: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None = None) -> None:
+def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
     """Overwrite x with z."""
-    torch.ops.zoo_triton.apply_(x, mean, var, *form, shortcut)
+    torch.ops.zoo_triton.apply_(x, mean, var, *settings, shortcut)
 
 
-def backward_reduce(z: Tensor, dz: Tensor, form: Form, shortcut: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def backward_reduce(
+    z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    sum_dy, sum_dy_xhat = torch.ops.zoo_triton.backward_reduce(z, dz, *form, shortcut)
+    sum_dy, sum_dy_xhat = torch.ops.zoo_triton.backward_reduce(z, dz, *settings, shortcut)
     return sum_dy, sum_dy_xhat
 
 
@@ -73,12 +80,12 @@ def backward_apply(
     dz: Tensor,
     var: Tensor,
     means: tuple[Tensor, Tensor] | None,
-    form: Form,
+    settings: NormSettings,
     shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return dx and, with a shortcut, its gradient dy, in new tensors."""
     mean_dy, mean_dy_xhat = means if means is not None else (None, None)
-    dx, dshortcut = torch.ops.zoo_triton.backward_apply(z, dz, var, mean_dy, mean_dy_xhat, *form, shortcut)
+    dx, dshortcut = torch.ops.zoo_triton.backward_apply(z, dz, var, mean_dy, mean_dy_xhat, *settings, shortcut)
     return dx, None if shortcut is None else dshortcut
 
 
@@ -139,7 +146,7 @@ def _run_apply(
 ) -> Tensor:
     dense = _dense(x)
     z = torch.empty_like(dense)
-    _launch_apply(dense, z, mean, var, Form(weight, bias, eps, activation, activation_param), shortcut)
+    _launch_apply(dense, z, mean, var, NormSettings(weight, bias, eps, activation, activation_param), shortcut)
     return _restored(z, x, dense)
 
 
@@ -156,15 +163,17 @@ def _run_apply_(
     shortcut: Tensor | None,
 ) -> None:
     dense = _dense(x)
-    _launch_apply(dense, dense, mean, var, Form(weight, bias, eps, activation, activation_param), shortcut)
+    _launch_apply(dense, dense, mean, var, NormSettings(weight, bias, eps, activation, activation_param), shortcut)
     if dense is not x:
         x.copy_(dense)
 
 
-def _launch_apply(x: Tensor, z: Tensor, mean: Tensor, var: Tensor, form: Form, shortcut: Tensor | None) -> None:
+def _launch_apply(
+    x: Tensor, z: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None
+) -> None:
     if x.numel():
-        tensors = x, z, _laid_out(shortcut, x), *map(_vector, (mean, var, form.weight, form.bias))
-        _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), *tensors, **_constants(form))
+        tensors = x, z, _laid_out(shortcut, x), *map(_vector, (mean, var, settings.weight, settings.bias))
+        _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), *tensors, **_constants(settings))
 
 
 @_operator(_two_vectors)
@@ -181,12 +190,12 @@ def _run_backward_reduce(
     if z.numel() == 0:
         sum_dy, sum_dy_xhat = _two_vectors(z)
         return sum_dy.zero_(), sum_dy_xhat.zero_()
-    form = Form(weight, bias, eps, activation, activation_param)
+    settings = NormSettings(weight, bias, eps, activation, activation_param)
     z = _dense(z)
     tiling = tiling_of(z, REDUCING_PROGRAMS)
     partial = _partial(z, tiling, 2)
     tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), _vector(weight), _vector(bias), *partial
-    _launch("backward_reduce", z, tiling, *tensors, **_constants(form, z))
+    _launch("backward_reduce", z, tiling, *tensors, **_constants(settings, z))
     return _combine("combine_sums", partial)
 
 
@@ -204,7 +213,7 @@ def _run_backward_apply(
     activation_param: float,
     shortcut: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    form = Form(weight, bias, eps, activation, activation_param)
+    settings = NormSettings(weight, bias, eps, activation, activation_param)
     dense = _dense(z)
     dx, dshortcut = torch.empty_like(dense), _like_shortcut(dense, shortcut)
     if z.numel():
@@ -212,13 +221,13 @@ def _run_backward_apply(
         vectors = map(_vector, (var, weight, bias, mean_dy, mean_dy_xhat))
         outputs = dx, None if shortcut is None else dshortcut
         tiling = tiling_of(dense, ELEMENTWISE_PROGRAMS)
-        _launch("backward_apply", dense, tiling, *tensors, *vectors, *outputs, **_constants(form, dense))
+        _launch("backward_apply", dense, tiling, *tensors, *vectors, *outputs, **_constants(settings, dense))
     return _restored(dx, z, dense), dshortcut if shortcut is None else _restored(dshortcut, z, dense)
 
 
-def _constants(form: Form, z: Tensor | None = None) -> dict[str, Any]:
+def _constants(settings: NormSettings, z: Tensor | None = None) -> dict[str, Any]:
     """Return what a kernel is compiled for; with the output z also the unit roundoff of its dtype."""
-    constants = {"EPS": form.eps, "ACTIVATION": form.activation, "PARAM": form.activation_param}
+    constants = {"EPS": settings.eps, "ACTIVATION": settings.activation, "PARAM": settings.activation_param}
     return constants if z is None else constants | {"ROUNDING": torch.finfo(z.dtype).eps / 2}
 
 
@@ -277,3 +286,71 @@ def _start(name: str, x: Tensor, programs: int, warps: int, *arguments: Any, **c
     options = {"num_warps": warps, "enable_fp_fusion": True}
     with torch.cuda.device_of(x):
         getattr(triton_kernels, name)[(programs,)](*arguments, ACC=accumulate, **constants, **options)
+
+
+class Tiling(NamedTuple):
+    """How a tensor's memory, (outer, groups, inner), is cut into the programs of one kernel; see triton_kernels.py."""
+
+    outer: int
+    groups: int
+    units: int
+    span: int
+    channels_last: bool
+    unit: int
+    rows: int
+    cols: int
+
+    @property
+    def splits(self) -> int:
+        """Return how many programs share a channel."""
+        pieces = -(-self.outer // self.span)
+        return pieces if self.channels_last else pieces * self._chunks
+
+    @property
+    def programs(self) -> int:
+        """Return how many programs there are."""
+        return -(-self.outer // self.span) * self.groups * self._chunks
+
+    @property
+    def _chunks(self) -> int:
+        return -(-self.units * self.unit // self.cols)
+
+
+def tiling_of(x: Tensor, programs: int) -> Tiling:
+    """Return the tiling of a contiguous or channels_last tensor for about ``programs`` programs."""
+    batch, channels = x.shape[:2]
+    area = x.numel() // (batch * channels)
+    if is_channels_last(x):
+        return _tiling(batch * area, 1, channels, True, programs)
+    return _tiling(batch, channels, area, False, programs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tiling(outer: int, groups: int, inner: int, channels_last: bool, programs: int) -> Tiling:
+    cols = _width(inner, 32, 128) if channels_last else _width(inner, 256, 1024)
+    rows = min(TILE // cols, power_above(outer))
+    pieces = max(1, programs // (groups * -(-inner // cols)))
+    span = rows * -(-outer // (rows * pieces))
+    # A row that 32-bit numbers do not count is passed as it is: its indices are 64-bit then.
+    unit = math.gcd(inner, 16) if inner < 2**31 else 1
+    return Tiling(outer, groups, inner // unit, span, channels_last, unit, rows, cols)
+
+
+def _width(length: int, smallest: int, largest: int) -> int:
+    """Return the widest power of two that pads ``length`` by at most a quarter, or else the least."""
+    if length <= smallest:
+        return power_above(length)
+    padded = {
+        width: -(-length // width) * width for width in (largest, largest // 2, largest // 4) if width >= smallest
+    }
+    return next((width for width in padded if padded[width] <= 1.25 * length), min(padded, key=padded.__getitem__))
+
+
+def power_above(number: int) -> int:
+    """Return the smallest power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Return whether x is a dense (N, ..., C) tensor; True as well where there is one position per image."""
+    return x.shape[1] > 1 and x.stride(1) == 1 and x.movedim(1, -1).is_contiguous()

@@ -1,4 +1,7 @@
-"""Maximum pooling that keeps one byte per output for backward: neither its input nor torch's 64-bit indices."""
+"""Pooling that keeps less for backward than torch's: a byte per maximum, and nothing but a shape for means.
+
+torch's maximum pooling keeps its input and 64-bit indices, and its mean pooling the input, of which it reads the shape.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
-from zoo.ops.recorded import is_recorded
+from zoo.ops.context import is_fx_proxy, is_recorded
 
 Pair = int | tuple[int, int]
 
@@ -30,8 +33,8 @@ def max_pool2d(
 ) -> Tensor:
     """Return `torch.nn.functional.max_pool2d` of the same arguments; its gradient is torch's, bit for bit.
 
-    Backward keeps the place of each maximum within its window, one byte per output.  Windows of more than 256 places
-    take torch's own pooling, and so do torch.compile, which keeps bytes by itself, and `torch.func`.  Gradients can be
+    Backward keeps the place of each maximum within its window, one byte per output. Windows of more than 256 places
+    take torch's own pooling, and so do torch.compile, which keeps bytes by itself, and `torch.func`. Gradients can be
     taken once, not twice.
     """
     window = Window(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
@@ -51,8 +54,7 @@ class _MaxPool(torch.autograd.Function):
         place = _look_up(places, index.sub_(_corners(window, x.shape, z)))
         ctx.save_for_backward(place)
         ctx.window, ctx.shape = window, x.shape
-        channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        ctx.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        ctx.memory_format = _memory_format(x)
         return z
 
     @staticmethod
@@ -94,3 +96,33 @@ def _look_up(table: Tensor, index: Tensor) -> Tensor:
     """Return the table's entries at a dense ``index``, in the same layout."""
     in_memory_order = index.as_strided((index.numel(),), (1,))
     return table.index_select(0, in_memory_order).as_strided(index.shape, index.stride())
+
+
+def mean_pool2d(x: Tensor) -> Tensor:
+    """Return the means of the 2x2 windows of x (N, C, H, W); a last odd row or column is left out, as by torch's."""
+    if torch.compiler.is_compiling() or is_fx_proxy(x):
+        return F.avg_pool2d(x, 2)
+    return _MeanPool.apply(x)
+
+
+class _MeanPool(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        (x,) = inputs
+        ctx.height, ctx.width = x.shape[2:]
+        ctx.memory_format = _memory_format(x)
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> Tensor:
+        dx = F.interpolate((dz / 4).contiguous(memory_format=ctx.memory_format), scale_factor=2, mode="nearest")
+        rest = (0, ctx.width - dx.shape[3], 0, ctx.height - dx.shape[2])
+        return F.pad(dx, rest) if any(rest) else dx
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if channels_last else torch.contiguous_format

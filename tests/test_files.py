@@ -1,4 +1,4 @@
-"""Result files are whole or not there."""
+"""Files are whole or not there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.report.files import write_bytes, write_json
+from zoo.files import write_bytes, write_json
 
 
 def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:

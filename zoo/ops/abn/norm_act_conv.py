@@ -9,33 +9,19 @@ costs no memory at all; each layer of an ordinary DenseNet keeps a copy of every
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
+from zoo.ops.abn.autograd import parameter_gradients
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.reference import Form
-from zoo.ops.recorded import is_autocast
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics, means_over_group
+from zoo.ops.convolution import Convolution, Geometry, convolution_dtype
 
 KEEP = ("input", "xhat")
-
-
-class Geometry(NamedTuple):
-    """How a convolution moves over its input, in the words of `torch.nn.Conv2d`."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d) -> Geometry:
-        """Return that of a convolution whose padding is given in numbers."""
-        return cls(conv.stride, conv.padding, conv.dilation, conv.groups)  # type: ignore[arg-type]
 
 
 def join(inputs: Sequence[Tensor]) -> Tensor:
@@ -47,7 +33,7 @@ def norm_act_conv(
     inputs: Sequence[Tensor],
     joined: Tensor,
     statistics: Statistics,
-    form: Form,
+    form: NormSettings,
     kernel: Tensor,
     offset: Tensor | None,
     geometry: Geometry,
@@ -69,21 +55,14 @@ def norm_act_conv(
     if keep == "xhat":
         scratch, x_hat = None, _normalised(joined, statistics, form.eps)
     mean, var, count, group = statistics
-    settings = (form[2:], geometry, convolution_dtype(joined), group)
+    settings = (form[2:], Convolution(geometry, convolution_dtype(joined)), group)
     tensors = (form.weight, form.bias, kernel, offset)
     return _NormActConv.apply(settings, count, scratch, x_hat, mean, var, *tensors, *inputs)
 
 
 @torch.no_grad()
 def _normalised(x: Tensor, statistics: Statistics, eps: float) -> Tensor:
-    return kernels_for(x).apply(x, statistics.mean, statistics.var, Form(None, None, eps, "identity", 0.0))
-
-
-def convolution_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that a convolution of x has here: autocast leaves float64 alone."""
-    if x.dtype == torch.float64 or not is_autocast(x.device.type):
-        return x.dtype
-    return torch.get_autocast_dtype(x.device.type)
+    return kernels_for(x).apply(x, statistics.mean, statistics.var, NormSettings(None, None, eps, "identity", 0.0))
 
 
 class _NormActConv(torch.autograd.Function):
@@ -101,15 +80,14 @@ class _NormActConv(torch.autograd.Function):
         offset: Tensor | None,
         *inputs: Tensor,
     ) -> Tensor:
-        form_settings, geometry, dtype, _ = settings
-        form = Form(weight, bias, *form_settings)
+        form_settings, convolution, _ = settings
+        form = NormSettings(weight, bias, *form_settings)
         if scratch is None:
             z = _activated(inputs, x_hat, mean, var, form)
         else:
             z = scratch
             kernels_for(z).apply_(z, mean, var, form)
-        # The casts are explicit: autocast would cache a kernel that was cast here, where no gradient is recorded.
-        return F.conv2d(z.to(dtype), kernel.to(dtype), None if offset is None else offset.to(dtype), *geometry)
+        return convolution(z, kernel, offset)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -124,13 +102,13 @@ class _NormActConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         count, x_hat, mean, var, weight, bias, kernel, offset, *inputs = ctx.saved_tensors
-        form_settings, geometry, dtype, group = ctx.settings
+        form_settings, convolution, group = ctx.settings
         needs_weight, needs_bias, *needs_conv = ctx.needs_input_grad[6:10]
         needs_dx = any(ctx.needs_input_grad[10:])
-        form = Form(weight, bias, *form_settings)
+        form = NormSettings(weight, bias, *form_settings)
         z = _activated(inputs, x_hat, mean, var, form)
         needs = [needs_weight or needs_bias or needs_dx, *needs_conv]
-        dz, dkernel, doffset = convolution_backward(dout, z, kernel, offset, geometry, dtype, needs)
+        dz, dkernel, doffset = convolution.backward(dout, z, kernel, offset, needs)
         dweight = dbias = None
         dinputs: Sequence[Tensor | None] = [None] * len(ctx.sizes)
         if dz is not None:
@@ -143,28 +121,7 @@ class _NormActConv(torch.autograd.Function):
         return *[None] * 6, dweight, dbias, dkernel, doffset, *dinputs
 
 
-def convolution_backward(
-    dout: Tensor,
-    z: Tensor,
-    kernel: Tensor,
-    offset: Tensor | None,
-    geometry: Geometry,
-    dtype: torch.dtype,
-    needs: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of z, kernel and offset, of their dtypes, of a convolution in ``dtype``."""
-    gradients = torch.ops.aten.convolution_backward(
-        dout, z.to(dtype), kernel.to(dtype), None if offset is None else [offset.numel()],
-        *geometry[:3], False, [0, 0], geometry.groups, needs,
-    )  # fmt: skip
-    dtypes = (z.dtype, kernel.dtype, kernel.dtype if offset is None else offset.dtype)
-    dz, dkernel, doffset = (
-        gradient.to(own) if needed else None for gradient, own, needed in zip(gradients, dtypes, needs, strict=True)
-    )
-    return dz, dkernel, doffset
-
-
-def _activated(inputs: Sequence[Tensor], x_hat: Tensor | None, mean: Tensor, var: Tensor, form: Form) -> Tensor:
+def _activated(inputs: Sequence[Tensor], x_hat: Tensor | None, mean: Tensor, var: Tensor, form: NormSettings) -> Tensor:
     """Return z in a new tensor, from x_hat or, if that is None, from the inputs."""
     if x_hat is not None:  # mean 0 and variance 1 - eps leave scale, shift and activation
         return kernels_for(x_hat).apply(x_hat, torch.zeros_like(mean), torch.full_like(var, 1 - form.eps), form)

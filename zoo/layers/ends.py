@@ -1,4 +1,4 @@
-"""The stem of the networks whose first norm belongs to the first block (ResNeXt, DenseNet)."""
+"""Both ends of the networks: the stem, with its maximum pooling, and the classifier."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import OrderedDict
 import torch.fx
 from torch import Tensor, nn
 
-from zoo.layers.conv import conv2d
+from zoo.layers.conv import conv2d, uninitialised
 from zoo.layers.norm import NormFactory
-from zoo.ops.max_pool import max_pool2d
+from zoo.ops.pooling import max_pool2d
 
-torch.fx.wrap("max_pool2d")  # one call in a traced graph: whether a tensor requires grad cannot be asked there
+torch.fx.wrap("max_pool2d")  # one call in a traced graph, in which nobody knows whether a tensor requires grad
 
 
 class MaxPool2d(nn.MaxPool2d):
@@ -30,9 +30,11 @@ def max_pool(memory: str = "auto") -> nn.MaxPool2d:
 
 
 def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = "auto") -> nn.Sequential:
-    """Return 7x7/2 and pool without any norm, or with ``input_3x3`` three 3x3 (the first /2), two norms and pool.
+    """Return the stem of networks whose first norm belongs to their first block (ResNeXt, DenseNet).
 
-    ``memory="plain"`` takes torch's own pool, which keeps more for backward.
+    It is a 7x7 convolution of stride 2 and the pool, or with ``input_3x3`` three 3x3 convolutions, the first of stride
+    2, with two norms between them, and the pool. ``memory="plain"`` takes torch's own pool, which keeps more for
+    backward.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_3x3:
@@ -43,4 +45,21 @@ def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = 
     else:
         layers["conv1"] = conv2d(3, channels, 7, stride=2)
     layers["pool"] = max_pool(memory)
+    return nn.Sequential(layers)
+
+
+class GlobalAvgPool2d(nn.Module):
+    """Mean over the map: (N, C, H, W) -> (N, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean of each channel's map."""
+        return x.flatten(2).mean(-1)
+
+
+def build_classifier(channels: int, classes: int, drop_rate: float = 0.0) -> nn.Sequential:
+    """Return ``avg_pool``, with a ``drop_rate`` above 0 ``drop``, and the uninitialised linear layer ``fc``."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(avg_pool=GlobalAvgPool2d())
+    if drop_rate > 0:
+        layers["drop"] = nn.Dropout(drop_rate)
+    layers["fc"] = uninitialised(nn.Linear, channels, classes)
     return nn.Sequential(layers)

@@ -1,4 +1,4 @@
-"""Pre-activation residual functions and shortcuts as RevNets have them (Gomez et al. 2017, section 3 and its code)."""
+"""Residual functions, shortcuts, stem and blocks of RevNets and their ResNets (Gomez et al. 2017, section 3, code)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.layers.conv import conv2d
+from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.stem import max_pool
+from zoo.ops.undo import halves
 
-EPS, MOMENTUM = 1e-3, 0.01  # of the authors' batch norms, which average with a decay of 0.99
+EPS, MOMENTUM = 1e-3, 0.01  # of the batch norms in the authors' code, which averages with a decay of 0.99
 
 
 def with_paper_statistics(norm: NormFactory) -> NormFactory:
@@ -43,19 +44,23 @@ def build_preact_branch(
 ) -> nn.Sequential:
     """Return a residual function, which reads x and leaves it as it is; the norms activate.
 
-    Basic: norm, 3x3 with the stride, norm, 3x3.  Bottleneck: norm, 1x1 with the stride, norm, 3x3, norm, 1x1, a quarter
-    of the channels inside.  The first function of a network has no ``leading_norm``, as its stem ends in one.
+    A ``bottleneck`` has a quarter of the ``out_channels`` inside. The first function of a network has no
+    ``leading_norm``, as its stem ends in one.
     """
-    inner = out_channels // 4
-    widths = [in_channels, inner, inner, out_channels] if bottleneck else [in_channels, out_channels, out_channels]
-    sizes = [1, 3, 1] if bottleneck else [3, 3]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for index, size in enumerate(sizes, start=1):
-        if index > 1:
-            layers[f"bn{index}"] = norm(widths[index - 1])
-        elif leading_norm:
-            layers["bn1"] = out_of_place(norm(in_channels))
-        layers[f"conv{index}"] = conv2d(widths[index - 1], widths[index], size, stride=stride if index == 1 else 1)
+    if leading_norm:
+        layers["bn1"] = out_of_place(norm(in_channels))
+    if bottleneck:
+        inner = out_channels // 4
+        layers["conv1"] = conv2d(in_channels, inner, 1, stride=stride)
+        layers["bn2"] = norm(inner)
+        layers["conv2"] = conv2d(inner, inner, 3)
+        layers["bn3"] = norm(inner)
+        layers["conv3"] = conv2d(inner, out_channels, 1)
+    else:
+        layers["conv1"] = conv2d(in_channels, out_channels, 3, stride=stride)
+        layers["bn2"] = norm(out_channels)
+        layers["conv2"] = conv2d(out_channels, out_channels, 3)
     return nn.Sequential(layers)
 
 
@@ -109,10 +114,10 @@ class PreactBlock(nn.Module):
 
 
 class TransitionBlock(nn.Module):
-    """y1 = shortcut1(x1) + f(x2), y2 = shortcut2(x2) + g(y1): a RevNet's unit that changes stride or width.
+    """A RevNet's unit that changes stride or width: y1 = shortcut1(x1) + f(x2), y2 = shortcut2(x2) + g(y1).
 
-    x1 and x2, y1 and y2 are the halves of the channels, of which ``in_channels`` and ``out_channels`` are the sums; f
-    has the stride.  x is left as it is.  There is no inverse.
+    x1 and x2, y1 and y2 are the halves of ``in_channels`` and ``out_channels``; f has the stride. x is left as it is.
+    The unit has no inverse.
     """
 
     def __init__(
@@ -133,6 +138,6 @@ class TransitionBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, out_channels, H / stride, W / stride) in a new tensor."""
-        x1, x2 = x.chunk(2, 1)
+        x1, x2 = halves(x)
         y1 = self.shortcut1(x1) + self.f(x2)
         return torch.cat((y1, self.shortcut2(x2) + self.g(y1)), 1)

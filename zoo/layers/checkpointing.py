@@ -7,21 +7,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
-from zoo.ops.recorded import is_transformed
+from zoo.ops.context import is_transformed
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:
     """Return ``module(*args)``, keeping only ``args`` and computing the rest again in backward.
 
-    `torch.utils.checkpoint.checkpoint` (non-reentrant) that updates running statistics once per step; called
-    directly, torch's runs every norm's forward twice and updates them twice.  ``module`` must not overwrite ``args``:
-    the residual blocks and dense modules of this package do not.  What the module is at the time of backward (training
-    or evaluation, parameters, running statistics) decides the recomputation, as for torch's.  Without gradients, and in
+    It is `torch.utils.checkpoint.checkpoint` (non-reentrant), but updates running statistics once per step; torch's
+    own runs the forward pass of every norm twice and updates them twice. ``module`` must not overwrite ``args``:
+    the residual blocks and dense modules of this package do not. What the module is at the time of backward (training
+    or evaluation, parameters, running statistics) decides the recomputation, as for torch's. Without gradients, and in
     transforms of `torch.func`, which cannot compute anything again, this is ``module(*args)``.
     """
     if not torch.is_grad_enabled():
@@ -37,22 +37,13 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
     return torch_checkpoint(module, *args, use_reentrant=False, context_fn=contexts)
 
 
-class CheckpointedSequential(nn.Sequential):
-    """Modules in order, of which backward keeps the inputs only: each is run again, see `checkpoint`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the last module's output."""
-        for module in self:
-            x = checkpoint(module, x) if isinstance(x, Tensor) else module(x)  # else: a stand-in of torch.fx
-        return x
-
-
 @contextmanager
 def paused_statistics(module: nn.Module) -> Iterator[None]:
     """Let no norm of the module count what it sees, in running statistics or number of batches."""
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     foreign = [norm for norm in module.modules() if isinstance(norm, _NormBase) and not isinstance(norm, ABN)]
-    before = [(norm.momentum, _copy(norm.num_batches_tracked)) for norm in foreign]
+    counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in foreign]
+    momenta = [norm.momentum for norm in foreign]
     paused = [norm.statistics_paused for norm in norms]
     for norm in norms:
         norm.statistics_paused = True
@@ -63,11 +54,7 @@ def paused_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for norm, was_paused in zip(norms, paused, strict=True):
             norm.statistics_paused = was_paused
-        for other, (momentum, count) in zip(foreign, before, strict=True):
+        for other, momentum, count in zip(foreign, momenta, counts, strict=True):
             other.momentum = momentum
             if count is not None:
                 other.get_buffer("num_batches_tracked").copy_(count)
-
-
-def _copy(count: Any) -> Tensor | None:
-    return None if count is None else count.clone()

@@ -1,8 +1,8 @@
-"""Layers that are undone from their output, in place: pools that move values, batch norm, leaky ReLU, convolution.
+"""Operations that are undone from their output: pools that move values, batch norm, leaky ReLU, convolution.
 
-Functions whose names end in an underscore overwrite their map.  Those that undo a layer make its input x of its output
-y, and the gradient dx of dy.  Where an operation needs scratch memory, for convolutions of half the channels above all,
-maps go through it an eighth of the batch at a time, so that the scratch stays below the size of the map.
+Functions whose names end in an underscore overwrite their argument. Those that undo a layer overwrite its output y
+with the input x, and dy with dx. Where an operation needs scratch memory, above all convolutions of half the channels,
+it takes an eighth of the batch at a time, so that the scratch memory stays below the size of the map.
 
 Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
 """
@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.ops.abn.autograd import Statistics, means_over_group, parameter_gradients
+from zoo.ops.abn.autograd import parameter_gradients
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.recompute import convolution_backward
-from zoo.ops.abn.reference import Form
-from zoo.ops.reversible import Gradients
-from zoo.ops.unwind import Convolution
+from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.statistics import Statistics, means_over_group
+from zoo.ops.chain import Gradients
+from zoo.ops.context import is_fx_proxy
+from zoo.ops.convolution import Convolution
 
 NUM_PARTS = 8
 
 
 def parts(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of the maps, an eighth of the batch at a time."""
+    """Yield views of all the maps, an eighth of the batch at a time."""
     return zip(*(x.chunk(NUM_PARTS) for x in maps), strict=True)
 
 
@@ -36,12 +37,12 @@ def channel_pool(x: Tensor) -> Tensor:
     Channel c of offset (dy, dx) becomes channel (2 dy + dx) C + c: the first half of the channels are the even rows.
     Raises ValueError for odd H or W.
     """
-    return _windows(x).flatten(1, 3)
+    return _split_windows(x).flatten(1, 3)
 
 
 def channel_unpool(y: Tensor) -> Tensor:
     """Return x of ``channel_pool(x)``, bit for bit."""
-    return _assembled(y.unflatten(1, (2, 2, -1)))
+    return _join_windows(y.unflatten(1, (2, 2, -1)))
 
 
 def batch_pool(x: Tensor) -> Tensor:
@@ -49,23 +50,24 @@ def batch_pool(x: Tensor) -> Tensor:
 
     Offset (dy, dx) of image n becomes image 4 n + 2 dy + dx, so that the parts of an image stay together.
     """
-    return _windows(x).flatten(0, 2)
+    return _split_windows(x).flatten(0, 2)
 
 
 def batch_unpool(y: Tensor) -> Tensor:
     """Return x of ``batch_pool(x)``, bit for bit."""
-    return _assembled(y.unflatten(0, (-1, 2, 2)))
+    return _join_windows(y.unflatten(0, (-1, 2, 2)))
 
 
-def _windows(x: Tensor) -> Tensor:
-    """Return (N, 2, 2, C, H/2, W/2), contiguous."""
-    if isinstance(x, Tensor) and (x.shape[2] % 2 or x.shape[3] % 2):  # no stand-in of torch.fx
+def _split_windows(x: Tensor) -> Tensor:
+    """Return the values of the 2x2 windows apart: (N, C, H, W) -> (N, 2, 2, C, H/2, W/2), contiguous."""
+    if not is_fx_proxy(x) and (x.shape[2] % 2 or x.shape[3] % 2):
         raise ValueError(f"a 2x2 pool that can be undone needs even sides, got a map of shape {tuple(x.shape)}")
     windows = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # N, C, H/2, dy, W/2, dx
     return windows.permute(0, 3, 5, 1, 2, 4).contiguous()
 
 
-def _assembled(windows: Tensor) -> Tensor:
+def _join_windows(windows: Tensor) -> Tensor:
+    """Return x of ``_split_windows(x)``."""
     return windows.permute(0, 3, 4, 1, 5, 2).flatten(4, 5).flatten(2, 3)
 
 
@@ -90,36 +92,31 @@ def unactivate_(y: Tensor, dy: Tensor, slope: float) -> None:
     F.leaky_relu_(y, 1 / slope)
 
 
-def norm_form(weight: Tensor, bias: Tensor, eps: float, eps_i: float) -> Form:
-    """Return the form y = (|weight| + eps_i) x_hat + bias, for kernels that add ``eps`` to the absolute scale."""
-    return Form(weight.abs() + (eps_i - eps), bias, eps, "identity", 0.0)
-
-
-def normalise_(x: Tensor, statistics: Statistics, form: Form) -> None:
-    """Overwrite x with the gain times x_hat plus the bias."""
+def normalise_(x: Tensor, statistics: Statistics, settings: NormSettings) -> None:
+    """Overwrite x with (|weight| + eps) x_hat + bias."""
     for (part,) in parts(x):
-        kernels_for(x).apply_(part, statistics.mean, statistics.var, form)
+        kernels_for(x).apply_(part, statistics.mean, statistics.var, settings)
 
 
-def denormalise_(y: Tensor, statistics: Statistics, form: Form) -> None:
+def denormalise_(y: Tensor, statistics: Statistics, settings: NormSettings) -> None:
     """Overwrite y with its x, (y - bias) sqrt(var + eps) / gain + mean, of the statistics that made y of x."""
-    assert form.weight is not None
-    assert form.bias is not None
-    gain = form.weight.abs() + form.eps
-    scale = torch.sqrt(statistics.var + form.eps) / gain
-    y.sub_(_per_channel(form.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
+    assert settings.weight is not None
+    assert settings.bias is not None
+    gain = settings.weight.abs() + settings.eps
+    scale = torch.sqrt(statistics.var + settings.eps) / gain
+    y.sub_(_per_channel(settings.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
 
 
-def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, form: Form) -> tuple[Tensor, Tensor]:
-    """Overwrite y with x, and dy with dx; return the gradients of the form's weight, the gain less eps, and bias."""
+def undo_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSettings) -> tuple[Tensor, Tensor]:
+    """Overwrite y with x, and dy with dx; return the gradients of the weight, which is the gain less eps, and bias."""
     kernels, count = kernels_for(y), statistics.num_values
-    found = [torch.stack(kernels.backward_reduce(z, dz, form)) for z, dz in parts(y, dy)]
-    sum_dy, sum_dy_xhat = torch.stack(found).sum(0)
+    sums_of_parts = [torch.stack(kernels.backward_reduce(z, dz, settings)) for z, dz in parts(y, dy)]
+    sum_dy, sum_dy_xhat = torch.stack(sums_of_parts).sum(0)
     means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, statistics.group)
     for z, dz in parts(y, dy):
-        dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, form)[0])
-    denormalise_(y, statistics, form)
-    dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, form.weight, form.bias)
+        dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, settings)[0])
+    denormalise_(y, statistics, settings)
+    dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
     assert dgain is not None
     assert dbias is not None
     return dgain, dbias
@@ -144,29 +141,28 @@ def couple_(x: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> None:
 
 
 def uncouple_(y: Tensor, dy: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> Gradients:
-    """Undo the coupling: overwrite y with x, dy with dx; return the gradients of the kernels."""
+    """Undo the coupling: overwrite y with x, dy with dx; return the gradients of the weights."""
     gradients: Gradients = {}
     for y_part, dy_part in parts(y, dy):
         (y1, y2), (dy1, dy2) = halves(y_part), halves(dy_part)
-        _subtract(g, y1, y2, dy1, dy2, gradients)
-        _subtract(f, y2, y1, dy2, dy1, gradients)
+        _subtract_conv_(g, y1, y2, dy1, dy2, gradients)
+        _subtract_conv_(f, y2, y1, dy2, dy1, gradients)
     return gradients
 
 
-def _subtract(
+def _subtract_conv_(
     conv: nn.Conv2d, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, gradients: Gradients
 ) -> None:
-    """Take ``conv(source)`` from target, add to dsource what came through it, and to ``gradients`` its kernel's."""
-    convolution = Convolution.of(conv, source)
-    target.sub_(convolution(source, conv.weight, None))
-    needs = [True, conv.weight.requires_grad, False]
-    through, dkernel, _ = convolution_backward(
-        dtarget.to(convolution.dtype), source, conv.weight, None, *convolution, needs
+    """Subtract ``conv(source)`` from target; add what comes through it to dsource, its weight's to ``gradients``."""
+    convolution, weight = Convolution.of(conv, source), conv.weight
+    target.sub_(convolution(source, weight, None))
+    through, dweight, _ = convolution.backward(
+        dtarget, source, weight, None, needed=(True, weight.requires_grad, False)
     )
     assert through is not None
     dsource.add_(through)
-    if dkernel is not None:
-        gradients[conv.weight] = gradients[conv.weight].add_(dkernel) if conv.weight in gradients else dkernel
+    if dweight is not None:
+        gradients[weight] = gradients[weight].add_(dweight) if weight in gradients else dweight
 
 
 def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -179,19 +175,17 @@ def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
 
 
 def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor | None, Tensor]:
-    """Return dx, None if x needs no gradient, and the gradient of the kernel, of `convolve`."""
-    convolution, needs = Convolution.of(conv, x), [x.requires_grad, True, False]
+    """Return the gradients of `convolve`: dx, None if x needs no gradient, and that of the weight."""
+    convolution, needed = Convolution.of(conv, x), (x.requires_grad, True, False)
     dx = torch.empty_like(x) if x.requires_grad else None
-    dkernel = torch.zeros_like(conv.weight)
+    dweight = torch.zeros_like(conv.weight)
     for x_part, dy_part, dx_part in parts(x, dy, x if dx is None else dx):
-        through, found, _ = convolution_backward(
-            dy_part.to(convolution.dtype), x_part, conv.weight, None, *convolution, needs
-        )
+        through, dweight_of_part, _ = convolution.backward(dy_part, x_part, conv.weight, None, needed)
         if through is not None:
             dx_part.copy_(through)
-        assert found is not None
-        dkernel.add_(found)
-    return dx, dkernel
+        assert dweight_of_part is not None
+        dweight.add_(dweight_of_part)
+    return dx, dweight
 
 
 def largest(x: Tensor, images: int) -> Tensor:
@@ -200,7 +194,7 @@ def largest(x: Tensor, images: int) -> Tensor:
 
 
 def largest_gradient(x: Tensor, best: Tensor, dbest: Tensor, images: int) -> Tensor:
-    """Return dx for `largest`, which shares the gradient among equal values."""
+    """Return dx of `largest`; equal largest values share the gradient."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     grouped = (x.unflatten(0, (-1, images)), dx.unflatten(0, (-1, images)), best, dbest)
     for x_part, dx_part, best_part, dbest_part in parts(*grouped):

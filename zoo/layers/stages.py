@@ -1,4 +1,4 @@
-"""A stage of pre-activation blocks that keeps its last sum for backward and finds the earlier ones again."""
+"""Residual blocks in order that keep less for backward: checkpointed, or with their sums undone."""
 
 from __future__ import annotations
 
@@ -6,23 +6,39 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
 from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, norm_of
-from zoo.ops.recorded import is_recorded
-from zoo.ops.unwind import ResidualSum, is_map_of, redone_norm
+from zoo.ops.context import is_fx_proxy, is_recorded
+from zoo.ops.unwind import ResidualSum, is_same_as, recomputed_norm
+
+
+class CheckpointedSequential(nn.Sequential):
+    """Modules in order, of which backward keeps the inputs only: each is run again, see `checkpoint`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last module's output."""
+        for module in self:
+            x = module(x) if is_fx_proxy(x) else checkpoint(module, x)
+        return x
 
 
 class UnwoundSequential(nn.Sequential):
     """Identity residual blocks of which backward keeps the inner norms' outputs and the stage's input and output.
 
-    The sums between the blocks are found by subtraction (`ResidualSum`), the outputs of the blocks' first norms are
-    computed again from them.  With ``redo_3x3`` the output of a bottleneck's last norm is not kept either but computed
-    again by the 3x3 convolution before it; where there is dropout between, and in blocks of two convolutions, whose
-    sum could not be undone then, it is kept.  Statistics are taken and counted once.  The results are those of the
-    blocks one after the other; in half precision the stage rounds its sum once, instead of once per block.
+    The sums between the blocks are found by subtraction (`ResidualSum`), and the outputs of the blocks' first norms are
+    computed again from them. Statistics are taken and counted once. The results are those of the blocks run one after
+    the other; in half precision the stage rounds its sum once, instead of once per block.
 
-    Norms that are not in place, convolutions of another kind, hooks on blocks or on what they hold, torch.compile and
-    `torch.func` get the blocks as they are, with all that these keep.  Only the first block may have a projection.
+    The blocks are run as they are, with all that they keep, where norms are not in place, convolutions are of another
+    kind, or blocks or their parts have hooks, and under torch.compile and `torch.func`.
+
+    Args:
+    - `blocks`: `IdentityResidualBlock`s by name; only the first may have a projection (ValueError).
+    - `redo_3x3`: do not keep the output of a bottleneck's last norm either, but compute it again by the 3x3 convolution
+      before it. It is kept where there is dropout between the two, and in blocks of two convolutions, whose sum
+      could not be undone without it.
+
     Source: the sums are undone as in Gomez et al., The Reversible Residual Network, 2017, but with blocks as they are.
     """
 
@@ -34,7 +50,7 @@ class UnwoundSequential(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""
-        if not (isinstance(x, Tensor) and is_recorded() and all(map(_can_unwind, self))):
+        if is_fx_proxy(x) or not is_recorded() or not all(map(_can_unwind, self)):
             return super().forward(x)
         sums = ResidualSum(num_additions=len(self))
         for block in self:
@@ -45,18 +61,18 @@ class UnwoundSequential(nn.Sequential):
         """Return x plus the block's branch, or the block's projection plus its branch."""
         conv1, *inner, last = block.convs
         if block.has_projection:
-            activated, remade = redone_norm(x, None, x, *norm_of(block.bn1, x))
-            with remade.instead_of(is_map_of(activated)):
+            activated, recomputed = recomputed_norm(x, None, x, *norm_of(block.bn1, x))
+            with recomputed.saved_instead_of(is_same_as(activated)):
                 shortcut, y = block.proj_conv(activated), conv1(activated)
         else:
-            with sums.keeping(x):
+            with sums.saved_instead_of(x):
                 shortcut, y = x, norm_conv(block.bn1, conv1, x)
         if self.redo_3x3 and len(inner) == 3:
             norm2, conv2, norm3 = inner
             source = norm2(y)
             y = conv2(source)
-            z, remade = redone_norm(source, conv2, y, *norm_of(norm3, y))
-            return sums.add(z, last, shortcut, remade)
+            z, recomputed_z = recomputed_norm(source, conv2, y, *norm_of(norm3, y))
+            return sums.add(z, last, shortcut, recomputed_z)
         for layer in inner:
             y = layer(y)
         return sums.add(y, last, shortcut)

@@ -1,0 +1,39 @@
+"""``zoo settings`` prints what the schema of experiment files says."""
+
+from __future__ import annotations
+
+import pytest
+
+from zoo.cli import main
+
+
+def test_all_settings_are_those_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings"]) == 0
+    everything = capsys.readouterr().out
+    assert main(["show", "--schema"]) == 0
+    assert everything == capsys.readouterr().out
+    assert everything.startswith("the top level: ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("input.*_val", ["scale_val", "crop_val"]),
+        ("label_smoothing", ["label_smoothing"]),
+        ("warmup", ["warmup_epochs"]),
+        ("seed", ["seed"]),
+        ("gamma", ["gamma", "gamma", "gamma"]),
+    ],
+)
+def test_a_pattern_selects_settings_by_their_dotted_name(
+    pattern: str, keys: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["settings", pattern]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")] == keys
+
+
+def test_an_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings", "optimizer.learning_rat"]) == 0
+    assert main(["settings", "optimizer.lerning_rate"]) == 2
+    assert "the nearest names are optimizer.learning_rate" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""The cache folder, and writing files so that a reader sees the old contents or the new, never a part."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+
+def cache_dir() -> Path:
+    """Return $ZOO_CACHE, or ~/.cache/zoo when it is not set; the folder need not exist."""
+    return Path(os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "zoo")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` to ``path`` as JSON; ValueError for NaN and infinities, which JSON does not have."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` in UTF-8; names of files that are not UTF-8 keep their bytes."""
+    write_bytes(path, text.encode("utf-8", errors="surrogateescape"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``, see `replacing`; the folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
+    """Yield the name of a temporary file beside ``path``; what the block has written there then replaces ``path``.
+
+    If the block raises, the temporary file is removed and ``path`` stays as it was. ``temporary`` is another name for
+    the temporary file, in the same folder. The folder has to exist.
+    """
+    temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        move_into_place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Rename a file that is written to the end, once its bytes are safe on the disk; ``path`` is replaced."""
+    with open_own(temporary, "r+b") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def open_own(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of the cache for writing, unless it is a symbolic link or a pipe; raises OSError for those.
+
+    In a cache that others can write to, a link could lead to any file of this user, and a pipe would block.
+    """
+    return open(path, mode, opener=_open_no_link)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through: remove it", path) from None
+        raise

@@ -1,0 +1,121 @@
+"""The contract of a norm back end: the kernels of the fused activated batch norm, their shapes and their dtypes.
+
+Notation, per channel: mean m and biased variance v of x, scale g, bias b, activation f, and
+
+    x_hat = (x - m) / sqrt(v + eps),    y = g x_hat + b + s,    z = f(y)
+
+where s is the shortcut of a residual sum, of the shape and dtype of x, or absent, and g = |weight| + eps, so that y
+can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is that of the published code). Without
+weight g = 1, without bias b = 0. The derivation of the backward formulas is in csrc/README.md.
+
+A back end is a module with these functions: reference.py (plain torch), native.py (C++, CPU), triton.py (CUDA) and
+meta.py (bytes without numbers). None of them knows autograd, running averages or process groups.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class NormSettings(NamedTuple):
+    """What turns x_hat into z and back: weight and bias of shape (C,) or None, eps, activation and its parameter."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    activation: str
+    activation_param: float
+
+
+class Backward(Protocol):
+    """The whole backward pass of one process without a shortcut, in one kernel."""
+
+    def __call__(
+        self, z: Tensor, dz: Tensor, var: Tensor, batch: bool, settings: NormSettings
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dL/dx like z, and dL/dweight and dL/dbias, (C,), in the accumulation dtype.
+
+        ``batch`` says that the statistics are those of x; otherwise they do not depend on x.
+        """
+        ...
+
+
+class TrackStatistics(Protocol):
+    """Batch statistics and the update of the running ones, in one kernel."""
+
+    def __call__(self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
+        """Return what `Kernels.statistics` does, and move the running statistics, (C,), in place by ``momentum``.
+
+        They move towards those of the batch, the variance towards the unbiased one.
+        """
+        ...
+
+
+class Kernels(Protocol):
+    """The kernels of one back end; the last two are optional, and None where a back end does not have them.
+
+    x, z, their gradients and the shortcut are (N, C, ...) tensors of one shape and dtype, of any strides; vectors are
+    (C,). Statistics, sums and means are computed in the accumulation dtype (`accumulate_dtype`).
+    """
+
+    __name__: str
+
+    def why_not(self) -> str | None:
+        """Return why these kernels cannot be used here; None where they can."""
+        ...
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and biased variance per channel, (C,); zeros for a tensor without elements."""
+        ...
+
+    def apply(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> Tensor:
+        """Return z in a new tensor of the shape and dtype of x."""
+        ...
+
+    def apply_(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> None:
+        """Overwrite x with z."""
+        ...
+
+    def backward_reduce(
+        self, z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return sum(dy) and sum(dy x_hat) per channel, (C,)."""
+        ...
+
+    def backward_apply(
+        self,
+        z: Tensor,
+        dz: Tensor,
+        var: Tensor,
+        means: tuple[Tensor, Tensor] | None,
+        settings: NormSettings,
+        shortcut: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy with a shortcut.
+
+        Both are new tensors of the shape and dtype of z. ``means`` holds the two means, (C,). None stands for
+        statistics that do not depend on x: then dL/dx is g / sqrt(v + eps) dy.
+        """
+        ...
+
+    @property
+    def backward(self) -> Backward | None:
+        """The kernel that replaces `backward_reduce`, `backward_apply` and the arithmetic between them."""
+        ...
+
+    @property
+    def track_statistics(self) -> TrackStatistics | None:
+        """The kernel that replaces `statistics` and the update of the running statistics."""
+        ...
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the statistics and sums of tensors of ``dtype``: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,147 @@
+"""The statistics that a norm normalises with: those of the batch, over one process or several, or the running ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zoo.ops.abn.backend import kernels_for
+from zoo.ops.context import is_eager
+
+Momentum = float | Tensor | Callable[[], float | Tensor]
+
+
+class Statistics(NamedTuple):
+    """Mean and biased variance, shape (C,), and the values that they were taken over.
+
+    ``num_values`` is the number of values per channel: an int, or for a synchronised layer a tensor without dimensions;
+    None for running statistics, which do not depend on the input. ``group`` is the process group whose batch they are
+    the statistics of, or None for this process alone.
+    """
+
+    mean: Tensor
+    var: Tensor
+    num_values: int | Tensor | None
+    group: dist.ProcessGroup | None
+
+
+def take_statistics(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: Momentum,
+    group: dist.ProcessGroup | None,
+) -> Statistics:
+    """Return batch statistics in training or without running ones, else the running ones.
+
+    In training the running ones are updated in place; the arguments are those of `inplace_abn`, which says how. Raises
+    ValueError, before anything is changed, if x does not fit the vectors or has fewer than two values per channel to
+    take statistics of. With a group the number of values is known, and checked, after its statistics were gathered.
+    """
+    check_input(x, [weight, bias, running_mean, running_var])
+    if not training and running_mean is not None and running_var is not None:
+        # Backward keeps the variance, and a training batch may move the running one in place before that.
+        return Statistics(running_mean, running_var.clone(), num_values=None, group=None)
+    if group is None:
+        check_num_values(x, values_per_channel(x))
+    if running_mean is None or running_var is None:
+        return _batch_statistics(x, group)
+    momentum = momentum() if callable(momentum) else momentum
+    track = kernels_for(x).track_statistics
+    if track is not None and is_eager() and group is None and not isinstance(momentum, Tensor):
+        mean, var = track(x.detach(), running_mean, running_var, momentum)
+        return Statistics(mean, var, values_per_channel(x), None)
+    batch = _batch_statistics(x, group)
+    update_running(running_mean, running_var, batch, momentum)
+    return batch
+
+
+def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
+    """Raise ValueError unless x is a floating (N, C, ...) tensor and every given vector has C elements."""
+    if x.dim() < 2 or not x.is_floating_point():
+        raise ValueError(f"expected a floating-point tensor (N, C, ...), got {x.dtype} of shape {tuple(x.shape)}")
+    channels = x.shape[1]
+    for vector in vectors:
+        if vector is not None and vector.numel() != channels:
+            raise ValueError(f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {channels}")
+
+
+def check_num_values(x: Tensor, num_values: int) -> None:
+    """Raise ValueError unless batch statistics are taken over at least two values per channel."""
+    if num_values < 2:
+        raise ValueError(
+            f"batch statistics need more than 1 value per channel, got {num_values} with an input of shape "
+            f"{tuple(x.shape)}; use a larger batch, or evaluation mode"
+        )
+
+
+def values_per_channel(x: Tensor) -> int:
+    """Return N times the spatial size of an (N, C, ...) tensor."""
+    return x.numel() // x.shape[1] if x.shape[1] else 0
+
+
+def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> Statistics:
+    """Return the statistics of the batch, over the group where one is given."""
+    mean, var = kernels_for(x).statistics(x.detach())
+    num_local = values_per_channel(x)
+    if group is None:
+        return Statistics(mean, var, num_local, None)
+    gathered = _gather_statistics(mean, var, num_local, group)
+    # Two local values are enough for the whole group. Only with fewer does this wait for the number of the group, which
+    # a compiled graph cannot do at all.
+    if num_local < 2 and not torch.compiler.is_compiling():
+        check_num_values(x, int(gathered.num_values))  # type: ignore[arg-type]
+    return gathered
+
+
+def _gather_statistics(mean: Tensor, var: Tensor, num_values: int, group: dist.ProcessGroup) -> Statistics:
+    """Return the statistics of the values of all processes together, equal on every process.
+
+    One all-gather of 2 C + 1 numbers. Processes may hold different numbers of values, 0 included (then mean and var
+    must be finite, and do not matter). They are sent in float64, so that any number is exact and the sums of squares do
+    not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of values stays a
+    tensor on the device, so that nothing waits for it.
+    """
+    mine = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_values, dtype=torch.float64)])
+    world_size = dist.get_world_size(group)
+    gathered = mine.new_empty(world_size * mine.numel())
+    dist.all_gather_into_tensor(gathered, mine, group=group)
+    channels = mean.numel()
+    means, variances, counts = gathered.view(world_size, -1).split([channels, channels, 1], dim=1)
+    total = counts.sum()
+    divisor = total.clamp(min=1)  # if no process has a value, the caller reports it instead of a division by zero
+    group_mean = (counts * means).sum(0) / divisor
+    group_var = (counts * (variances + (means - group_mean).square())).sum(0) / divisor
+    return Statistics(group_mean.to(mean.dtype), group_var.to(var.dtype), total.to(mean.dtype), group)
+
+
+@torch.no_grad()
+def update_running(running_mean: Tensor, running_var: Tensor, batch: Statistics, momentum: float | Tensor) -> None:
+    """Move the running statistics in place by ``momentum`` towards those of a batch.
+
+    The variance of the batch is biased, the running variance unbiased: n / (n - 1).
+    """
+    assert batch.num_values is not None
+    unbiased = batch.var * (batch.num_values / (batch.num_values - 1))
+    for running, new in ((running_mean, batch.mean), (running_var, unbiased)):
+        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
+        running.lerp_(new.to(running.dtype), weight)
+
+
+def means_over_group(
+    sum_dy: Tensor, sum_dy_xhat: Tensor, num_values: int | Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Divide the two sums of backward, taken over the whole group in one all-reduce, by the number of values."""
+    if group is None:
+        return sum_dy / num_values, sum_dy_xhat / num_values
+    sums = torch.stack([sum_dy, sum_dy_xhat])
+    dist.all_reduce(sums, group=group)
+    mean_dy, mean_dy_xhat = sums / num_values
+    return mean_dy, mean_dy_xhat

@@ -1,0 +1,218 @@
+"""Chains of layers that are undone one after the other: of all their maps backward keeps the last outputs only.
+
+Two kinds of layers can be undone, see `Link`: reversible blocks (Gomez et al. 2017), which add to one half of the
+channels a function of the other half, and invertible layers (Hascoet et al. 2023), each of which has an inverse itself.
+
+Source: Gomez et al., The Reversible Residual Network, 2017, Algorithm 1, in its form of four forward passes per step:
+the graph that is built to find the input of a link gives its gradients too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zoo.ops.context import Autocast, RandomState, is_autocast, is_fx_proxy, is_transformed
+
+Tensors = tuple[Tensor, ...]
+Gradients = dict[Tensor, Tensor]  # of parameters
+Meter = Callable[[int, float], None]
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Link(Protocol):
+    """One step of a chain: makes outputs of inputs, and in backward finds the inputs again from the outputs.
+
+    A module that is more than one link, or remembers something for each run, has a method ``as_links()`` instead, which
+    returns its links, made anew for each run of the chain. These are the links of the package::
+
+        zoo.layers.reversible                         links of two tensors, the halves of the channels
+            ReversibleBlock.as_links() -> 2 CouplingHalf    adds f(x2) to x1, then g(y1) to x2
+            PairPool, ShiftBlock                            pool and block of i-RevNets
+            _Halve, _Join                                   one tensor -> its halves, and back: both ends of the chain
+        zoo.layers.invertible                         links of one tensor
+            Invertible.as_links() -> 1 LayerCall            remembers what undoing this call needs, of a
+                ChannelPool, BatchPool, InvertibleLeakyReLU, InvertibleNorm, InvertibleConv, LayerwiseBlock,
+                Stem, GlobalMax                             the last two are both ends of the chain
+    """
+
+    def __call__(self, *xs: Tensor) -> Any:
+        """Return the outputs, one tensor or a tuple, by operations that autograd differentiates."""
+
+    def modules(self) -> Iterable[Any]:
+        """Return the modules whose parameters and buffers, beside the inputs, the outputs depend on."""
+
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Any, Tensors, Gradients]:
+        """Return the inputs, their gradients and those of the parameters; runs without gradients.
+
+        The first link of a chain may return None for its inputs. With ``may_overwrite`` the memory of ``ys`` and
+        ``grads`` may be overwritten. No two of the gradients returned may share an element. What forward counts,
+        such as the batches of a norm, is not counted again.
+        """
+
+
+def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Meter | None = None) -> Tensors:
+    """Return the outputs of ``links``, run one after the other; backward keeps nothing else.
+
+    Under autocast half-precision inputs are cast to float32. The forward of the links runs once, without gradients;
+    in backward it runs with its autocast state and its random numbers, and the caller's random numbers stay as they
+    are. Modules must be in training or evaluation as they were, with the running statistics that they used;
+    RuntimeError otherwise. Gradients can be taken once, not twice. Compiled graphs break at the chain, once.
+
+    Args:
+    - `links`: of the kind that `Link` describes.
+    - `xs`: the inputs of the first link.
+    - `store`: keep what autograd keeps instead; so do transforms of `torch.func`, and `torch.export`.
+    - `meter`: called in backward with the number of each link and the relative error of its inputs, last link first;
+      it costs the memory of all inputs.
+    """
+    if any(map(is_fx_proxy, xs)):
+        return _run(links, xs)
+    if store or not torch.is_grad_enabled():
+        return _run(links, _without_half(xs))
+    return _run_reversibly(links, xs, meter)
+
+
+def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
+    for link in links:
+        ys = link(*xs)
+        xs = ys if isinstance(ys, tuple) else (ys,)
+    return xs
+
+
+def _without_half(xs: Tensors) -> Tensors:
+    """Return xs with what is in half precision under autocast in float32: the sums are rounded at every link."""
+    return tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
+
+
+# The whole function, so that compiled graphs break once. It is what torch.compiler.disable does, but this does not
+# import torch._dynamo, a second's work, before the function is first called.
+@torch._disable_dynamo
+def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
+    xs = _without_half(xs)
+    if is_transformed() or torch.compiler.is_exporting():
+        return _run(links, xs)
+    if any(getattr(link, "_is_replica", False) for link in links):
+        raise RuntimeError(
+            "the copies that nn.DataParallel makes do not know their parameters, which a chain of invertible layers "
+            "would not train; use DistributedDataParallel, or store"
+        )
+    numbered: list[tuple[int, Link]] = [
+        (number, link)
+        for number, given in enumerate(links)
+        for link in (given.as_links() if hasattr(given, "as_links") else (given,))
+    ]
+    if not any(x.requires_grad for x in xs):  # what comes before the first parameter to train has no backward
+        first = next((i for i, (_, link) in enumerate(numbered) if _trained([link])), len(numbered))
+        with torch.no_grad():
+            xs = _run([link for _, link in numbered[:first]], xs)
+        numbered = numbered[first:]
+    if not numbered:
+        return xs
+    parameters = _trained(link for _, link in numbered)
+    return _Chain.apply(numbered, parameters, meter, len(xs), *xs, *parameters)
+
+
+class _Chain(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        numbered: list[tuple[int, Link]],
+        parameters: list[Tensor],
+        meter: Meter | None,
+        num_inputs: int,
+        *tensors: Tensor,
+    ) -> Tensors:
+        ctx.numbered, ctx.parameters, ctx.meter = numbered, parameters, meter
+        xs = tensors[:num_inputs]
+        ctx.autocast, ctx.random_states, ctx.inputs = Autocast.now(xs[0]), [], []
+        state = RandomState.now(xs[0])
+        for position, (number, link) in enumerate(numbered):
+            is_first = position == 0 or numbered[position - 1][0] != number
+            # Detached, as an input that a link hands on may become an output, and an output would keep itself alive.
+            ctx.inputs.append([x.detach() for x in xs] if meter and is_first else None)
+            xs = _run([link], xs)
+            state, before = RandomState.now(xs[0]), state
+            ctx.random_states.append(None if state.is_same(before) else before)
+        modules = _modules(link for _, link in numbered)
+        ctx.training = [module.training for module in modules]
+        used = [b for module in modules if not module.training for b in module.buffers(recurse=False)]
+        # Parameters and buffers are saved for torch to notice if they are changed; backward reads xs only.
+        ctx.save_for_backward(*xs, *parameters, *used)
+        return xs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """From the last link to the first: find its inputs, and with them its gradients."""
+        _check_modules([link for _, link in ctx.numbered], ctx.parameters, ctx.training)
+        ys = ctx.saved_tensors[: len(grads)]
+        seen_by_caller = storages_of((*ys, *grads))  # may not be overwritten
+        gradients: Gradients = {}
+        state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
+        try:
+            with ctx.autocast():
+                forward = list(zip(ctx.numbered, ctx.random_states, ctx.inputs, strict=True))
+                for (number, link), random_state, true_inputs in reversed(forward):
+                    if random_state is not None:
+                        random_state.restore()
+                    may_overwrite = seen_by_caller.isdisjoint(storages_of((*ys, *grads)))
+                    ys, grads, of_parameters = link.reverse(ys, grads, may_overwrite)
+                    add_gradients(gradients, of_parameters)
+                    if true_inputs is not None:
+                        ctx.meter(number, _relative_error(ys, true_inputs))
+        finally:
+            if state_of_caller is not None:
+                state_of_caller.restore()
+        return None, None, None, None, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
+
+
+def add_gradients(gradients: Gradients, others: Gradients) -> None:
+    """Add ``others`` to ``gradients``, in which they may occur already: a parameter may be used more than once."""
+    for parameter, gradient in others.items():
+        gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
+
+
+def storages_of(tensors: Iterable[Tensor | None]) -> set[int]:
+    """Return what tells the memory of tensors apart: the addresses of their storages."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors if tensor is not None}
+
+
+def _modules(links: Iterable[Link]) -> list[Any]:
+    return [module for link in links for module in link.modules()]
+
+
+def _parameters(links: Iterable[Link]) -> list[Tensor]:
+    return [p for module in _modules(links) for p in module.parameters(recurse=False)]
+
+
+def _trained(links: Iterable[Link]) -> list[Tensor]:
+    """Return the parameters with gradients, each once."""
+    return list(dict.fromkeys(p for p in _parameters(links) if p.requires_grad))
+
+
+def _check_modules(links: Sequence[Link], parameters: Iterable[Tensor], training: Sequence[bool]) -> None:
+    """Raise RuntimeError unless the links, which are run as they are now, are those of forward."""
+    if not set(_parameters(links)).issuperset(parameters):
+        raise RuntimeError(
+            "a chain of invertible layers had other parameters in forward than it has in backward, which runs the "
+            "layers again; call backward while they are in place (inside torch.func.functional_call), or store"
+        )
+    if [module.training for module in _modules(links)] != training:
+        raise RuntimeError(
+            "a chain of invertible layers was switched between training and evaluation after its forward pass; "
+            "backward runs the layers again: switch after backward, or store"
+        )
+
+
+def _relative_error(reconstructed: Iterable[Tensor | None], truth: Iterable[Tensor]) -> float:
+    """Return ||reconstructed - truth|| / ||truth|| of what is not None, 0 if nothing differs."""
+    pairs = [(x.double(), true.double()) for x, true in zip(reconstructed, truth, strict=True) if x is not None]
+    error = sum(float((x - true).square().sum()) for x, true in pairs)
+    norm = sum(float(true.square().sum()) for _, true in pairs)
+    return math.sqrt(error / norm) if error else 0.0

@@ -1,0 +1,122 @@
+"""The context in which an operation runs: who decides what backward keeps, which dtypes, which random numbers.
+
+Autograd alone decides what is kept, unless torch.fx traces, torch.compile compiles, a transform of `torch.func` is
+active, or a selective checkpoint records. A recomputation in backward takes the autocast state and the random numbers
+of the forward pass with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+# Private names of torch. In a version that no longer has them every dispatch mode counts as one, to be safe.
+_SELECTIVE = tuple(
+    getattr(torch.utils.checkpoint, name, TorchDispatchMode)
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+)
+
+
+def is_fx_proxy(x: Any) -> bool:
+    """Return whether x only stands for a tensor, in a graph that torch.fx traces: it has no shape, dtype or values."""
+    return not isinstance(x, Tensor)
+
+
+def is_transformed() -> bool:
+    """Return whether this runs inside a transform of `torch.func`, which knows neither checkpoints nor saved hooks."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def in_selective_checkpoint() -> bool:
+    """Return whether a selective checkpoint records this, or repeats it.
+
+    (`torch.utils.checkpoint.create_selective_checkpoint_contexts`.) Its repetition skips the operations whose results
+    it saved. An in-place update made by a skipped operation would be lost, so nothing may be overwritten here.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack())
+
+
+def can_work_in_place() -> bool:
+    """Return whether operations may overwrite here what nobody needs any more.
+
+    Compilers reuse the memory by themselves, and write several times slower code for the forms in place; a selective
+    checkpoint may have saved the tensor.
+    """
+    return not torch.compiler.is_compiling() and not in_selective_checkpoint()
+
+
+def is_eager() -> bool:
+    """Return whether operations run one by one as they are written: nothing compiles, transforms or records them."""
+    return can_work_in_place() and not is_transformed()
+
+
+def is_recorded() -> bool:
+    """Return whether autograd keeps what is saved here, and keeps it as it is told."""
+    return torch.is_grad_enabled() and is_eager()
+
+
+def is_autocast(device_type: str) -> bool:
+    """Return whether autocast casts on a device, also for devices that it does not know, such as meta."""
+    # Compilers know all their devices, and not every version of torch can trace the first question.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
+    return known and torch.is_autocast_enabled(device_type)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast casts nothing, also on devices that it does not know."""
+    known = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if known else nullcontext()
+
+
+class Autocast(NamedTuple):
+    """Whether autocast casts on a device, and to which dtype."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype | None
+
+    @classmethod
+    def now(cls, x: Tensor) -> Autocast:
+        """Return what holds at present for the device of x."""
+        device_type = x.device.type
+        if not torch.amp.is_autocast_available(device_type):
+            return cls(device_type, False, None)
+        return cls(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        """Return a context in which it holds again."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, self.dtype, enabled=self.enabled)
+
+
+class RandomState(NamedTuple):
+    """The states of the random number generators of the CPU and of one tensor's device."""
+
+    cpu: Tensor
+    device_type: str
+    devices: list[int]
+    states: list[Tensor]
+
+    @classmethod
+    def now(cls, x: Tensor) -> RandomState:
+        """Return the present states, for the device of x."""
+        return cls(torch.get_rng_state(), x.device.type, *get_device_states(x))
+
+    def restore(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self.cpu)
+        if self.devices:
+            set_device_states(self.devices, self.states, device_type=self.device_type)
+
+    def is_same(self, other: RandomState) -> bool:
+        """Return whether no random number was drawn between the two."""
+        return all(map(torch.equal, [self.cpu, *self.states], [other.cpu, *other.states]))
