@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,19 @@ from zoo.data.folder import OnBadImage
 from zoo.data.imagenet import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.errors import ConfigError, ZooError, nearest
+from zoo.errors import ConfigError, ZooError, nearest, printable
+from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.reproduce import OUT
-from zoo.reproduce.imagenet_table import IDENTITY, Row, Score, load_measurements, write_table
+from zoo.reproduce.imagenet_table import Row, Score, markdown_report
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError
+
+#: Two measurements that agree in these are the same one.
+IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
+SHOWN = ("top1", "top5", "count", "environment", "finished")
 
 
 @dataclass(frozen=True)
@@ -225,11 +232,22 @@ class ImageNetRun:
         return measured
 
     def _write(self) -> None:
-        if self._process.is_main:
-            rows, missing, limit = list(self.rows.values()), self._missing(), self._options.limit
-            self.markdown = write_table(
-                self._options.out, rows, self._data, missing, self._environment, limit, self._measurements
-            )
+        """Write imagenet.json and imagenet.md, each whole or not at all; the former keeps all measurements."""
+        if not self._process.is_main:
+            return
+        data, folder, rows, missing = self._data, self._options.out, list(self.rows.values()), self._missing()
+        self.markdown = markdown_report(rows, data, missing, self._environment, self._options.limit)
+        content = {
+            "benchmark": "imagenet",
+            "data": {**asdict(data), "is_imagenet": data.is_imagenet},
+            "limit": self._options.limit,
+            "environment": self._environment,
+            "missing": missing,
+            "rows": [row.to_json(data) for row in rows],
+            "measurements": self._measurements,
+        }
+        write_json(folder / "imagenet.json", content)
+        write_text(folder / "imagenet.md", self.markdown)
 
     def _missing(self) -> list[str]:
         """Return what keeps rows from being measured, and where it is expected."""
@@ -245,3 +263,22 @@ class ImageNetRun:
                     f"`zoo fetch {entry.name}` fetches them"
                 )
         return lines
+
+
+def load_measurements(folder: Path) -> list[dict[str, Any]]:
+    """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    path = folder / "imagenet.json"
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["benchmark"] != "imagenet":
+            raise ValueError
+        measurements: list[dict[str, Any]] = content["measurements"]
+        for known, key in product(measurements, (*IDENTITY, *SHOWN)):
+            known[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
+        ) from error
+    return measurements

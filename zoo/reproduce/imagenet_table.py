@@ -1,23 +1,14 @@
-"""The table of published and measured ImageNet scores, its verdicts, and the files that keep what was measured."""
+"""The table of published and measured ImageNet scores, and its verdicts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 from zoo.data.imagenet import NUM_IMAGES, ValidationSet
-from zoo.errors import ConfigError, printable
-from zoo.files import write_json, write_text
 from zoo.report.tables import Cell, markdown_table
 
-BENCHMARK = "imagenet"
-#: Two measurements that agree in these are the same one.
-IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
-SHOWN = ("top1", "top5", "count", "environment", "finished")
 TOLERANCE = 0.1  # percentage points
 METRICS = ("top1", "top5")
 HEADERS = ("network", "protocol", "published", "measured", "difference", "verdict", "images", "when", "weights md5")
@@ -163,51 +154,3 @@ def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
     theirs = row.measured["environment"]
     changed = [f"{key} {theirs.get(key)}" for key in environment if theirs.get(key) != environment[key]]
     return ", ".join([f"reused, of {row.measured['finished'][:10]}", *changed])
-
-
-def load_measurements(folder: Path) -> list[dict[str, Any]]:
-    """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
-    path = folder / f"{BENCHMARK}.json"
-    if not path.exists():
-        return []
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["benchmark"] != BENCHMARK:
-            raise ValueError
-        measurements: list[dict[str, Any]] = content["measurements"]
-        for known, key in product(measurements, (*IDENTITY, *SHOWN)):
-            known[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
-        ) from error
-    return measurements
-
-
-def write_table(
-    folder: Path,
-    rows: Sequence[Row],
-    data: ValidationSet,
-    missing: Sequence[str],
-    environment: Mapping[str, Any],
-    limit: int | None,
-    measurements: Sequence[Mapping[str, Any]],
-) -> str:
-    """Write imagenet.json and imagenet.md, each whole or not at all, and return the Markdown.
-
-    The JSON file keeps all ``measurements``, whether a row shows them or not; for the other arguments see
-    `markdown_report`.
-    """
-    content = {
-        "benchmark": BENCHMARK,
-        "data": {**asdict(data), "is_imagenet": data.is_imagenet},
-        "limit": limit,
-        "environment": dict(environment),
-        "missing": list(missing),
-        "rows": [row.to_json(data) for row in rows],
-        "measurements": measurements,
-    }
-    text = markdown_report(rows, data, missing, environment, limit)
-    write_json(folder / f"{BENCHMARK}.json", content)
-    write_text(folder / f"{BENCHMARK}.md", text)
-    return text

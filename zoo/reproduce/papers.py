@@ -15,8 +15,6 @@ from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_l
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.training_runs import TrainingRun
 
-Measurement = Callable[[], Section]
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -31,44 +29,35 @@ class Paper:
 
     title: str
     experiments: Sequence[str]
-    measurements: Callable[[Sequence[TrainingRun], Path | None], list[Measurement]]
-
-
-def _measurements_of_revnet(runs: Sequence[TrainingRun], data: Path | None) -> list[Measurement]:
-    images = None if data is None else open_images(data)
-    return [
-        measure_depth,
-        revnet_tables2to5.measure_parameters,
-        partial(revnet_tables2to5.report_cifar_errors, runs),
-        partial(revnet_tables2to5.report_imagenet_errors, runs),
-        revnet_tables2to5.measure_imagenet_memory,
-        partial(measure_angles, images),
-    ]
-
-
-def _measurements_of_revnext(runs: Sequence[TrainingRun], data: Path | None) -> list[Measurement]:
-    return [
-        revnext_tables1and2.measure_pixels,
-        measure_norm_law,
-        measure_slope_law,
-        measure_layers,
-        measure_depths,
-        partial(revnext_figure12.report_reconstruction, runs),
-        partial(revnext_tables1and2.report_cifar10_errors, runs),
-        revnext_tables1and2.report_time,
-    ]
+    measurements: Callable[[Sequence[TrainingRun], Path | None], list[Callable[[], Section]]]
 
 
 PAPERS = {
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
         (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
-        _measurements_of_revnet,
+        lambda runs, data: [
+            measure_depth,
+            revnet_tables2to5.measure_parameters,
+            partial(revnet_tables2to5.report_cifar_errors, runs),
+            partial(revnet_tables2to5.report_imagenet_errors, runs),
+            revnet_tables2to5.measure_imagenet_memory,
+            partial(measure_angles, None if data is None else open_images(data)),
+        ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
         (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
-        _measurements_of_revnext,
+        lambda runs, _: [
+            revnext_tables1and2.measure_pixels,
+            measure_norm_law,
+            measure_slope_law,
+            measure_layers,
+            measure_depths,
+            partial(revnext_figure12.report_reconstruction, runs),
+            partial(revnext_tables1and2.report_cifar10_errors, runs),
+            revnext_tables1and2.report_time,
+        ],
     ),
 }

@@ -30,10 +30,6 @@ FLAT_DEPTHS: Mapping[int, dict[str, Any]] = {
     4 + n: {"layers": [2 + n // 3, 1 + (n + 2) // 3, 1 + (n + 1) // 3]} for n in range(10)
 }
 HYBRID_DEPTHS: Mapping[int, dict[str, Any]] = {1 + 2 * n: {"blocks": [n, n]} for n in (1, 2, 3, 4)}
-HYBRID_UNITS = 1
-# Over slopes, both have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
-FLAT_BY_SLOPE_OPTIONS: dict[str, Any] = {"layers": [1, 1, 1]}
-HYBRID_BY_SLOPE_OPTIONS: dict[str, Any] = {"blocks": [1, 1], "units": 2}
 
 Ends = tuple[PublishedValue, PublishedValue]
 
@@ -178,7 +174,7 @@ def measure_depths(
     section.notes.append("their hybrid of slope 0.05 is lowest before its last point: about 2e8, drawn at 10")
     by_depth = {
         "flat": (FLAT, "layers", {}, flat, FLAT_BY_DEPTH),
-        **{label: (HYBRID, "blocks", {**options, "units": HYBRID_UNITS}, hybrid, HYBRID_BY_DEPTH)
+        **{label: (HYBRID, "blocks", {**options, "units": 1}, hybrid, HYBRID_BY_DEPTH)
            for label, options in HYBRIDS.items()},
     }  # fmt: skip
     deepest: dict[str, list[LayerRatios]] = {}
@@ -201,11 +197,14 @@ def measure_depths(
 
 
 def _over_slopes(section: Section, slopes: Sequence[float], batch: int) -> Panel:
-    """Return the panel of the smallest ratios over the slopes, and add its comparisons to the section."""
+    """Return the panel of the smallest ratios over the slopes, and add its comparisons to the section.
+
+    Both networks have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
+    """
     lines = []
     for label, name, options, published in (
-        ("flat 1-1-1", FLAT, FLAT_BY_SLOPE_OPTIONS, FLAT_BY_SLOPE),
-        *((label.replace("hybrid", "hybrid 1-1"), HYBRID, {**HYBRID_BY_SLOPE_OPTIONS, **own}, HYBRID_BY_SLOPE)
+        ("flat 1-1-1", FLAT, {"layers": [1, 1, 1]}, FLAT_BY_SLOPE),
+        *((label.replace("hybrid", "hybrid 1-1"), HYBRID, {"blocks": [1, 1], "units": 2, **own}, HYBRID_BY_SLOPE)
           for label, own in HYBRIDS.items()),
     ):  # fmt: skip
         smallest = [min(measure_ratios(name, slope, batch, **options).in_order()) for slope in slopes]

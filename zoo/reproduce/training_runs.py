@@ -32,10 +32,9 @@ PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
 MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
 # What the records of each event must have.
 NEEDED_KEYS = {
-    "train": ("epoch", "epoch_loss", "epoch_top1"),
-    "validation": ("epoch", "top1"),
+    "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"),
-}
+}  # fmt: skip
 Epoch = dict[str, Any]
 
 
@@ -165,7 +164,10 @@ def _read_folder(folder: Path) -> TrainingRun:
             epoch |= {"val_loss": record.get("loss"), "val_top1": float(record["top1"])}
             num_scored = record.get("count", num_scored)
         elif event == "reconstruction":
-            reconstructions[record["step"]] = _reconstruction(record)
+            errors = record["errors"].values()  # null stands for one that is not finite
+            worst = None if None in errors else max(errors, default=0.0)
+            step = {"step": record["step"], "worst_relative_error": worst, "errors": record["errors"]}
+            reconstructions[record["step"]] = step
     validated = [epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index]]
     return TrainingRun(
         source=printable(folder),
@@ -191,12 +193,6 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
             "`zoo train --log-dir` wrote, or files of curves that `zoo reproduce` made of them"
         ) from error
     return records
-
-
-def _reconstruction(record: dict[str, Any]) -> dict[str, Any]:
-    errors = record["errors"].values()
-    worst = None if None in errors else max(errors, default=0.0)  # the log has null for an error that is not finite
-    return {"step": record["step"], "worst_relative_error": worst, "errors": record["errors"]}
 
 
 def _evenly_spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
