@@ -17,13 +17,8 @@ from zoo.reproduce.papers import PAPERS
 
 def _section() -> Section:
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
-    return Section(
-        "table9",
-        "Table 9",
-        "Measured.",
-        [compare("bytes", PublishedValue(2, "printed", "Table 9"), 2.1, "B", 0.1)],
-        panels=[panel],
-    )
+    comparison = compare("bytes", PublishedValue(2, "printed", "Table 9"), 2.1, "B", 0.1)
+    return Section("table9", "Table 9", "Measured.", [comparison], panels=[panel])
 
 
 @pytest.fixture(params=["revnet", "revnext"])

@@ -448,16 +448,9 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Pat
     plain = Section("two", "Table 2", "Not measured.", [missing])
     text = write_report(PaperOptions("revnet", out=tmp_path), "Title", [section, plain], ["a remark"])
     assert text == (tmp_path / "revnet.md").read_text()
-    for part in (
-        "- a remark",
-        "| bytes",
-        "within 10 %",
-        "- a note",
-        "(revnet_one.png)",
-        "printed, Table 3",
-        "not run: `zoo train x`",
-    ):
+    for part in ("- a remark", "| bytes", "within 10 %", "- a note", "(revnet_one.png)", "printed, Table 3"):
         assert part in text
+    assert "not run: `zoo train x`" in text
     content = json.loads((tmp_path / "revnet.json").read_text())
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
