@@ -18,8 +18,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "reproduce",
         help="measure published scores, tables and figures again",
-        description="Exit code of imagenet: 0 everything was measured, 2 something is missing, 3 a score is off by "
-        "more than 0.1. Of the others: 0, what could not be run is listed with the command for it.",
+        description="Exit code of imagenet: 0 if everything was measured, 2 if something is missing, 3 if a score is "
+        "off by more than 0.1 points. Of the others: 0; what could not be run is listed with the command for it.",
     )
     parser.add_argument(
         "benchmark", metavar="BENCHMARK", choices=("imagenet", "revnet", "revnext"),
@@ -33,8 +33,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="DIR", type=Path, default=OUT,
-        help="where BENCHMARK.md, BENCHMARK.json and plots are written; of imagenet after each row, and rows "
-        "already measured there with the same weights and data are reused (default: %(default)s)",
+        help="where BENCHMARK.md, BENCHMARK.json and plots are written; imagenet writes them after each row, and "
+        "reuses rows already measured there with the same weights and data (default: %(default)s)",
     )  # fmt: skip
     _add_paper_options(parser.add_argument_group("revnet and revnext"))
     _add_imagenet_options(parser)
@@ -45,7 +45,7 @@ def _add_paper_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runs", metavar="PATH", nargs="+", type=Path, default=[],
         help="log folders of zoo train, whose accuracies fill the tables and whose curves are kept in "
-        "BENCHMARK_runs.json and drawn; or such files, which stand for the folders",
+        "BENCHMARK_runs.json and drawn; or such files in place of the folders",
     )  # fmt: skip
     group.add_argument("--no-picture", action="store_true", help="write no plots, which need matplotlib")
 
@@ -53,17 +53,17 @@ def _add_paper_options(group: argparse._ArgumentGroup) -> None:
 def _add_imagenet_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="NAME", nargs="+", default=["*"],
-        help="published networks, shell-style patterns too (default: all), and checkpoints of zoo train to score "
-        "beside them with their own crop",
+        help="published networks, shell-style patterns too (default: all), and checkpoints of zoo train, which are "
+        "scored with their own crop",
     )  # fmt: skip
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, help="published ways to score (default: all)")
     parser.add_argument(
         "--limit", type=positive, metavar="N",
-        help="score only N images, spread evenly over the data: to try it out, without a verdict",
+        help="score only N images, spread evenly over the data, to try the command out; there is then no verdict",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="images at once and process (default: the experiment's over the number of processes)",
+        help="images at once per process (default: the experiment's over the number of processes)",
     )  # fmt: skip
     add_loader_options(parser, workers=4)
     add_process_options(parser)
