@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say: experiments and checksums go into the package, kernels are compiled where possible.
+"""The build steps that pyproject.toml cannot express: packing experiments and checksums, compiling the CPU kernels.
 
-The kernels need torch's headers and a C++ compiler.  Without either the package is installed all the same: it then
-computes with plain torch, and says why.  One build serves every Python and torch of pyproject.toml, and later ones.
+The kernels need torch's headers and a C++ compiler. Without either the package is installed all the same: it then
+computes with plain torch, and says why. One build serves every Python and torch of pyproject.toml, and later ones.
 """
 
 import importlib.util
@@ -12,13 +12,13 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-# The first two are those of torch itself: without them selections are not turned into vector instructions.
+# The first two flags are also those of torch. Without them compilers do not vectorise code that selects values.
 FLAGS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd", "-O3", "-std=c++17", "-fvisibility=hidden", "-g0"]
 OLDEST_TORCH = "0x020b000000000000"  # 2.11
 
 
 class BuildWithExperiments(build_py):
-    """Adds zoo/experiments and zoo/checksums.md5; an editable install reads them from the checkout."""
+    """Copies zoo/experiments and zoo/checksums.md5; an editable install reads them from the checkout instead."""
 
     def run(self) -> None:
         super().run()
@@ -29,7 +29,7 @@ class BuildWithExperiments(build_py):
 
 
 class BuildIfPossible(build_ext):
-    """Compiles the kernels; where that fails, says so and leaves them out."""
+    """Compiles the kernels; if that fails, warns and installs the package without them."""
 
     def build_extension(self, extension: Extension) -> None:
         try:

@@ -1,5 +1,5 @@
-// The operators zoo::abn_*: checks, layouts, coefficients per channel and the split into parts; without autograd.
-// Written against the stable ABI of libtorch: one build serves torch 2.11 and later.
+// The operators zoo::abn_*, without autograd: checks, layouts, coefficients per channel and the split into parts.
+// They are written against the stable ABI of libtorch, so that one build serves torch 2.11 and later.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -18,7 +18,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-// Runs body with a value of the storage type of x.
+// Calls body with a value of the type that x stores its elements in.
 template <typename F> void with_storage(const Tensor& x, const F& body) {
   switch (x.scalar_type()) {
     case ScalarType::Float: return body(float());
@@ -41,13 +41,14 @@ bool is_channels_last(const Tensor& x) {
   return follows(0) && right;
 }
 
-// x itself where the kernels know its layout, contiguous or channels_last; otherwise a contiguous copy.
+// Returns x itself where it is contiguous or channels_last, the layouts that the kernels know; otherwise a contiguous
+// copy. Such a tensor is called native below.
 Tensor native(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() >= 2, "expected a tensor (N, C, ...), got ", x.dim(), " dimensions");
   return x.is_contiguous() || is_channels_last(x) ? x : torch::stable::contiguous(x);
 }
 
-// t itself where its memory is laid out like that of x, which is native; otherwise a copy that is.
+// Returns t itself where its layout and dtype are those of x, which is native; otherwise a copy that has them.
 Tensor like(const Tensor& t, const Tensor& x) {
   STD_TORCH_CHECK(t.dim() == x.dim(), "expected ", x.dim(), " dimensions, got ", t.dim());
   for (int64_t dim = 0; dim < x.dim(); ++dim)
@@ -73,7 +74,7 @@ template <typename T> const T* read_pointer(const Tensor& t) { return static_cas
 template <typename T> T* write_pointer(const Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
 template <typename T> const T* read_pointer(const MaybeTensor& t) { return t ? read_pointer<T>(*t) : nullptr; }
 
-// A vector with a number per channel, of any floating dtype and stride; the same number everywhere where there is none.
+// Reads a vector with a number per channel, of any floating dtype and stride; without a vector they all are `missing`.
 template <typename A> std::vector<A> read_vector(const MaybeTensor& vector, const Layout& layout, A missing) {
   std::vector<A> values(layout.channels, missing);
   if (!vector) return values;
@@ -107,17 +108,18 @@ template <typename A> Tensor new_vector(const Tensor& like, const std::vector<A>
   return vector;
 }
 
-// A coefficient for each channel, repeated as the layout wants it.
+// Repeats the number of each channel for all coefficients of the layout that belong to the channel.
 template <typename A> Line<A> spread(const std::vector<A>& values, const Layout& layout) {
   Line<A> result(layout.coefficients());
   layout.each_coefficient([&](int64_t j, int64_t channel) { result[j] = values[channel]; });
   return result;
 }
 
-// The split of a tensor between threads.  It depends on the shape and the number of threads alone: results repeat.
+// The split of a tensor between threads. It depends on nothing but the shape and the number of threads, so that results
+// repeat bit for bit.
 struct Parts {
   Layout layout;
-  int64_t splits, count;  // pieces per cell, parts
+  int64_t splits, count;  // number of pieces per cell, number of parts
 
   explicit Parts(const Layout& layout) : layout(layout), splits(1), count(1) {
     const int64_t threads = torch::stable::get_num_threads(), cells = layout.cells();
@@ -139,7 +141,7 @@ struct Parts {
   }
 };
 
-// Chan, Golub, LeVeque 1979: the moments of the union of two sets.
+// The moments of the union of two sets of values (Chan, Golub, LeVeque 1979).
 Moments merged(const Moments& a, const Moments& b) {
   const double count = a.count + b.count;
   if (count == 0) return a;
@@ -172,7 +174,7 @@ std::tuple<Tensor, Tensor> statistics(Tensor x) {
   return result;
 }
 
-// x and z are native and of one layout; they may be the same tensor.
+// Writes the output for x into z. Both are native and of one layout; they may be the same tensor.
 void run_apply(const Tensor& x, const Tensor& z, const Tensor& mean, const Tensor& var, const MaybeTensor& weight,
                const MaybeTensor& bias, double eps, int64_t activation, double parameter, const MaybeTensor& shortcut) {
   const Parts parts(layout_of(x));
@@ -209,7 +211,7 @@ Tensor apply(Tensor x, Tensor mean, Tensor var, MaybeTensor weight, MaybeTensor 
   return z;
 }
 
-// What backward starts with; dx, dshortcut and the coefficients are left to fill in.
+// Returns a job without dx, dshortcut and coefficients, which the caller fills in.
 template <typename T>
 Backward<T> backward_job(const Layout& layout, const Tensor& z, const Tensor& dz, const MaybeTensor& shortcut,
                          int64_t activation, double parameter) {
@@ -229,20 +231,20 @@ template <typename T> std::vector<Sums> reduced(const Parts& parts, const Backwa
   return sums;
 }
 
-// Half the distance from 1 to the next larger T: no rounding to T is larger than this share of the number.
+// Half the distance from 1 to the next larger T. Rounding a number to T changes it by at most this fraction.
 template <typename T> constexpr double rounding = Storage<T>::epsilon / 2;
 
-// y = scale x_hat + shift per channel, and the coefficients of dx.
+// Per channel: scale and shift of y = scale x_hat + shift, and the coefficients of dx (kernels.h).
 template <typename A> struct Channels {
   std::vector<A> scale, divisor, shift, of_dy, of_y, constant;  // x_hat is (y - shift) / divisor
 
-  // rounding is that of the type of z.
+  // `rounding` is that of the type of z.
   Channels(const Layout& layout, const MaybeTensor& weight, const MaybeTensor& bias, double eps, int64_t activation,
            double rounding)
       : scale(read_scale<A>(weight, layout, eps)), divisor(scale), shift(read_vector<A>(bias, layout, 0)),
         of_dy(layout.channels), of_y(layout.channels), constant(layout.channels) {
-    // Where the scale is below the error with which y was stored near the shift, x_hat is taken for 0.  The inverse of
-    // an ELU is steep below 0.
+    // Where the scale is smaller than the error with which z holds y near the shift, x_hat is taken to be 0 by an
+    // infinite divisor. For an ELU the error is larger below 0, where its inverse is steep.
     for (int64_t channel = 0; channel < layout.channels; ++channel) {
       const A g = scale[channel], b = shift[channel];
       A error = std::abs(b);
@@ -255,10 +257,10 @@ template <typename A> struct Channels {
     return A((sums.second - shift[channel] * sums.first) / divisor[channel]);
   }
 
-  // dx = g / std (dy - mean_dy - (y - b) / g mean_dy_xhat), sorted by dy and y.
+  // Sets the coefficients of dx = g / std (dy - mean_dy - (y - b) / g mean_dy_xhat): those of dy, of y, and the rest.
   void set(int64_t channel, A inverse_std, A mean_dy, A mean_dy_xhat) {
     of_dy[channel] = scale[channel] * inverse_std;
-    of_y[channel] = -mean_dy_xhat * inverse_std * A(divisor[channel] == scale[channel]);  // 0 or 1: NaN stays NaN
+    of_y[channel] = -mean_dy_xhat * inverse_std * A(divisor[channel] == scale[channel]);  // NaN stays NaN
     constant[channel] = -(of_y[channel] * shift[channel] + of_dy[channel] * mean_dy);
   }
 };
@@ -293,7 +295,7 @@ std::tuple<Tensor, Tensor> backward_reduce(Tensor z, Tensor dz, MaybeTensor weig
   return result;
 }
 
-// All tensors are native and of one layout; dx may be dz itself.
+// Writes dx and, where there is one, dshortcut. All tensors are native and of one layout.
 void write_gradient(const Tensor& z, const Tensor& dz, const Tensor& dx, const Tensor& var, const MaybeTensor& mean_dy,
                     const MaybeTensor& mean_dy_xhat, const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                     int64_t activation, double parameter, const MaybeTensor& shortcut, const MaybeTensor& dshortcut) {
@@ -332,21 +334,14 @@ std::tuple<Tensor, Tensor> backward_apply_shortcut(
   return {dx, dshortcut};
 }
 
-void backward_apply_(Tensor z, Tensor dz, Tensor var, MaybeTensor mean_dy, MaybeTensor mean_dy_xhat,
-                     MaybeTensor weight, MaybeTensor bias, double eps, int64_t activation, double parameter) {
-  z = native(z);
-  const Tensor gradient = like(dz, z);
-  write_gradient(z, gradient, gradient, var, mean_dy, mean_dy_xhat, weight, bias, eps, activation, parameter, {}, {});
-  if (gradient.get() != dz.get()) torch::stable::copy_(dz, gradient);
-}
-
-// Large planes are worth doing both sweeps channel by channel: the second then reads them from the cache.
+// Returns whether both sweeps are done channel by channel, so that the second reads from the cache. Only large planes
+// are worth it.
 bool by_channel(const Layout& layout, size_t bytes) {
   const bool large = layout.planes && layout.inner * int64_t(bytes) >= 32768;
   return large && layout.channels >= 4 * torch::stable::get_num_threads();
 }
 
-// Calls finish(channel, its sums) for each channel, in parallel, between its reduction and its gradient.
+// Reduces each channel, calls finish(channel, sums) and computes the gradient of the channel; channels run in parallel.
 template <typename T, typename F> void run_channels(const Backward<T>& job, const F& finish) {
   const Layout& layout = job.layout;
   const int64_t channels = layout.channels, planes = layout.numel / layout.inner;
@@ -361,7 +356,7 @@ template <typename T, typename F> void run_channels(const Backward<T>& job, cons
   });
 }
 
-// dx, dweight and dbias at once, for statistics of one process, of z itself or (not batch) independent of it.
+// Returns dx, dweight and dbias for statistics of this process: those of the batch, or, without `batch`, constants.
 std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, bool batch, MaybeTensor weight,
                                             MaybeTensor bias, double eps, int64_t activation, double parameter) {
   z = native(z);
@@ -398,7 +393,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor z, Tensor dz, Tensor var, boo
   return result;
 }
 
-// Moves a vector of running statistics towards values, in place and in its own dtype, as torch's lerp does.
+// Moves running statistics towards value(channel), in place and in their own dtype, as torch's lerp does.
 template <typename F> void move_towards(const Tensor& running, int64_t channels, double momentum, const F& value) {
   const int64_t stride = running.stride(running.dim() - 1);
   with_storage(running, [&](auto tag) {
@@ -432,7 +427,7 @@ std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tenso
 
 }  // namespace
 
-// zoo/ops/abn/native.py says what the operators take and return: it can tag them for the compiler.
+// The schemas are in zoo/ops/abn/native.py, because only Python can tag them for the compiler.
 STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_statistics", TORCH_BOX(&statistics));
   library.impl("abn_apply", TORCH_BOX(&apply));
@@ -442,7 +437,6 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_backward_apply_shortcut", TORCH_BOX(&backward_apply_shortcut));
   library.impl("abn_backward", TORCH_BOX(&backward));
   library.impl("abn_track_statistics", TORCH_BOX(&track_statistics));
-  library.impl("abn_backward_apply_", TORCH_BOX(&backward_apply_));
 }
 
 }  // namespace zoo

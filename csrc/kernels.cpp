@@ -2,11 +2,12 @@
 
 #include <type_traits>
 
-// One binary for several generations of processors: the loader picks the widest that it has.
+// Functions marked CLONES are compiled for several generations of processors. The loader picks the newest that the
+// processor supports.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #if __GNUC__ >= 12
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // which do not know the names of the generations here
+#else  // older compilers do not know the names of the generations
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 #else
@@ -17,8 +18,8 @@
 namespace zoo {
 namespace {
 
-constexpr int64_t stretch = 65536;  // values that a backward walk reads forwards
-constexpr int64_t block = 4096;     // values summed in the compute type before the sum goes to double precision
+constexpr int64_t stretch = 65536;  // number of values that a walk to the beginning reads forwards
+constexpr int64_t block = 4096;     // number of values summed in the compute type before the sum is added in double
 
 // A coefficient that is the same for all elements of a cell, read like an array.
 template <typename A> struct Uniform {
@@ -26,7 +27,7 @@ template <typename A> struct Uniform {
   ALWAYS_INLINE A operator[](int64_t) const { return value; }
 };
 
-// Calls body(first, last, channel) for each cell of the range; the channel is that of a plane, else 0.
+// Calls body(first, last, channel) for each cell of the range. The channel is 0 for cells that are not planes.
 template <typename F> ALWAYS_INLINE void walk(const Layout& layout, Range range, const F& body) {
   const int64_t channels = layout.planes ? layout.channels : 1;
   int64_t cell = range.begin / layout.cell, channel = cell % channels;
@@ -38,7 +39,7 @@ template <typename F> ALWAYS_INLINE void walk(const Layout& layout, Range range,
   }
 }
 
-// As `walk`, from the end to the begin in strides that are long enough for the prefetcher.
+// As `walk`, but from the end to the beginning, in stretches that are read forwards and long enough for the prefetcher.
 template <typename F> ALWAYS_INLINE void walk_back(const Layout& layout, Range range, const F& body) {
   const int64_t stride = std::max<int64_t>(1, stretch / layout.cell) * layout.cell;
   for (int64_t end = range.end; end > range.begin;) {
@@ -48,7 +49,8 @@ template <typename F> ALWAYS_INLINE void walk_back(const Layout& layout, Range r
   }
 }
 
-// Calls body with the activation, and with whether there is a shortcut as a constant of the type.
+// Calls body with the activation and with a type that says whether there is a shortcut, so that each case is compiled
+// on its own.
 template <typename T, typename Job, typename F> ALWAYS_INLINE void specialised(const Job& job, const F& body) {
   const Compute<T> epsilon = Storage<T>::epsilon;
   const auto with = [&](const auto& activation) INLINED {
@@ -72,7 +74,8 @@ template <typename A, typename F> ALWAYS_INLINE void sum(int64_t first, int64_t 
   }
 }
 
-// Adds term(i, j, a, b) over the range to the sums of each channel, for a layout of periods; j is the coefficient.
+// Adds term(i, j, a, b) over the range to the sums of each channel, for cells of whole periods; j is the index of the
+// coefficient.
 template <typename A, typename F>
 ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, const F& term) {
   Line<A> first_sums(layout.cell), second_sums(layout.cell);
@@ -93,16 +96,17 @@ ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, co
   flush();
 }
 
-// Sums of x - shift and its square lose nothing while the shift is near the mean: here that of a sample of the values.
+// Fills `shift` with the mean of a sample of the values: sums of x - shift and of its square lose no precision as long
+// as the shift is near the mean.
 template <typename T>
 ALWAYS_INLINE void sample_means(const Layout& layout, const T* x, Range range, Line<Compute<T>>& shift) {
   const int64_t period = layout.channels * layout.inner, periods = (range.end - range.begin) / period;
   const int64_t samples = std::min<int64_t>(periods, 32);
   std::vector<Compute<T>> mean(layout.channels);
   for (int64_t s = 0; s < samples; ++s) {
-    // Not the same position of every image, which may be its corner: one further into each stretch of periods.
+    // The same position of every image could be its corner; so each sample lies further into its stretch of periods.
     const T* row = x + range.begin + (periods * s / samples + periods / samples * s / samples) * period;
-    for (int64_t channel = 0; channel < layout.channels; ++channel)  // one position of several is sample enough
+    for (int64_t channel = 0; channel < layout.channels; ++channel)  // one of the positions is enough
       mean[channel] += load(row[channel * layout.inner]);
   }
   layout.each_coefficient([&](int64_t j, int64_t channel) { shift[j] = mean[channel] / samples; });
@@ -134,7 +138,7 @@ template <typename T> CLONES void planes_statistics(const Layout& layout, const 
   std::vector<A> shifts(layout.channels);
   std::vector<Sums> sums(layout.channels);
   walk(layout, range, [&](int64_t first, int64_t last, int64_t channel) INLINED {
-    if (moments[channel].count == 0) {  // the mean of the channel's first plane is near enough
+    if (moments[channel].count == 0) {  // the mean of the channel's first plane is near the mean
       Sums plane;
       sum<A>(first, last, plane, [=](int64_t i, A& a, A&) INLINED { a += load(x[i]); });
       shifts[channel] = A(plane.first / (last - first));

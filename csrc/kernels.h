@@ -1,4 +1,4 @@
-// The loops over one part of a tensor; kernels.cpp holds them, abn.cpp calls them in parallel.
+// The loops over one part of a tensor: kernels.cpp implements them, abn.cpp calls them in parallel.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,11 @@
 
 namespace zoo {
 
-// Element i of the flat memory belongs to channel (i / inner) % channels: inner is 1 for channels_last, the number of
-// spatial positions for a contiguous tensor.  Memory is walked in cells: one plane of a channel, or, where planes are
-// short, a run of whole periods (all channels) with a coefficient for each of its elements.
+// How the elements of a tensor lie in memory. Element i of the flat memory belongs to channel (i / inner) % channels,
+// where inner is 1 for channels_last and the number of spatial positions for a contiguous tensor.
+//
+// Memory is walked in cells. Where planes (the positions of one channel) are long, a cell is one plane. Otherwise it is
+// a run of whole periods (all channels once), with a coefficient for each of its elements.
 struct Layout {
   int64_t channels, inner, numel;
   bool planes;
@@ -35,10 +37,10 @@ struct Layout {
   }
 };
 
-// Elements of one part: whole cells, or, where there are few planes, large pieces of them.
+// The elements of one part: whole cells, or large pieces of planes where there are few planes.
 struct Range { int64_t begin, end; };
 
-// Starts at a cache line, so that no vector load or store crosses one.
+// Allocates memory that starts at a cache line, so that no vector load or store crosses one.
 template <typename A> struct LineAllocator {
   using value_type = A;
   LineAllocator() = default;
@@ -50,9 +52,9 @@ template <typename A> struct LineAllocator {
 };
 template <typename A> using Line = std::vector<A, LineAllocator<A>>;
 
-// Of the values of one channel within a part.
+// Results for the values of one channel within a part.
 struct Moments { double count = 0, mean = 0, squares = 0; };  // squares: sum of squared deviations from the mean
-struct Sums { double first = 0, second = 0; };                // in backward of dy and of dy (y - shortcut)
+struct Sums { double first = 0, second = 0; };                // in backward: of dy and of dy (y - shortcut)
 
 template <typename T> struct Forward {
   Layout layout;
@@ -72,8 +74,8 @@ template <typename T> struct Backward {
   Compute<T> parameter;
 };
 
-// Moments and sums are those of all channels.  The last two walk from the end to the begin: what the sweep before
-// them read last is still in the cache.
+// The first two write the moments and add to the sums of all channels. The last two walk from the end to the beginning,
+// because what the sweep before them read last is still in the cache.
 template <typename T> void statistics_part(const Layout& layout, const T* x, Range range, Moments* moments);
 template <typename T> void reduce_part(const Backward<T>& job, Range range, Sums* sums);
 template <typename T> void apply_part(const Forward<T>& job, Range range);

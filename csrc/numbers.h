@@ -1,4 +1,4 @@
-// Storage types, and the activations with their inverses, in forms that a compiler turns into vector instructions.
+// Storage types and the activations with their inverses, written so that compilers turn them into vector instructions.
 #pragma once
 
 #include <cmath>
@@ -34,7 +34,7 @@ ALWAYS_INLINE float load(float value) { return value; }
 ALWAYS_INLINE double load(double value) { return value; }
 ALWAYS_INLINE float load(bfloat16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
 
-// Without branches, after Maratyszcza's FP16: subnormal numbers through a subtraction, the others through a product.
+// Without branches, after Maratyszcza's FP16: subnormal numbers by a subtraction, the others by a product.
 ALWAYS_INLINE float load(float16 value) {
   const uint32_t word = uint32_t(value.bits) << 16, twice = word + word;
   const float normal = bit_cast<float>((twice >> 4) + (0xE0u << 23)) * 0x1p-112f;
@@ -45,27 +45,28 @@ ALWAYS_INLINE float load(float16 value) {
 ALWAYS_INLINE void store(float& target, float value) { target = value; }
 ALWAYS_INLINE void store(double& target, double value) { target = value; }
 
-// To the nearest, ties to even.  NaN stays NaN unless its last bits are set, which `quiet` sees to.
+// Rounds to the nearest, ties to even. A NaN stays NaN only if its last bits are zero, which `quiet` ensures.
 ALWAYS_INLINE void store(bfloat16& target, float value) {
   const uint32_t word = bit_cast<uint32_t>(value);
   target.bits = uint16_t((word + 0x7FFFu + ((word >> 16) & 1u)) >> 16);
 }
 
-// value, or for NaN the one whose last bits are zero, like those of every NaN that arithmetic on bfloat16 gives.
+// Returns value, but for any NaN the one whose last bits are zero, as in every NaN that arithmetic on bfloat16 gives.
 template <typename A> A quiet(A value) { return value == value ? value : std::numeric_limits<A>::quiet_NaN(); }
 
 ALWAYS_INLINE void store(float16& target, float value) {
   const uint32_t word = bit_cast<uint32_t>(value), twice = word + word;
   const uint32_t exponent = twice & 0xFF000000u;
   const uint32_t bias = exponent < 0x71000000u ? 0x71000000u : exponent;
-  // The sum puts the last kept bit where float rounds; the products send what is too large to infinity.
+  // The sum moves the last bit that is kept to the place where float rounds; the products turn too large values into
+  // infinity.
   const float scaled = (std::fabs(value) * 0x1p+112f) * 0x1p-110f;
   const uint32_t sum = bit_cast<uint32_t>(bit_cast<float>((bias >> 1) + 0x07800000u) + scaled);
   const uint32_t rounded = ((sum >> 13) & 0x7C00u) + (sum & 0x0FFFu);
   target.bits = uint16_t(((word >> 16) & 0x8000u) | (twice > 0xFF000000u ? 0x7E00u : rounded));
 }
 
-// exp(x) - 1 for x <= 0: x = n ln 2 + r, a Taylor polynomial in r, within 2 ulp.
+// exp(x) - 1 for x <= 0, within 2 ulp, by x = n ln 2 + r and a Taylor polynomial in r.
 ALWAYS_INLINE float expm1_negative(float x) {
   x = x < -30.0f ? -30.0f : x;
   const float magic = 0x1.8p23f;  // adding it rounds to an integer, which is then in the low bits
@@ -83,7 +84,7 @@ ALWAYS_INLINE float expm1_negative(float x) {
 }
 ALWAYS_INLINE double expm1_negative(double x) { return std::expm1(x); }
 
-// log(1 + t) for -1 < t <= 0, the method and the coefficients of FreeBSD's log1pf.
+// log(1 + t) for -1 < t <= 0, by the method and with the coefficients of FreeBSD's log1pf.
 ALWAYS_INLINE float log1p_negative(float t) {
   const float u = 1.0f + t;
   const float lost = (t - (u - 1.0f)) / u;
@@ -108,8 +109,8 @@ template <typename A> struct LeakyReLU {
 
 template <typename A> struct ELU {
   A alpha, inverse_alpha, lowest;
-  // A saturated output is -alpha, whose pre-image is -inf.  That of the next larger stored number stands in: its
-  // gradient is zero, and zero times a finite number stays zero.
+  // A saturated output is -alpha, whose pre-image is -inf. The pre-image of the next larger stored number is used
+  // instead: it is multiplied by a gradient of zero, and zero times a finite number stays zero.
   ELU(A alpha, A epsilon) : alpha(alpha), inverse_alpha(1 / alpha), lowest(-1 + epsilon / 2) {}
   ALWAYS_INLINE A activate(A y) const { return y < 0 ? alpha * expm1_negative(y < 0 ? y : 0) : y; }
   ALWAYS_INLINE A invert(A z) const {

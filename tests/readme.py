@@ -20,9 +20,9 @@ from typing import Any
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 from zoo.registry import published
-from zoo.report.results import results_table
+from zoo.report.tables import results_table
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
@@ -413,7 +413,7 @@ def _section(section: SectionText) -> str:
                      _plain(setting.meaning)])  # fmt: skip
     title = section.path if " " in section.path else f"`{section.path}`"
     headers = ["setting", "type", "default", "meaning"]
-    return f"**{title}**: {section.meaning}\n\n{table(headers, rows, text_columns=4)}"
+    return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
 # --- bytes per pixel ---

@@ -24,6 +24,7 @@ ROWS = [
     "registry",
     "engine",
     "report",
+    "training",
     "scoring",
     "benchmark",
     "reproduce",

@@ -8,7 +8,7 @@ import torch
 
 import zoo
 from zoo.config import Experiment, experiments_dir, load_experiment
-from zoo.engine.schedule import lr_factor
+from zoo.engine.optim import lr_factor
 from zoo.registry import build_from_config
 from zoo.weights.published import Published, all_published, published
 

@@ -13,6 +13,7 @@ import pytest
 from tests import readme
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
+from zoo.weights.published import all_published, published
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {name: path.read_text() for name, path in readme.PAGES.items()}
@@ -124,6 +125,8 @@ def test_paths_and_names_in_them_exist() -> None:
 
 
 def test_checksums_name_the_published_files() -> None:
+    """In the form that md5sum reads, with two spaces between the columns."""
     lines = [line.split("  ") for line in (ROOT / "checksums.md5").read_text().splitlines()]
-    entries = json.loads((ROOT / "zoo" / "published.json").read_text())
-    assert lines == [[entry["md5"], f"{entry['name']}.pth.tar"] for entry in entries]
+    assert lines == [[entry.md5, f"{entry.name}.pth.tar"] for entry in all_published().values()]
+    experiments = {path.stem: load_experiment(path).expected for path in experiments_dir().glob("*.json")}
+    assert {name for name, expected in experiments.items() if expected and expected.weights} == set(published())

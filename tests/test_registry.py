@@ -269,6 +269,19 @@ def test_impossible_networks_of_experiments_name_the_json_path(network, message)
         build_from_config(config.Network(**network))
 
 
+def test_a_misspelt_argument_is_named_even_if_its_value_is_none():
+    with pytest.raises(zoo.ConfigError, match=r"resnet18 has no option 'weight'; .*the nearest argument is 'weights'"):
+        zoo.get("resnet18", weight=None)
+
+
+def test_published_weights_are_had_before_anything_is_built(monkeypatch, tmp_path):
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    monkeypatch.setattr("zoo.registry.build_network", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(zoo.WeightsError, match="ZOO_OFFLINE"):
+        zoo.get("resnext152", pretrained=True)
+
+
 def _with_record(model, path, **changes):
     """Write the weights of a network together with its record, as ``zoo convert`` does."""
     record = {**model.built_as.to_json(), **changes}

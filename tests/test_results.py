@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zoo.benchmark.schema import markdown
+from zoo.benchmark.results import markdown
 from zoo.cli import build_parser
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"

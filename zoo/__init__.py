@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, weights
-    from zoo.benchmark.held import measure_memory
-    from zoo.benchmark.storages import count_memory
+    from zoo.benchmark.memory_use import count_memory, measure_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.registry import get, list_models, transforms
+    from zoo.scoring import load_network, score
     from zoo.weights import load_weights
 
     __version__: str
@@ -30,18 +30,22 @@ __all__ = [
     "get",
     "layers",
     "list_models",
+    "load_network",
     "load_weights",
     "measure_memory",
+    "score",
     "transforms",
     "weights",
 ]
 
 _HOMES = {
-    "count_memory": "zoo.benchmark.storages",
+    "count_memory": "zoo.benchmark.memory_use",
     "get": "zoo.registry",
     "list_models": "zoo.registry",
+    "load_network": "zoo.scoring",
     "load_weights": "zoo.weights",
-    "measure_memory": "zoo.benchmark.held",
+    "measure_memory": "zoo.benchmark.memory_use",
+    "score": "zoo.scoring",
     "transforms": "zoo.registry",
 }
 

@@ -288,7 +288,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         leaky_relu_only=True,
     ),
     **_family(
-        "revnext_twin",
+        "revnext_baseline",
         {
             "revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2)},
             "revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4)},

@@ -18,6 +18,7 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, dilation_for
+from zoo.models.build import check_option_names
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
 from zoo.weights.record import Preprocessing, check_record, preprocessing_of
@@ -132,10 +133,11 @@ def get(
         stored, own = _of_file(name)
         settings, images = own.settings(), own.preprocessing
     else:
-        name = _only_variant(name) if pretrained else name
+        name = only_variant(name) if pretrained else name
         settings, images = _of_name(name)
         if pretrained:
             _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
+    check_option_names(ARCHITECTURES[settings["arch"]], arch)  # those that are None too
     if output_stride is not None:
         given["dilation"] = dilation_for(output_stride, ARCHITECTURES[settings["arch"]])
     if weights is not None:
@@ -311,7 +313,7 @@ def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord
     return NetworkRecord(**{key: settings[key] for key in OF_EVERY_NETWORK}, options=options, preprocessing=images)
 
 
-def _only_variant(name: str) -> str:
+def only_variant(name: str) -> str:
     """Return the published variant that ``name`` is, or the only one of the architecture that it is."""
     if name in published():
         return name

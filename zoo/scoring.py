@@ -1,45 +1,51 @@
-"""Scoring a named network with its weights, as several commands do."""
+"""Loads any network with its weights and scores it on a folder of images: `load_network` and `score`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo import registry
 from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
-from zoo.data.classes import imagenet_wnids
+from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import NUM_CROPS, build_val_loader
-from zoo.data.matching import match_classes
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.protocols import Protocol
-from zoo.engine.validate import Result, validate
-from zoo.errors import ConfigError, WeightsError, nearest, printable
+from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.engine.validation import Result, validate
+from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.cache import published_name
+from zoo.weights.published import entry_of
 from zoo.weights.record import check_record, experiment_in
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network with weights, its experiment (all defaults for a bare architecture), the file of the weights.
+class LoadedNetwork:
+    """A network with its weights, and what has to be known to score it.
 
-    ``class_names``: of the outputs in their order, made `printable`; None where they are not known.
+    Args:
+        title: the name under which tables show the network.
+        model: the network, (N, 3, h, w) -> logits (N, classes).
+        experiment: the settings that the weights were trained with; of a bare architecture the defaults.
+        weights: the file of the weights, or the name of published ones; None where they come from nowhere.
+        class_names: names of the outputs in their order, made `printable`; None where they are not known.
     """
 
     title: str
     model: nn.Module
     experiment: Experiment
-    weights: Path | None
+    weights: str | Path | None = None
     class_names: Sequence[str] | None = None
 
     @property
@@ -47,52 +53,57 @@ class Subject:
         """The centre crop that the experiment validates with."""
         return Protocol(self.experiment.input.scale_val, self.experiment.input.crop_val, ten_crops=False)
 
-    def result_json(self, result: Result, process: Process) -> dict[str, Any]:
-        """Return the contents of a result file."""
-        published = registry.published().get(self.title)
-        md5 = (published.md5 if published else None) if self.weights is None else md5_of(self.weights)
-        return result.to_json(md5, describe_environment(process.device))
+    def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
+        """Return the contents of a result file: the scores, the md5 of the weights, the machine and the versions."""
+        return result.to_json(self._weights_md5(), describe_environment((process or _only_process()).device))
+
+    def _weights_md5(self) -> str | None:
+        if self.weights is None:
+            return None
+        name = published_name(self.weights)  # the md5 of published weights was compared when they were read
+        return md5_of(Path(self.weights)) if name is None else entry_of(name).md5
 
 
-def load_subject(name: str, weights: Path | None = None) -> Subject:
-    """Return the network ``name`` with the weights of a file or a published name, by default its own published ones.
+def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> LoadedNetwork:
+    """Return a network with weights, ready for `score`.
 
-    ``name``: an experiment file (.json), the name of one of the experiments, a weights file that says which network it
-    belongs to (whose own weights are the default), or an architecture, of which ``weights`` may say the rest. Raises
-    ConfigError for an unknown name. Raises WeightsError for weights that are missing, that do not fit (the classifier
-    included), or that say that they belong to another network.
+    Args:
+        name: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
+            says which network it belongs to, or an architecture.
+        weights: a weights file or the name of published weights. Default: those of the file ``name``, or those that
+            are published under the name; an architecture stands for its only published network.
+
+    Raises ConfigError for an unknown name. Raises WeightsError for weights that are missing, that do not fit (the
+    classifier included), or that say that they belong to another network.
     """
-    path, file = Path(name), find_experiment(name)
+    name = os.fspath(name)
     stored = None if weights is None else read_weights(weights)
+    file = find_experiment(name)
     title = printable(name if file is None else file.stem)
     if file is not None:
         experiment = load_experiment(file)
-        if stored is None:
-            return Subject(title, _published(title), experiment, None, imagenet_wnids())
-        model: nn.Module = registry.build_from_config(experiment.network)
-    elif path.is_file():
-        own = read_weights(path)
-        stored = stored or own
+        if weights is None:
+            _check_published(title)
+            weights, stored = title, read_weights(title)
+    elif os.path.isfile(name):
+        own = read_weights(name)
+        weights, stored = weights or name, stored or own
         experiment = _experiment_of(own)
-        model = registry.build_from_config(experiment.network)
-    elif stored is not None and stored.record is not None and name in ARCHITECTURES:
-        check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
-        experiment = _experiment_of(stored)
-        model = registry.build_from_config(experiment.network)
-    else:  # an architecture of which no file says more, or a name that there is not
+    elif stored is None:
         _check_known(name)
-        network = registry.get(name, pretrained=stored is None)
-        model, experiment = network, _experiment_from(network.built_as)
-        if stored is None:
-            return Subject(title, model, experiment, None, imagenet_wnids())
-        if name in ARCHITECTURES:  # published networks say theirs
-            stored.warn_of_assumptions(name, {"norm": network.built_as.norm, "activation": network.built_as.activation})
+        return replace(load_network(registry.only_variant(name)), title=title)
+    else:
+        _check_known(name)
+        experiment = _experiment_of_architecture(name, stored)
+    assert weights is not None
+    assert stored is not None
+    model = registry.build_from_config(experiment.network)
     _load(model, stored, "the checkpoint" if file is None else "the experiment")
-    return Subject(title, model, experiment, stored.path, _class_names(title, weights, stored))
+    return LoadedNetwork(title, model, experiment, os.fspath(weights), _class_names(title, weights, stored))
 
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
-    """Return the experiment of a checkpoint, or what the record of another file says of one."""
+    """Return the experiment of a checkpoint, or what the record of another weights file says of one."""
     record = stored.record_to_build()
     if record is None:
         raise WeightsError(
@@ -102,15 +113,27 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
     return experiment_in(stored.content, printable(stored.path)) or _experiment_from(record)
 
 
+def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
+    """Return the experiment of the weights of an architecture, which has the defaults where they say nothing."""
+    if stored.record is not None and name in ARCHITECTURES:
+        check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
+        return _experiment_of(stored)
+    with torch.device("meta"):
+        record = registry.get(name).built_as
+    assert record is not None
+    stored.warn_of_assumptions(name, {"norm": record.norm, "activation": record.activation})
+    return _experiment_from(record)
+
+
 def _experiment_from(record: NetworkRecord) -> Experiment:
     return parse_experiment(record.experiment_settings(), f"the network {record.arch}")
 
 
-def _class_names(title: str, weights: Path | None, stored: StoredWeights) -> Sequence[str] | None:
-    """Return the names of the classes that weights know: their record's, or ImageNet's where they are published."""
+def _class_names(title: str, weights: str | os.PathLike[str], stored: StoredWeights) -> Sequence[str] | None:
+    """Return the names of the classes: those of the weights' record, or ImageNet's where they are published."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
-    of_imagenet = title in registry.published() or (weights is not None and published_name(weights) is not None)
+    of_imagenet = title in registry.published() or published_name(weights) is not None
     return imagenet_wnids() if of_imagenet else None
 
 
@@ -124,12 +147,11 @@ def _check_known(name: str) -> None:
         )
 
 
-def _published(title: str) -> nn.Module:
+def _check_published(title: str) -> None:
     if title not in registry.published():
         raise WeightsError(
             f"there are no published weights of {title}; command line: give those to score, --weights FILE"
         )
-    return registry.get(title, pretrained=True)
 
 
 def _load(model: nn.Module, stored: StoredWeights, asked_by: str) -> None:
@@ -143,29 +165,49 @@ def _load(model: nn.Module, stored: StoredWeights, asked_by: str) -> None:
 
 
 def score(
-    subject: Subject,
-    protocol: Protocol,
-    process: Process,
-    data: Path,
+    network: LoadedNetwork,
+    data: str | os.PathLike[str],
+    protocol: Protocol | str | None = None,
     *,
-    workers: int,
+    process: Process | None = None,
+    workers: int = 0,
     batch_size: int | None = None,
     limit: int | None = None,
     on_bad_image: OnBadImage = "stop",
     print_freq: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
-    """Return the scores on the images of ``data``/val that all processes have together.
+    """Return the scores of a network on the images of ``data``/val, each of which is scored exactly once.
 
-    ``batch_size``: images at once per process; default the experiment's batch size (a tenth of it for ten
-    crops) over the number of processes. ``record`` is called with each batch of this process and its logits.
-    Class folders are matched to the network's outputs by name, see `match_classes`. Raises DataError and ConfigError
-    for data or crops that do not fit.
+    >>> import zoo
+    >>> network = zoo.load_network("runs/mine/checkpoint.pth.tar")
+    >>> result = zoo.score(network, "data")
+    >>> print(f"{result.protocol}: {result.count} images, top-1 between 0 and 100 %: {0 <= result.top1 <= 100}")
+    center10-scale12: 7 images, top-1 between 0 and 100 %: True
+
+    Args:
+        network: what `load_network` returned; its model is moved to the device of ``process``.
+        data: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
+            see `match_classes`.
+        protocol: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
+            centre crop that the network's experiment validates with.
+        process: this process of a run of several, all of which get the scores of all images; default a run of one
+            process, on the CUDA device where there is one.
+        workers: processes that read images; with 0 this process reads them itself.
+        batch_size: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
+            the number of processes. It is halved when memory is full.
+        limit: number of images to score, spread evenly over the data; default all.
+        on_bad_image: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
+        print_freq: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
+        record: called with each batch of this process and its logits, (N, classes).
+
+    Raises ConfigError for an unknown protocol and for crops that do not fit, DataError for data that do not fit, and
+    ConfigError on every process where processes were not started alike.
     """
-    settings = subject.experiment
+    process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
     loader = build_val_loader(
-        data,
+        Path(data),
         scale=protocol.scale,
         crop=protocol.crop,
         ten_crops=protocol.ten_crops,
@@ -179,7 +221,7 @@ def score(
         pin_memory=process.device.type == "cuda",
         on_bad_image=on_bad_image,
     )
-    match_classes(loader.dataset, settings.network.classes, subject.class_names)
+    match_classes(loader.dataset, settings.network.classes, network.class_names)
     check_agreement(
         process,
         lambda: {
@@ -187,14 +229,14 @@ def score(
             "protocol": protocol.name,
             "training.amp": settings.training.amp,
             "--on-bad-image": on_bad_image,
-            "weights": weights_digest(subject.model),
+            "weights": weights_digest(network.model),
             "val": image_facts(loader.dataset, loader.batch_sampler.num_images),
         },
         "give every process the same command, weights and images",
     )
     with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
-            subject.model.to(process.device),
+            network.model.to(process.device),
             loader,
             process.device,
             process.world_size,
@@ -204,3 +246,16 @@ def score(
             advance=progress.advance,
             record=record,
         )
+
+
+def _only_process() -> Process:
+    """Return the process of a run of one."""
+    return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _protocol(network: LoadedNetwork, protocol: Protocol | str | None) -> Protocol:
+    if not isinstance(protocol, str):
+        return protocol or network.own_protocol
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(PROTOCOLS)}")
+    return PROTOCOLS[protocol]

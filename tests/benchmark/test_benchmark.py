@@ -15,20 +15,19 @@ import torch
 from torch import nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark import fit, layer, plot, variants
-from zoo.benchmark.held import measure_memory, measure_peak
-from zoo.benchmark.model import MODES, measure_networks
-from zoo.benchmark.networks import Setup, room_for_compilations
-from zoo.benchmark.pareto import measure_front
-from zoo.benchmark.schema import Case, Results, markdown, median_and_spread
-from zoo.benchmark.scratch import Scratch
+from zoo.benchmark import largest_batch, layer, pareto_plot, variants
+from zoo.benchmark.memory_use import measure_memory, measure_peak
+from zoo.benchmark.model import MODES, measure_networks, measure_strategies
+from zoo.benchmark.network_setup import Setup, room_for_compilations
+from zoo.benchmark.results import Case, Results, markdown, median_and_spread
 from zoo.benchmark.strategies import BASELINE, EAGER, FUSED, Strategy, all_strategies, choose_strategies
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
-from zoo.engine import compiled
-from zoo.engine.compiled import compile_network
+from zoo.engine import wrapping
+from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
+from zoo.report import plot_style
 
 CPU = torch.device("cpu")
 REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")
@@ -58,7 +57,7 @@ def test_median_and_interquartile_range() -> None:
     assert median_and_spread([7.0]) == (7.0, 0.0)
 
 
-def test_a_record_says_all_that_the_schema_has(tmp_path: Path) -> None:
+def test_the_json_file_has_all_of_a_record_and_of_the_header(tmp_path: Path) -> None:
     results = new_results()
     results.add(Case("net", (2, 3), "float32", "contiguous"), "ours", "time", "ms", [1.0, 2.0, 4.0])
     results.note("a remark")
@@ -176,8 +175,8 @@ def test_the_heap_is_kept_where_it_says_so() -> None:
 @pytest.fixture
 def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling by inductor takes seconds a layer: what torch captures is run by torch itself."""
-    captured = compiled.lookup_backend("aot_eager_decomp_partition")
-    monkeypatch.setattr(compiled, "lookup_backend", lambda name: captured)
+    captured = wrapping.lookup_backend("aot_eager_decomp_partition")
+    monkeypatch.setattr(wrapping, "lookup_backend", lambda name: captured)
 
 
 @pytest.mark.usefixtures("_no_inductor")
@@ -213,7 +212,7 @@ def test_a_timed_layer_overwrites_its_input_and_gets_the_gradients_of_any_other(
     x, dz = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
     norm, other = InPlaceABN(4), InPlaceABN(4)
     token, buffer = torch.ones((), requires_grad=True), x.clone()
-    z = norm(layer._Made.apply(token, buffer))
+    z = norm(layer._AsOperationResult.apply(token, buffer))
     z.backward(dz)
     leaf = x.clone().requires_grad_()
     expected = other(leaf * 1)
@@ -289,9 +288,9 @@ def test_installed_packages_of_the_same_name_are_peers() -> None:
 
 def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> None:
     single, half = new_results(), new_results()
-    measure_front(single, TINY, choose_strategies(EAGER, ["iABN*"]), rounds=0)
+    measure_strategies(single, TINY, choose_strategies(EAGER, ["iABN*"]), rounds=0)
     strategies = choose_strategies(EAGER, ["iABN*"], "bfloat16")
-    measure_front(half, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
+    measure_strategies(half, replace(TINY, dtype="bfloat16"), strategies, rounds=0)
     assert FUSED not in values_of(single, "held")
     assert values_of(half, "held")[FUSED] < values_of(half, "held")["iABN"]
     assert any("iABN unwound" in note for note in single.notes)  # which this network does not have
@@ -300,7 +299,7 @@ def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> Non
 def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
     results = new_results()
     setup = Setup("resnet32_cifar", batch=2, size=32)
-    measure_front(results, setup, choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0)
+    measure_strategies(results, setup, choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0)
     held = values_of(results, "held")
     assert [*held] == [BASELINE, "std-BN checkpointed", "RevNet stored", "RevNet", "RevNet, iABN"]
     assert held["RevNet, iABN"] < held["RevNet"] < held["std-BN checkpointed"] < held["RevNet stored"]
@@ -308,7 +307,7 @@ def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
 
 def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
     results = new_results()
-    measure_front(results, TINY, choose_strategies(EAGER, ["RevNet"]), rounds=0)
+    measure_strategies(results, TINY, choose_strategies(EAGER, ["RevNet"]), rounds=0)
     assert [*values_of(results, "held")] == [BASELINE]
     assert "resnet101_preact" in results.notes[0]
 
@@ -318,33 +317,36 @@ def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("16GiB", 2**34), ("1.5 MB", 1_500_000), ("7", 7), ("2kib", 2048)])
 def test_amounts_of_memory_are_read(text: str, count: int) -> None:
-    assert fit.parse_bytes(text) == count
+    assert largest_batch.parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "16 GiBi", "-1GB"])
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="16GiB"):
-        fit.parse_bytes(text)
+        largest_batch.parse_bytes(text)
 
 
 def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
-    on_paper = fit.OnPaper(TINY, EAGER[0])
-    limit = on_paper.need(29).total
-    assert on_paper.largest_batch(limit) == (29, on_paper.need(29))
-    assert on_paper.largest_batch(limit - 1)[0] == 28
-    assert on_paper.largest_batch(1000) == (0, on_paper.need(2))
+    prediction = largest_batch.MemoryPrediction(TINY, EAGER[0])
+    limit = prediction.bytes_for(29).total
+    assert prediction.largest_batch(limit) == (29, prediction.bytes_for(29))
+    assert prediction.largest_batch(limit - 1)[0] == 28
+    assert prediction.largest_batch(1000) == (0, prediction.bytes_for(2))
 
 
 def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
-    limit = (fit.OnPaper(TINY, EAGER[0]).need(2).total + fit.OnPaper(TINY, EAGER[3]).need(2).total) // 2
-    assert fit.report_fits(results, TINY, strategies, limit)
+    limit = (
+        largest_batch.MemoryPrediction(TINY, EAGER[0]).bytes_for(2).total
+        + largest_batch.MemoryPrediction(TINY, EAGER[3]).bytes_for(2).total
+    ) // 2
+    assert largest_batch.report_fits(results, TINY, strategies, limit)
     assert values_of(results, "largest batch") == {BASELINE: 0, "iABN": 2}
     assert [*values_of(results, "needed")] == ["iABN"]
     (note,) = results.notes
     assert note.startswith("does not fit: std-BN needs ")
     assert "for a batch of 2 at 32 px" in note
-    assert not fit.report_fits(new_results(), TINY, strategies, 1000)
+    assert not largest_batch.report_fits(new_results(), TINY, strategies, 1000)
 
 
 @pytest.mark.parametrize("arch", ["resnet32_cifar", "revnet38_cifar"])
@@ -353,12 +355,12 @@ def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
     front, fits = new_results(), new_results()
     setup = Setup(arch, batch=4, size=32)
     strategies = choose_strategies(EAGER, ["*RevNet*", "iABN"])
-    measure_front(front, setup, strategies, rounds=0)
-    fit.check_predictions(fits, setup, strategies, [4])
+    measure_strategies(front, setup, strategies, rounds=0)
+    largest_batch.check_predictions(fits, setup, strategies, [4])
     taken = values_of(fits, "taken")
     assert [*taken] == [*values_of(front, "held")]
     constant = {
-        strategy.name: fit.constant_bytes(strategy.build(setup), setup) / 1e6
+        strategy.name: largest_batch.constant_bytes(strategy.build(setup), setup) / 1e6
         for strategy in strategies
         if strategy.name in taken
     }
@@ -375,20 +377,23 @@ def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
 def test_a_network_without_a_twin_has_no_reversible_row_in_fit() -> None:
     results = new_results()
     setup = Setup("resnext50", batch=2, size=32, structure=(1, 1, 1, 1))
-    fit.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
+    largest_batch.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
     assert [*values_of(results, "largest batch")] == [BASELINE, "iABN"]
     assert [note for note in results.notes if note.startswith("not measured: RevNet (only ")]
 
 
-def test_on_paper_a_reversible_twin_needs_less() -> None:
+def test_a_reversible_twin_is_predicted_to_need_less() -> None:
     setup = Setup("resnet32_cifar", batch=2, size=32)
-    need = {name: fit.OnPaper(setup, choose_strategies(EAGER, [name])[-1]).need(16).step for name in REVNETS}
+    need = {
+        name: largest_batch.MemoryPrediction(setup, choose_strategies(EAGER, [name])[-1]).bytes_for(16).step
+        for name in REVNETS
+    }
     assert need["RevNet, iABN"] < need["RevNet"] < need["RevNet stored"] / 2
 
 
 def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
     with pytest.raises(ConfigError, match="resnet18"):
-        fit.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
+        largest_batch.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
 
 
 @pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=NATIVE)])
@@ -397,7 +402,7 @@ def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str)
     setup, results = Setup(arch, batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
     strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN unwound"])
     with backend.forced(kernels):
-        fit.check_predictions(results, setup, strategies, [6])
+        largest_batch.check_predictions(results, setup, strategies, [6])
     assert len(values_of(results, "difference")) >= 3  # and none of them raised
 
 
@@ -405,21 +410,25 @@ def test_the_scratch_memory_of_a_convolution_is_measured_for_any_batch() -> None
     x, weight = torch.randn(16, 24, 20, 20), torch.randn(40, 24, 3, 3)
     func = torch.ops.aten.convolution.default
     settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    foretold = Scratch(CPU).bytes_of(func, (x.to("meta"), weight.to("meta"), *settings), {})
+    predicted = largest_batch.ConvolutionScratch(CPU).bytes_of(func, (x.to("meta"), weight.to("meta"), *settings), {})
     result_bytes = 16 * 40 * 20 * 20 * 4
-    assert foretold + result_bytes == pytest.approx(measure_peak(lambda: func(x, weight, *settings), CPU), rel=0.01)
+    assert predicted + result_bytes == pytest.approx(measure_peak(lambda: func(x, weight, *settings), CPU), rel=0.01)
 
 
 def test_a_prediction_that_is_off_is_reported_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    need = fit.OnPaper.need
-    monkeypatch.setattr(fit.OnPaper, "need", lambda self, batch: fit.Need(need(self, batch).constant, 0))
+    need = largest_batch.MemoryPrediction.bytes_for
+    monkeypatch.setattr(
+        largest_batch.MemoryPrediction,
+        "bytes_for",
+        lambda self, batch: largest_batch.TrainingBytes(need(self, batch).constant, 0),
+    )
     results = new_results()
     with pytest.raises(VerificationError, match=r"std-BN at batch 2: -\d\d\.\d %"):
-        fit.check_predictions(results, TINY, EAGER[:1], [2])
+        largest_batch.check_predictions(results, TINY, EAGER[:1], [2])
     assert values_of(results, "difference")[BASELINE] < -5
 
 
-# --- image ---
+# --- plot ---
 
 
 def front() -> dict[str, Any]:
@@ -434,9 +443,9 @@ def front() -> dict[str, Any]:
     return results.content()
 
 
-def test_the_image_is_a_png() -> None:
+def test_the_plot_is_a_png() -> None:
     pytest.importorskip("matplotlib")
-    assert plot.draw(front()).startswith(b"\x89PNG\r\n")
+    assert pareto_plot.draw(front(), ["peak", "held"]).startswith(b"\x89PNG\r\n")
 
 
 def test_labels_cover_neither_each_other_nor_points() -> None:
@@ -445,13 +454,13 @@ def test_labels_cover_neither_each_other_nor_points() -> None:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    figure = Figure(figsize=(7, 7))
+    figure = Figure(figsize=(7, 5))
     canvas, axes = FigureCanvasAgg(figure), figure.subplots()
-    points = plot.points_of(front(), "peak ratio")
+    points = pareto_plot.points_of(front(), "peak ratio")
     assert len(points) == len(all_strategies([0.2, 0.5, 1.0]))
-    plot._draw_points(axes, points)
+    pareto_plot._draw_points(axes, points)
     canvas.draw()  # which sets the scales
-    plot._place_labels(axes, points)
+    pareto_plot._place_labels(axes, points)
     canvas.draw()
     boxes = [Text.get_window_extent(text) for text in axes.texts]
     marks = axes.transData.transform([(point.time, point.bytes) for point in points])
@@ -460,18 +469,18 @@ def test_labels_cover_neither_each_other_nor_points() -> None:
 
 
 def test_every_strategy_has_a_style() -> None:
-    families = {strategy.name: plot.Point(strategy.name, 1, 1).family for strategy in all_strategies([0.5])}
+    families = {strategy.name: pareto_plot.Point(strategy.name, 1, 1).family for strategy in all_strategies([0.5])}
     assert families["std-BN checkpointed"] == "std-BN"
     assert families["iABN unwound"] == "iABN"
     assert families["RevNet, iABN"] == "RevNet"
     assert families["compiled iABN 0.5"] == "compiled iABN"
-    assert plot.Point("compiled iABN 0.5", 1, 1).label == "0.5"
+    assert pareto_plot.Point("compiled iABN 0.5", 1, 1).label == "budget 0.5"
 
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="--no-picture"):
-        plot.check_matplotlib()
+        plot_style.check_matplotlib()
 
 
 def test_a_strategy_is_compiled_only_with_a_budget() -> None:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark.held import Change, Memory, measure_memory, summarise
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import Change, Memory, count_memory, measure_memory, summarise
 from zoo.layers import InPlaceABN
 
 Counter = Callable[..., Memory]
@@ -117,7 +116,7 @@ def test_an_address_that_is_used_again_counts_while_it_is_alive() -> None:
 PROCESS = """
 import gc, re, torch
 from torch import nn
-from zoo.benchmark.held import measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.layers import InPlaceABN
 
 def status(key):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,23 +54,29 @@ def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.Ca
     assert {record["subject"] for record in content["records"]} == {"resnet18 (1-1-1-1)"}
 
 
-def test_pareto_draws_a_image(tmp_path: Path) -> None:
+def test_pareto_draws_its_plots_anew_from_the_json_alone_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code, content = run(tmp_path / "front", "pareto", "resnet18", "--batch", "2", "--strategies", "iABN*",
                         "--rounds", "1", *SMALL)  # fmt: skip
     assert code == 0
-    assert (tmp_path / "front.png").stat().st_size > 10_000
+    plots = {name: (tmp_path / name).read_bytes() for name in ("front.png", "front_both.png")}
+    assert all(len(plot) > 10_000 for plot in plots.values())
+    for name in plots:
+        (tmp_path / name).unlink()
+    command = [sys.executable, "-m", "zoo.benchmark.pareto_plot", str(tmp_path / "front.json")]
+    subprocess.run(command, check=True)
+    assert plots == {name: (tmp_path / name).read_bytes() for name in plots}
     assert "iABN checkpointed" in {record["provider"] for record in content["records"]}
 
 
-def test_fit_foretells_and_checks(tmp_path: Path) -> None:
+def test_fit_predicts_and_checks(tmp_path: Path) -> None:
     code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--memory", "200MB",
                         "--check", "4", *SMALL)  # fmt: skip
     assert code == 0
-    found = {record["metric"]: record["median"] for record in content["records"]}
-    assert found["largest batch"] > 4
-    assert found["needed"] <= 200
-    assert abs(found["difference"]) < 5
+    medians = {record["metric"]: record["median"] for record in content["records"]}
+    assert medians["largest batch"] > 4
+    assert medians["needed"] <= 200
+    assert abs(medians["difference"]) < 5
 
 
 def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
@@ -85,7 +93,7 @@ def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
 
 
 def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.benchmark.fit.TOLERANCE", -1)
+    monkeypatch.setattr("zoo.benchmark.largest_batch.TOLERANCE", -1)
     code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--check", "2", *SMALL)
     assert code == 3
     assert "difference" in {record["metric"] for record in content["records"]}

@@ -238,12 +238,18 @@ def test_accuracy_is_measured_by_the_names_of_the_classes(files, tmp_path, capsy
 
 
 @pytest.mark.parametrize("option", [[], ["--json"]])
-def test_a_folder_that_does_not_exist_is_a_mistake_and_not_made(option, relu_file, tmp_path, capsys):
-    target = tmp_path / "x.pth" if option else tmp_path / "tpyo" / "x.pth"
-    options = [*option, str(tmp_path / "tpyo" / "report.json")] if option else []
-    assert run("fold", relu_file, target, *options) == 2
-    assert f"there is no folder {tmp_path / 'tpyo'}" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused_before_the_work(
+    option, relu_file, tmp_path, capsys
+):
+    def command(file):
+        return ["fold", relu_file, tmp_path / "x.pth" if option else file, *option, *([str(file)] if option else [])]
+
+    assert run(*command(tmp_path / "new" / "folder" / "file")) == 0
+    assert (tmp_path / "new" / "folder" / "file").is_file()
+    (tmp_path / "x.pth").unlink(missing_ok=True)
+    assert run(*command(relu_file / "file")) == 2
+    assert f"{relu_file / 'file'}: cannot be written, as {relu_file} is no folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_an_onnx_file_of_a_checkpoint_carries_its_record_and_computes_what_it_does(finished, tmp_path):

@@ -24,7 +24,7 @@ from zoo.config import parse_experiment
 from zoo.engine.protocols import PROTOCOLS
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
 from zoo.registry import published
-from zoo.scoring import Subject
+from zoo.scoring import LoadedNetwork
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.published import Published
@@ -51,11 +51,11 @@ class Loads:
         self.without_weights: set[str] = set()
         self.model = Brightness()
 
-    def __call__(self, name: str, weights: Path | None = None) -> Subject:
+    def __call__(self, name: str, weights: Path | None = None) -> LoadedNetwork:
         self.names.append(name)
         if name in self.without_weights:
             raise WeightsError(f"{name}: no\nweights")
-        return Subject(name, self.model, parse_experiment({"network": {"classes": 2}}, "test"), None)
+        return LoadedNetwork(name, self.model, parse_experiment({"network": {"classes": 2}}, "test"), name)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loads:
     shrink_imagenet(monkeypatch)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     loads = Loads()
-    monkeypatch.setattr(scoring, "load_subject", loads)
+    monkeypatch.setattr(scoring, "load_network", loads)
     perfect = {protocol: {"top1": 100.0, "top5": 100.0} for protocol in PROTOCOLS}
     monkeypatch.setattr(Published, "scores", property(lambda self: perfect))
     return loads
@@ -144,11 +144,11 @@ def test_an_interrupted_run_keeps_its_rows_and_continues(
 ) -> None:
     score, calls = scoring.score, []
 
-    def interrupted(subject: Subject, protocol: Any, *args: Any, **kwargs: Any) -> Any:
+    def interrupted(network: LoadedNetwork, data: Path, protocol: Any, **options: Any) -> Any:
         calls.append(protocol.name)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return score(subject, protocol, *args, **kwargs)
+        return score(network, data, protocol, **options)
 
     monkeypatch.setattr(scoring, "score", interrupted)
     code, _ = _reproduce(data, tmp_path)

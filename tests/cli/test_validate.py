@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import json
 import os
 import runpy
@@ -23,8 +24,10 @@ from tests.data.sample_images import make_folder
 from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
-from zoo.scoring import Subject, score
+from zoo.registry import published
+from zoo.scoring import LoadedNetwork, score
 from zoo.weights import md5_of, read_checkpoint
+from zoo.weights.cache import weights_path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -137,13 +140,13 @@ def test_the_batch_size_is_the_experiments_share_of_each_process(
     world_size: int, ten_crops: bool, batch_size: int
 ) -> None:
     experiment = parse_experiment({"optimizer": {"batch_size": 80}}, "test")
-    subject = Subject("net", nn.Identity(), experiment, None)
-    protocol = subject.own_protocol._replace(ten_crops=ten_crops)
+    network = LoadedNetwork("net", nn.Identity(), experiment)
+    protocol = network.own_protocol._replace(ten_crops=ten_crops)
     with (
         mock.patch("zoo.scoring.build_val_loader", side_effect=StopIteration) as build,
         pytest.raises(StopIteration),
     ):
-        score(subject, protocol, Process(world_size=world_size), Path(), workers=0)
+        score(network, Path(), protocol, process=Process(world_size=world_size))
     assert build.call_args.kwargs["batch_size"] == batch_size
 
 
@@ -264,6 +267,54 @@ def test_images_left_out_have_no_prediction(finished: Run, tmp_path: Path) -> No
     assert main([*command, "--predictions", str(tmp_path / "predictions.csv")]) == 0
     lines = (tmp_path / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[4:]] == ["val/class0/6.png", "val/class1/1.png", "val/class1/5.png"]
+
+
+def test_an_architecture_stands_for_its_only_published_weights_whose_md5_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = "resnet34_ipabn-sync_lr_512"
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    (file := weights_path(variant)).parent.mkdir(parents=True)
+    torch.save(zoo.get(variant).state_dict(), file)
+    monkeypatch.setattr(published()[variant], "md5", md5_of(file))
+    make_folder(tmp_path / "data" / "val", {"n02099601": 2}, width=40, height=40)
+    options = [str(tmp_path / "data"), "-j", "0", "-s", "36", "-c", "32"]
+    by_architecture, by_name = (_result(["validate", name, *options], tmp_path) for name in ("resnet34", variant))
+    assert by_architecture["weights_md5"] == md5_of(file)
+    assert by_architecture == by_name
+
+
+@pytest.mark.parametrize("option", ["--json", "--predictions"])
+def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused_before_the_work(
+    option: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", option]
+    assert main([*command, str(tmp_path / "new" / "folder" / "file")]) == 0
+    assert (tmp_path / "new" / "folder" / "file").is_file()
+    capsys.readouterr()
+    assert main([*command, str(finished.config / "file")]) == 2
+    assert (
+        f"{finished.config / 'file'}: cannot be written, as {finished.config} is no folder" in capsys.readouterr().err
+    )
+    assert main([*command, str(tmp_path)]) == 2
+    assert f"{tmp_path}: cannot be written, as it is a folder" in capsys.readouterr().err
+
+
+def test_the_example_of_the_documentation_scores_a_network_from_python(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(finished.log_dir)
+    (tmp_path / "data").symlink_to(finished.data)
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(zoo.scoring) == (0, 4)
+
+
+def test_a_network_is_scored_by_a_published_protocol_by_name_and_others_are_named(finished: Run) -> None:
+    network = zoo.load_network(finished.checkpoint)
+    assert zoo.score(network, finished.data, "center224", limit=1).protocol == "center224"
+    with pytest.raises(zoo.ConfigError, match="'center225' is no published protocol; those are center224, tencrop224"):
+        zoo.score(network, finished.data, "center225")
 
 
 @pytest.mark.dist

@@ -43,6 +43,17 @@ def test_keys_given_twice_are_named(tmp_path: Path) -> None:
     assert [line.split(" = ")[0] for line in lines] == ["seed", "optimizer.clip", "optimizer.cilp"]
 
 
+def test_an_unknown_network_of_a_file_is_named_with_all_other_problems(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"seed": -1, "network": {"arch": "resnet19", "clases": 10}}')
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert f'{path}: network.arch = "resnet19": there is no such network; the nearest names are resnet18' in lines[-1]
+    assert parse_experiment({"network": {"arch": "my_net"}}, "x.json").network.arch == "my_net"  # may be the user's own
+
+
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(b'\xef\xbb\xbf{"seed": 7}')

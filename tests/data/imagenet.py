@@ -12,8 +12,8 @@ NUM_IMAGES = 6
 
 def shrink_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let six images in two classes count as all of ImageNet."""
-    monkeypatch.setattr("zoo.data.imagenet.NUM_IMAGES", NUM_IMAGES)
-    monkeypatch.setattr("zoo.data.imagenet.NUM_CLASSES", 2)
+    monkeypatch.setattr("zoo.data.validation_set.NUM_IMAGES", NUM_IMAGES)
+    monkeypatch.setattr("zoo.data.validation_set.NUM_CLASSES", 2)
     monkeypatch.setattr("zoo.reproduce.imagenet_table.NUM_IMAGES", NUM_IMAGES)
 
 

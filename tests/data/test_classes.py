@@ -1,12 +1,17 @@
-"""Classes have names: ImageNet's for 1000, those of folders or a file where given, numbers otherwise."""
+"""The names of a network's classes, and class folders that are matched to its outputs by name."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
-from zoo.data.classes import class_names, imagenet_wnids
+from tests.data.sample_images import make_folder
+from zoo.data.classes import class_names, imagenet_names, imagenet_wnids, match_classes
+from zoo.data.folder import ImageFolder
 from zoo.errors import DataError
 
 
@@ -50,3 +55,108 @@ def test_names_that_cannot_be_read_say_why(tmp_path: Path, content: bytes | None
         path.write_bytes(content)
     with pytest.raises(DataError, match=reason):
         class_names(2, path)
+
+
+SUBSET = {"n02099601": 207, "n02123045": 281, "n04285008": 817}
+
+
+def _folder(root: Path, names: Sequence[str]) -> ImageFolder:
+    return ImageFolder(make_folder(root, dict.fromkeys(names, 1)), lambda image: torch.zeros(1))
+
+
+def _targets(images: ImageFolder) -> dict[str, int]:
+    """Return the target that the images of each class folder have."""
+    return {Path(sample.path).parent.name: sample.target for sample in (images[0, i] for i in range(len(images)))}
+
+
+def test_the_wnids_are_those_of_imagenet_in_the_order_of_its_outputs() -> None:
+    wnids, names = imagenet_wnids(), imagenet_names()
+    assert len(wnids) == len(set(wnids)) == 1000
+    assert list(wnids) == sorted(wnids)
+    known = {"n01440764": "tench", "n02099601": "golden retriever", "n02123045": "tabby", "n04285008": "sports car"}
+    assert {wnid: names[wnids.index(wnid)] for wnid in known} == known
+    assert [wnids.index(wnid) for wnid in known] == [0, 207, 281, 817]
+
+
+@pytest.mark.parametrize("names", [None, imagenet_wnids()])
+def test_a_subset_of_imagenet_is_matched_by_wnid(
+    names: Sequence[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = _folder(tmp_path, list(SUBSET))
+    match_classes(images, 1000, names)
+    assert _targets(images) == SUBSET
+    assert "3 class folders are matched by name to 3 of the network's 1000 outputs" in caplog.text
+
+
+@pytest.mark.parametrize("names", [None, imagenet_wnids()])
+def test_the_names_that_people_give_to_classes_do_as_well(names: Sequence[str] | None, tmp_path: Path) -> None:
+    images = _folder(tmp_path, ["golden retriever", "tabby"])
+    match_classes(images, 1000, names)
+    assert _targets(images) == {"golden retriever": 207, "tabby": 281}
+
+
+def test_a_misspelt_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 of 2 class folders are no classes of the network: golden_retriever"):
+        match_classes(_folder(tmp_path, ["golden_retriever", "tabby"]), 1000, None)
+
+
+def test_a_name_that_two_classes_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["crane" if index in (134, 517) else name for index, name in enumerate(imagenet_names())]
+    monkeypatch.setattr("zoo.data.classes.imagenet_names", lambda: names)
+    with pytest.raises(DataError, match=r"crane could be n02012849 or n03126707; .*name the folder"):
+        match_classes(_folder(tmp_path, ["crane", "tabby"]), 1000, imagenet_wnids())
+
+
+def test_two_folders_cannot_be_one_class(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="n02123045, tabby"):
+        match_classes(_folder(tmp_path, ["n02123045", "tabby"]), 1000, imagenet_wnids())
+
+
+def test_folders_of_a_network_of_ones_own_go_by_its_names_in_any_number(tmp_path: Path) -> None:
+    images = _folder(tmp_path, ["c", "e"])
+    match_classes(images, 5, ["a", "b", "c", "d", "e"])
+    assert _targets(images) == {"c": 2, "e": 4}
+
+
+def test_names_that_no_terminal_could_show_are_matched_too(tmp_path: Path) -> None:
+    images = _folder(tmp_path, ["b\n"])
+    match_classes(images, 2, ["a", "b\\n"])
+    assert _targets(images) == {"b\n": 1}
+
+
+@pytest.mark.parametrize(("num_outputs", "names"), [(3, ["a", "b", "c"]), (1000, imagenet_wnids())])
+def test_unknown_folders_are_named_with_both_ways_out(num_outputs: int, names: Sequence[str], tmp_path: Path) -> None:
+    images = _folder(tmp_path, [f"zz{index:02}" for index in range(12)])
+    with pytest.raises(DataError, match=r"12 of 12 class folders are no classes of the network") as caught:
+        match_classes(images, num_outputs, names)
+    message = str(caught.value)
+    assert "zz00" in message
+    assert "zz09 and 2 more" in message
+    assert "rename" in message
+    assert "weights" in message
+    assert str(tmp_path) in message
+
+
+def test_one_misnamed_folder_among_wnids_shifts_nothing(tmp_path: Path) -> None:
+    """With as many folders as outputs, the sorted order would give hundreds of classes to their neighbours."""
+    names = ["aaa", *imagenet_wnids()[1:]]
+    with pytest.raises(DataError, match=r"1 of 1000 class folders are no classes of the network: aaa"):
+        match_classes(_folder(tmp_path, names), 1000, None)
+
+
+def test_without_names_as_many_folders_as_outputs_are_numbered_in_their_order_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = _folder(tmp_path, ["x", "y"])
+    with caplog.at_level(logging.INFO):
+        match_classes(images, 2, None)
+    assert _targets(images) == {"x": 0, "y": 1}
+    assert "the order of their names" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "message"), [(3, "2 class folders .* 3 outputs"), (1, "2 class folders .* 1 outputs")]
+)
+def test_without_names_another_number_of_folders_is_refused(num_outputs: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        match_classes(_folder(tmp_path, ["x", "y"]), num_outputs, None)

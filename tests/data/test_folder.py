@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
-from zoo.data.folder import Batch, ImageFolder, check_classes, check_num_classes, collate
+from zoo.data.classes import check_num_classes, check_same_classes
+from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import DataError
 
@@ -136,9 +137,9 @@ def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) ->
     val = ImageFolder(make_folder(tmp_path / "val", {"Cat": 1, "dog": 1, "fox": 1}), PLAIN)
     message = r"2 only in train/: cat, emu; 1 only in val/: Cat"
     with pytest.raises(DataError, match=message) as caught:
-        check_classes(train, val)
+        check_same_classes(train, val)
     assert str(tmp_path) in str(caught.value)
-    check_classes(train, train)
+    check_same_classes(train, train)
 
 
 def test_more_classes_than_outputs_are_an_error_and_fewer_are_logged(

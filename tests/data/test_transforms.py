@@ -17,7 +17,7 @@ from torchvision import transforms as tv
 from tests.data.sample_images import random_image
 from zoo import registry, transforms
 from zoo.config import Input
-from zoo.data.color import ColorJitter, Lighting
+from zoo.data.augmentation import ColorJitter, Lighting
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import ConfigError, DataError
 

@@ -17,9 +17,9 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
 from zoo.config import Network
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
-from zoo.engine.log import TrainMetrics
-from zoo.engine.schedule import lr_factor
-from zoo.engine.validate import validate
+from zoo.engine.optim import lr_factor
+from zoo.engine.reporting import TrainMetrics
+from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted
 
 NUM_BATCHES, EPOCHS = 5, 3

@@ -1,15 +1,18 @@
-"""Every parameter is in exactly one group, with the rate and the decay that its settings give it."""
+"""Every parameter is in one group with its rate and decay; the rate is a function of the position in training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
-from zoo.config import Optimizer
-from zoo.engine.optim import build_optimizer
+from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
+from zoo.engine.optim import build_optimizer, clamp_notice, lr_factor, set_lr
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN
 
@@ -87,3 +90,107 @@ def test_sgd_has_momentum_and_nesterov_and_adam_its_own_defaults() -> None:
     assert isinstance(adam, torch.optim.Adam)
     assert adam.defaults["betas"] == (0.9, 0.999)
     assert adam.param_groups[0]["weight_decay"] == 0.01
+
+
+EPOCHS, STEPS = 9, 7
+BASE_LR = 0.1
+
+TORCH = {
+    "step": ({"step_size": 4, "gamma": 0.3}, lr_scheduler.StepLR),
+    "multistep": ({"milestones": [2, 3, 7], "gamma": 0.5}, lr_scheduler.MultiStepLR),
+    "exponential": ({"gamma": 0.9}, lr_scheduler.ExponentialLR),
+    "constant": ({}, lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda t: 1.0)),
+}
+
+
+def _schedule(**settings: Any) -> Schedule:
+    return Schedule.model_validate({"epochs": EPOCHS, **settings})
+
+
+def _ours(schedule: Schedule, steps_per_epoch: int = STEPS) -> list[float]:
+    return [
+        BASE_LR * lr_factor(schedule, epoch, step, steps_per_epoch, BASE_LR)
+        for epoch in range(schedule.epochs)
+        for step in range(steps_per_epoch)
+    ]
+
+
+def _torchs(build: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], mode: str) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE_LR)
+    scheduler = build(optimizer)
+    rates = []
+    for _ in range(EPOCHS):
+        for _ in range(STEPS):
+            rates.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            if mode == "step":
+                scheduler.step()
+        if mode == "epoch":
+            scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("mode", ["epoch", "step"])
+@pytest.mark.parametrize("kind", TORCH)
+def test_published_schedules_give_the_rates_of_torchs_schedulers(kind: str, mode: str) -> None:
+    params, scheduler = TORCH[kind]
+    expected = _torchs(lambda optimizer: scheduler(optimizer, **params), mode)
+    assert _ours(_schedule(type=kind, mode=mode, params=params)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("mode", "t_max"), [("epoch", EPOCHS), ("step", EPOCHS * STEPS)])
+def test_cosine_gives_the_rates_of_torchs_cosine_annealing_to_zero(mode: str, t_max: int) -> None:
+    expected = _torchs(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, t_max), mode)
+    assert _ours(_schedule(type="cosine", mode=mode)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_a_triangle_interpolates_between_zero_the_peak_and_zero_after_each_step() -> None:
+    schedule = _schedule(type="triangle", mode="step", params={"peak_epoch": 2.5})
+    after_step = np.arange(1, EPOCHS * STEPS + 1) / STEPS
+    expected = np.interp(after_step, [0, 2.5, EPOCHS], [0, BASE_LR, 0])
+    assert _ours(schedule) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert _ours(schedule)[-1] == 0
+
+
+def test_the_90_epochs_of_wider_resnet38_fall_from_a_tenth_to_a_millionth_and_never_below() -> None:
+    steps_per_epoch = 5005
+    schedule = _schedule(type="linear", mode="step", epochs=90, params={"alpha": -2.222e-6, "beta": 1.0})
+    rates = torch.tensor(_ours(schedule, steps_per_epoch), dtype=torch.float64)
+    published = BASE_LR * (1 - 2.222e-6 * torch.arange(450_450, dtype=torch.float64))
+    held = published < MIN_LINEAR_LR
+    assert len(rates) == 450_450
+    assert held.sum() == 409  # the last 405 of them would have been negative
+    torch.testing.assert_close(rates[~held], published[~held], rtol=1e-12, atol=0)
+    torch.testing.assert_close(rates[held], torch.full((409,), 1e-6, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_the_clamp_of_the_linear_schedule_is_announced_only_where_it_acts() -> None:
+    falling = {"type": "linear", "mode": "step", "params": {"alpha": -1.0 / 60, "beta": 1.0}}
+    notice = clamp_notice(_schedule(**falling), STEPS, BASE_LR)
+    assert notice is not None
+    assert "held at 1e-06" in notice
+    assert "-0.00333" in notice
+    assert clamp_notice(_schedule(**falling), STEPS - 1, BASE_LR) is None
+    assert clamp_notice(_schedule(type="cosine"), STEPS, BASE_LR) is None
+
+
+def test_warm_up_rises_in_equal_steps_to_the_schedule_and_leaves_the_rest_alone() -> None:
+    plain = _schedule(type="step", params={"step_size": 4})
+    warm = _schedule(type="step", params={"step_size": 4}, warmup_epochs=1.5)
+    ratios = [a / b for a, b in zip(_ours(warm), _ours(plain), strict=True)]
+    warmup_steps = 1.5 * STEPS
+    assert ratios == pytest.approx([min(1.0, (step + 1) / warmup_steps) for step in range(EPOCHS * STEPS)])
+    assert ratios[10:] == [1.0] * (EPOCHS * STEPS - 10)
+
+
+def test_every_group_is_set_relative_to_its_own_initial_rate() -> None:
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr, "initial_lr": lr} for lr in (0.1, 0.001)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for factor in (0.5, 0.25):  # twice: relative to the initial rate, not to the last one
+        set_lr(optimizer, factor)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.00025]
+
+
+def test_a_rate_beyond_all_numbers_is_infinite_and_no_error_of_its_own() -> None:
+    schedule = Schedule(type="exponential", mode="step", params={"gamma": 10.0})
+    assert lr_factor(schedule, 9, 0, 1000, 0.1) == float("inf")

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, this_process
-from zoo.engine.distribute import distribute
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, build_state, settle_buffers
 from zoo.engine.step import StepBatch, train_step
+from zoo.engine.wrapping import distribute
 
 CLASSES = 5
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from zoo.config import Experiment, Network, parse_experiment
 from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.engine.log import TrainMetrics
 from zoo.engine.loop import train
 from zoo.engine.process import Process
+from zoo.engine.reporting import TrainMetrics
 from zoo.engine.start import start
 from zoo.engine.state import TrainState
-from zoo.engine.validate import Result
+from zoo.engine.validation import Result
 
 SIDE_PX = 12
 

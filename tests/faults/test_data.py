@@ -16,12 +16,12 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
-from zoo.data.classes import class_names
-from zoo.data.folder import ImageFolder, check_classes, check_num_classes, collate
-from zoo.data.imagenet import describe_validation_set
+from zoo.data.classes import check_num_classes, check_same_classes, class_names
+from zoo.data.folder import ImageFolder, collate
 from zoo.data.reading import EXTENSIONS, FORMATS, read_image
 from zoo.data.scan import find_images, scan_folder
 from zoo.data.transforms import train_transform, val_transform
+from zoo.data.validation_set import describe_validation_set
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS
 
@@ -261,7 +261,7 @@ def test_names_in_messages_about_images_and_classes_are_escaped(tmp_path: Path) 
     faults = [sample.fault]
     other = ImageFolder(make_folder(tmp_path / "val", {"b": 1}), val_transform(-1, 8, [0.5] * 3, [0.5] * 3))
     for check in (
-        lambda: check_classes(ImageFolder(root, other.transform), other),
+        lambda: check_same_classes(ImageFolder(root, other.transform), other),
         lambda: check_num_classes(ImageFolder(root, other.transform), 1),
         lambda: class_names(3, root),
         lambda: class_names(3, path),

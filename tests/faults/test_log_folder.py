@@ -21,10 +21,9 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.engine.validate import Result
-from zoo.report.jsonlines import JsonLines
+from zoo.engine.validation import Result
 from zoo.report.log_folder import check_place
-from zoo.report.writers import RunLog
+from zoo.report.run_log import JsonLines, RunLog
 from zoo.weights import lock
 from zoo.weights.lock import locked
 
@@ -162,7 +161,7 @@ def test_a_log_without_room_costs_its_lines_and_not_the_run(
     def fail(*args: Any, **fields: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("zoo.report.jsonlines.JsonLines.write", fail)
+    monkeypatch.setattr("zoo.report.run_log.JsonLines.write", fail)
     assert _train(finished, tmp_path / "log", "-p", "1") == 0
     assert read(tmp_path / "log" / "checkpoint.pth.tar")["position"]["epoch"] == 2
     printed = capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from zoo.config import Experiment
 from zoo.report.console import set_up_console
-from zoo.report.writers import RunLog
+from zoo.report.run_log import RunLog
 
 FORGED = "left out: a.png\n2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\x1b[31m\rred"
 

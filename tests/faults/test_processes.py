@@ -19,8 +19,8 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.engine import process
-from zoo.engine.breakdown import one_line_breakdowns
 from zoo.engine.checkpoint import CHECKPOINT, write
+from zoo.engine.process import one_line_breakdowns
 from zoo.errors import CheckpointError, ZooError
 from zoo.report.console import set_up_console
 

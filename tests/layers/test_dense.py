@@ -13,7 +13,7 @@ from torch import nn
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.dense import DenseModule

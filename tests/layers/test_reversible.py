@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.held import measure_memory
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory, measure_memory
 from zoo.layers import (
     ABN,
     InPlaceABN,

@@ -13,7 +13,7 @@ import torch
 
 import zoo
 from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"

@@ -12,13 +12,12 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.layers.stages import UnwoundSequential
+from zoo.layers.stages import UnwoundSequential, build_stage
 from zoo.layers.trace import Trace
 from zoo.models import wider_resnet
-from zoo.models.memory import build_stage
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
-from zoo.benchmark.held import measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.convert import export, fold_network
 from zoo.layers import init_weights
 from zoo.layers.invertible import InvertibleNorm

@@ -34,7 +34,7 @@ def make(dtype: str, activation: str, size: tuple[int, int, int] = (6, 9, 7)) ->
 def errors_of(dx: Tensor, dweight: Tensor, x: Tensor, dz: Tensor, settings: NormSettings) -> Errors:
     """Return per channel the rms error of dx over g / std rms(dy), and the error of dweight over n rms(dy).
 
-    The truth is float64 autograd of the formula.  By the inequality of Cauchy and Schwarz neither gradient can be
+    The truth is float64 autograd of the formula. By the inequality of Cauchy and Schwarz neither gradient can be
     larger than what it is divided by.
     """
     leaves = [t.double().clone().requires_grad_() for t in (x, settings.weight, settings.bias) if t is not None]

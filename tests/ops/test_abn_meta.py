@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.benchmark.storages import StorageLog
+from zoo.benchmark.memory_use import StorageLog
 from zoo.ops.abn import meta, reference
 from zoo.ops.abn.kernels import NormSettings
 

@@ -1,8 +1,10 @@
-"""Tables are aligned Markdown."""
+"""Tables are aligned Markdown, and a measured score stands beside the expected one of the same protocol."""
 
 from __future__ import annotations
 
-from zoo.report.tables import markdown_table
+from zoo.config import Expected
+from zoo.engine.validation import Result
+from zoo.report.tables import markdown_table, results_table
 
 
 def test_columns_are_padded_and_numbers_stand_right() -> None:
@@ -26,3 +28,24 @@ def test_bars_in_cells_do_not_open_new_columns() -> None:
 
 def test_a_table_without_rows_still_has_its_head() -> None:
     assert markdown_table(["a", "long"], []).splitlines() == ["| a   | long |", "| --- | ---- |"]
+
+
+def _result(protocol: str) -> Result:
+    return Result(top1=77.5, top5=93.25, loss=0.9, count=50_000, skipped=2, protocol=protocol)
+
+
+def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
+    expected = Expected.model_validate({"source": "README", "scores": {"tencrop32": {"top1": 78.0, "top5": 94.0}}})
+    lines = results_table("net", [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
+    assert [cell.strip() for cell in lines[3].split("|")[1:3]] == ["net", "tencrop32-scale36"]
+    assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
+        *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", ""),
+    ]
+    assert len(lines) == 5
+
+
+def test_a_result_shows_all_its_numbers() -> None:
+    line = results_table("net", [_result("center224")], None).splitlines()[2]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        *("net", "center224", "77.50", "93.25", "0.90", "50000", "2"),
+    ]

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.benchmark.held import Memory
+from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir
 from zoo.errors import DataError
 from zoo.reproduce import error_rates
@@ -42,7 +42,7 @@ from zoo.reproduce.comparison import (
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.paper_report import PaperOptions, write_report
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.plot import draw
+from zoo.reproduce.plot import draw, draw_report
 
 
 def verdicts(section: Section) -> dict[str, str]:
@@ -455,6 +455,10 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Pat
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "revnet_two.png").exists()
+    drawn = (tmp_path / "revnet_one.png").read_bytes()
+    (tmp_path / "revnet_one.png").unlink()
+    draw_report(tmp_path / "revnet.json")
+    assert (tmp_path / "revnet_one.png").read_bytes() == drawn
 
 
 def test_plots_have_room_for_many_panels() -> None:

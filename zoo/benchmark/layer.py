@@ -1,4 +1,4 @@
-"""Time and traffic of one norm with its activation, forward and backward, by every back end."""
+"""Time and bytes of one norm with its activation, forward and backward, by every back end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo.benchmark import variants
-from zoo.benchmark.held import clear_gradients, measure_memory
-from zoo.benchmark.networks import DTYPES, LAYOUTS, room_for_compilations
-from zoo.benchmark.schema import Case, Results
+from zoo.benchmark.memory_use import clear_gradients, measure_memory
+from zoo.benchmark.network_setup import DTYPES, LAYOUTS, room_for_compilations
+from zoo.benchmark.results import Case, Results
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
-from zoo.engine.compiled import compile_network
+from zoo.engine.wrapping import compile_network
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
 from zoo.ops.abn import backend, native
@@ -36,7 +36,12 @@ SHAPES = (
 
 
 class Provider(NamedTuple):
-    """A layer, what calls it, and the context that it is called in: for ours, the back end that is forced."""
+    """A way to compute norm and activation.
+
+    - ``layer``: the module that has the parameters.
+    - ``call``: the function that is measured: the layer, or something that runs it.
+    - ``context``: makes the context in which it is called, such as one that forces a back end.
+    """
 
     layer: nn.Module
     call: Callable[[Tensor], Tensor]
@@ -44,7 +49,7 @@ class Provider(NamedTuple):
 
 
 def providers(channels: int, device: torch.device) -> dict[str, Provider]:
-    """Return all ways to norm and activate; the first is the baseline of the ratios."""
+    """Return all ways to norm and activate, by their names in the results; the first is the baseline of the ratios."""
 
     def standard(inplace: bool = True) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(channels), nn.LeakyReLU(0.01, inplace)).to(device)
@@ -53,19 +58,19 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
         layer = InPlaceABN(channels).to(device)
         return Provider(layer, layer, lambda: backend.forced(name))
 
-    eager, redone, fused = standard(), standard(), InPlaceABN(channels).to(device)
-    compiled = standard(inplace=False)  # inductor's code for the other is several times slower than eager
-    found = {
+    eager, checkpointed, fused = standard(), standard(), InPlaceABN(channels).to(device)
+    compiled = standard(inplace=False)  # inductor's code for the in-place activation is several times slower than eager
+    by_name = {
         BASELINE: Provider(eager, eager),
-        "checkpointed std-BN": Provider(redone, lambda x: checkpoint(redone, x)),
+        "checkpointed std-BN": Provider(checkpointed, lambda x: checkpoint(checkpointed, x)),
         "compiled std-BN": Provider(compiled, _compiled(compiled)),
         "compiled iABN": Provider(fused, _compiled(fused)),
         "iABN reference": ours("reference"),
     }
     for name, (kind, module) in backend.DEVICES.items():
         if kind == device.type and module.why_not() is None:
-            found[f"iABN {name}"] = ours(name)
-    return found
+            by_name[f"iABN {name}"] = ours(name)
+    return by_name
 
 
 def _compiled(layer: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -74,22 +79,27 @@ def _compiled(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def blocks(channels: int, device: torch.device) -> dict[str, Provider]:
     """Return the five strategies of the paper's Figure 2 for norm, activation and a 1x1 convolution, in plain torch."""
-    found = {name: Block(channels, name).to(device) for name in variants.STRATEGIES}
-    return {name: Provider(block, block) for name, block in found.items()}
+    modules = {name: Block(channels, name).to(device) for name in variants.STRATEGIES}
+    return {name: Provider(block, block) for name, block in modules.items()}
 
 
 class Block(nn.Module):
-    """The paper's block BN + ACT + CONV, which saves memory by one of `variants.STRATEGIES`."""
+    """The paper's block BN + ACT + CONV, which saves memory by one of `variants.STRATEGIES`.
+
+    Args:
+        channels: of input and output.
+        strategy: key of `variants.STRATEGIES`.
+    """
 
     def __init__(self, channels: int, strategy: str) -> None:
         super().__init__()
         self.gamma, self.beta = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.kernel = nn.Parameter(torch.randn(channels, channels, 1, 1) / channels**0.5)
+        self.weight = nn.Parameter(torch.randn(channels, channels, 1, 1) / channels**0.5)
         self.strategy = strategy
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution's output, of the shape of x."""
-        return variants.bn_act_conv(x, self.gamma, self.beta, self.kernel, self.strategy)
+        """Return the convolution's output, which has the shape of x: (N, channels, H, W)."""
+        return variants.bn_act_conv(x, self.gamma, self.beta, self.weight, self.strategy)
 
 
 def measure_layers(
@@ -100,9 +110,10 @@ def measure_layers(
     rounds: int,
     with_blocks: bool = False,
 ) -> None:
-    """Add time, its ratios to the baseline and to the minimal traffic, and bytes, of each provider in each case.
+    """Add bytes and time of each provider for each combination of shape, dtype and layout.
 
-    ``with_blocks`` adds the paper's blocks, in float32, relative to the standard one.
+    Beside the time stand its ratio to the baseline, and its ratio to the time of `PASSES` passes over the tensor at
+    the bandwidth of a copy. ``with_blocks`` adds the paper's blocks in float32, relative to the standard one.
     """
     bytes_per_s = copy_bandwidth(results.device, rounds)
     results.settings["copy bandwidth, GB/s"] = round(bytes_per_s / 1e9, 2)
@@ -116,7 +127,7 @@ def measure_layers(
 
 
 def copy_bandwidth(device: torch.device, rounds: int) -> float:
-    """Return the bytes per second, read and written, of the copy of a tensor that no cache holds."""
+    """Return the bytes per second, those read and those written, of the copy of a tensor too large for caches."""
     source, target = (torch.ones(COPY_BYTES // 4, device=device) for _ in range(2))
     step = Step(lambda times: [target.copy_(source) for _ in range(times)])
     seconds = time_interleaved({"copy": step}, Clock(device), rounds=max(rounds, 5))["copy"]
@@ -124,23 +135,23 @@ def copy_bandwidth(device: torch.device, rounds: int) -> float:
 
 
 def _measure_case(
-    results: Results, case: Case, found: dict[str, Provider], bytes_per_s: float | None, rounds: int
+    results: Results, case: Case, by_name: dict[str, Provider], bytes_per_s: float | None, rounds: int
 ) -> None:
-    """Add the bytes and times of the providers; the traffic too where the bandwidth is given."""
+    """Add the bytes and times of the providers, and where the bandwidth is given the traffic too."""
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
     x, dz = (_random(case, results.device) for _ in range(2))
     with room_for_compilations():
-        for name, provider in found.items():
+        for name, provider in by_name.items():
             with provider.context():
                 memory = measure_memory(_forward(provider, x, dz), provider.layer.parameters())
             results.add(case, name, "held", "tensors", [memory.held / x.nbytes])
             results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
-        steps = {name: _layer_step(provider, x, dz) for name, provider in found.items()}
+        steps = {name: _layer_step(provider, x, dz) for name, provider in by_name.items()}
         if bytes_per_s is not None and results.device.type == "cpu" and native.why_not() is None:
             steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
-    torch._dynamo.reset()  # the compiled layers of the next case are others
-    baseline = seconds[next(iter(found))]
+    torch._dynamo.reset()  # the next case compiles layers of its own
+    baseline = seconds[next(iter(by_name))]
     for name, values in seconds.items():
         results.add(case, name, "time", "ms", [1e3 * value for value in values])
         results.add(case, name, "time ratio", "1", ratios(values, baseline))
@@ -155,12 +166,12 @@ def _random(case: Case, device: torch.device) -> Tensor:
     return x.contiguous(memory_format=LAYOUTS[case.layout])
 
 
-class _Made(torch.autograd.Function):
-    """A tensor as if an operation had just made it, so that it requires grad and may be overwritten."""
+class _AsOperationResult(torch.autograd.Function):
+    """Returns x as if an operation had just computed it, so that it requires grad and may be overwritten."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, x: Tensor) -> Tensor:
-        # The same memory in a tensor that autograd does not know.
+        # A tensor that autograd does not know, with the memory of x.
         return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.detach())  # type: ignore[call-overload]
 
     @staticmethod
@@ -169,21 +180,21 @@ class _Made(torch.autograd.Function):
 
 
 def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> Step:
-    """Return forward and backward of the layer alone, with dx, on a copy of x that is made anew for each sample."""
+    """Return forward and backward of the layer alone, dx included; x is copied anew for each sample."""
     token = torch.ones((), device=x.device, requires_grad=True)
     buffer = x.clone()
 
     def run(times: int) -> None:
         with provider.context():
             for _ in range(times):
-                provider.call(_Made.apply(token, buffer)).backward(dz)
+                provider.call(_AsOperationResult.apply(token, buffer)).backward(dz)
                 clear_gradients(provider.layer.parameters())
 
     return Step(run, lambda: buffer.copy_(x))
 
 
 def _forward(provider: Provider, x: Tensor, dz: Tensor) -> Callable[[], Tensor]:
-    """Return the layer between an operation that makes its input and one that makes its gradient."""
+    """Return a forward pass in which one operation computes the layer's input, and another uses its output."""
     token = torch.ones((), dtype=x.dtype, device=x.device, requires_grad=True)
     return lambda: (provider.call(x * token) * dz).sum()
 

@@ -1,4 +1,4 @@
-"""Step time and bytes of whole networks: each norm, eager and compiled, and other packages' networks."""
+"""Time and bytes of a training step of whole networks, in several variants beside eager std-BN."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 from torch import Tensor, nn
 
-from zoo.benchmark.held import measure_memory
-from zoo.benchmark.networks import Setup, room_for_compilations, training_step
-from zoo.benchmark.schema import Results
+from zoo.benchmark.memory_use import measure_memory
+from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
+from zoo.benchmark.results import Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
 
@@ -23,28 +23,39 @@ VARIANTS = (
     Strategy("compiled std-BN", "standard", "plain", 1.0),
     Strategy("compiled iABN", "inplace", "auto", 1.0),
 )
-Runnable = tuple[nn.Module, Callable[[Tensor], Tensor]]
 
 
 def measure_networks(results: Results, setups: Sequence[Setup], modes: Sequence[str], rounds: int) -> None:
-    """Add time and bytes of each network in each of the ``modes``, relative to eager std-BN; no times for 0 rounds."""
+    """Add time and bytes of each network with each norm in the ``modes``, and of other packages' networks.
+
+    Eager std-BN is always measured, as the baseline. With 0 rounds no times are taken.
+    """
     wanted = [variant for variant in VARIANTS if ("eager" if variant.budget is None else "compiled") in modes]
     baseline = VARIANTS[0]
     for setup in setups:
-        models, notes = build_all(wanted if baseline in wanted else [baseline, *wanted], setup)
-        runnable = {variant.name: (model, variant.prepare(model)) for variant, model in models.items()}
-        runnable |= {f"{package} eager": (model, model) for package, model in _peers(setup).items()}
-        for note in notes:
-            results.note(note)
-        measure_all(results, setup, runnable, rounds)
+        measure_strategies(results, setup, wanted if baseline in wanted else [baseline, *wanted], rounds, _peers(setup))
 
 
-def measure_all(results: Results, setup: Setup, runnable: Mapping[str, Runnable], rounds: int) -> None:
-    """Add the bytes of each, then in a loop of its own the time, both beside the ratio to the `BASELINE`."""
-    forwards = {name: setup.forward_of(call) for name, (_, call) in runnable.items()}
+def measure_strategies(
+    results: Results,
+    setup: Setup,
+    strategies: Sequence[Strategy],
+    rounds: int,
+    peers: Mapping[str, nn.Module] | None = None,
+) -> None:
+    """Add the bytes of each strategy that the network has, then in a loop of its own the time of a step.
+
+    Both stand beside their ratio to the `BASELINE`, which has to be among the ``strategies``. With 0 rounds no times
+    are taken. ``peers`` are networks of other packages that are measured too, by their names.
+    """
+    built = build_all(results, strategies, setup)
+    models = {**{strategy.name: model for strategy, model in built.items()}, **(peers or {})}
+    prepared = {strategy.name: strategy.prepare(model) for strategy, model in built.items()}
+    calls: dict[str, Callable[[Tensor], Tensor]] = {**models, **prepared}
+    forwards = {name: setup.forward_of(call) for name, call in calls.items()}
     with room_for_compilations():
         memory = {}
-        for name, (model, _) in runnable.items():
+        for name, model in models.items():
             print(f"{setup.case.subject}: bytes of {name}", file=sys.stderr, flush=True)
             memory[name] = measure_memory(forwards[name], model.parameters())
         for name, measured in memory.items():
@@ -54,7 +65,7 @@ def measure_all(results: Results, setup: Setup, runnable: Mapping[str, Runnable]
             results.add(setup.case, name, "peak ratio", "1", [measured.peak / memory[BASELINE].peak])
         if rounds > 0:
             print(f"{setup.case.subject}: times", file=sys.stderr, flush=True)
-            steps = {name: training_step(forwards[name], model) for name, (model, _) in runnable.items()}
+            steps = {name: training_step(forwards[name], model) for name, model in models.items()}
             seconds = time_interleaved(steps, Clock(setup.device), rounds=rounds, warmup=1)
             for name, values in seconds.items():
                 results.add(setup.case, name, "step", "ms", [1e3 * value for value in values])
@@ -62,7 +73,7 @@ def measure_all(results: Results, setup: Setup, runnable: Mapping[str, Runnable]
 
 
 def _peers(setup: Setup) -> dict[str, nn.Module]:
-    """Return the networks of this name that installed packages have, unless ours is one of no common shape."""
+    """Return the networks of this name that torchvision and timm have, if it is one of a shape that they share."""
     if setup.structure is not None or setup.input_3x3:
         return {}
     builders: dict[str, Callable[[], nn.Module]] = {}
@@ -71,4 +82,4 @@ def _peers(setup: Setup) -> dict[str, nn.Module]:
         builders["torchvision"] = lambda: models.get_model(setup.arch, weights=None)
     if find_spec("timm") is not None and (timm := import_module("timm")).is_model(setup.arch):
         builders["timm"] = lambda: timm.create_model(setup.arch)
-    return {package: setup.place(build()) for package, build in builders.items()}
+    return {f"{package} eager": setup.place(build()) for package, build in builders.items()}

@@ -1,4 +1,4 @@
-"""Ways to train the same network in less memory, under the names that tables and plots have for them."""
+"""Ways to train the same network in less memory, under the names that they have in tables and plots."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from zoo.benchmark.networks import Setup
-from zoo.engine.compiled import compile_network
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.results import Results
+from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 
 BASELINE = "std-BN"
-FUSED = "iABN fused"  # in float32 nothing else than iABN
+FUSED = "iABN fused"  # in float32 the same as "iABN"
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A name, the arguments of the network, and with ``budget`` torch.compile's share of the bytes it would hold.
+    """One way to train a network.
 
-    With ``reversible`` the network is the RevNet of about the same size and accuracy.
+    - ``name``: what tables and plots call it.
+    - ``norm``, ``memory``: these arguments of the network.
+    - ``budget``: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
+      that it would keep otherwise.
+    - ``reversible``: the network is the RevNet of about the same size and accuracy.
     """
 
     name: str
@@ -30,11 +35,11 @@ class Strategy:
     reversible: bool = False
 
     def build(self, setup: Setup) -> nn.Module:
-        """Return the network of a setup, or its reversible twin; ConfigError for what it does not have."""
+        """Return the network of a setup, or its reversible twin; ConfigError if it does not have the strategy."""
         return (setup.reversible_twin() if self.reversible else setup).build(self.norm, self.memory)
 
     def prepare(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Return what computes the logits: the model, or a compiled one."""
+        """Return the function that computes the logits: the model itself, or a compiled one."""
         if self.budget is None:
             return model
         return compile_network(model, self.budget, fullgraph=True, dynamic=False)
@@ -56,7 +61,7 @@ EAGER = (
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
-    """Return the eager strategies, and torch.compile over the standard and the in-place norm at each budget."""
+    """Return the eager strategies, and the compiled networks with the standard and the in-place norm at each budget."""
     compiled = [
         Strategy(f"compiled {name} {budget:g}", norm, memory, budget)
         for name, norm, memory in (("std-BN", "standard", "plain"), ("iABN", "inplace", "auto"))
@@ -68,9 +73,9 @@ def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
 def choose_strategies(
     strategies: Sequence[Strategy], patterns: Sequence[str], dtype: str = "float32"
 ) -> list[Strategy]:
-    """Return those whose name fits a shell-style pattern, and the baseline; ConfigError for a pattern without any.
+    """Return the baseline and the strategies whose name fits one of the shell-style patterns.
 
-    Left out is what makes no difference in the ``dtype``.
+    A strategy that makes no difference in this ``dtype`` is left out. ConfigError for a pattern that no name fits.
     """
     names = [strategy.name for strategy in strategies]
     for pattern in patterns:
@@ -84,15 +89,14 @@ def choose_strategies(
     return [strategy for strategy in strategies if strategy.name in wanted]
 
 
-def build_all(strategies: Sequence[Strategy], setup: Setup) -> tuple[dict[Strategy, nn.Module], list[str]]:
-    """Return the network in each strategy that it has, and a note about each that it does not have."""
+def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) -> dict[Strategy, nn.Module]:
+    """Return the network in each strategy that it has, and note in ``results`` which it does not have and why."""
     models: dict[Strategy, nn.Module] = {}
-    notes = []
     for strategy in strategies:
         try:
             models[strategy] = strategy.build(setup)
         except ConfigError as error:
             if strategy.name == BASELINE:
                 raise
-            notes.append(f"not measured: {strategy.name} ({error})")
-    return models, notes
+            results.note(f"not measured: {strategy.name} ({error})")
+    return models

@@ -1,4 +1,4 @@
-"""Timing several steps against each other: interleaved, so that whatever slows the machine slows all of them."""
+"""Timing of several steps in turns, so that whatever slows the machine down slows all of them down alike."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from typing import Any, NamedTuple
 import torch
 
 MIN_SAMPLE_S = 0.01  # shorter steps are run several times per sample
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from malloc.h
 
 
 class Step(NamedTuple):
-    """Something to time: ``run`` does it a number of times; ``prepare`` runs before each sample and is not timed."""
+    """Something to time: ``run(n)`` does it n times; ``prepare()`` runs before each sample and is not timed."""
 
     run: Callable[[int], object]
     prepare: Callable[[], object] = lambda: None
 
 
 class Clock:
-    """Seconds of work on a device: of the thread where one thread does all, else of the wall, queue awaited."""
+    """CPU time of this thread where it does all the work, otherwise wall-clock time once the device queue is empty."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._alone = device.type == "cpu" and torch.get_num_threads() == 1
-        self.description = "CPU time of the thread" if self._alone else "wall clock"
+        self._is_thread_time = device.type == "cpu" and torch.get_num_threads() == 1
+        self.description = "CPU time of the thread" if self._is_thread_time else "wall clock"
 
     def __call__(self) -> float:
-        """Return the time now."""
+        """Return the time now, in seconds since some moment in the past."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.thread_time() if self._alone else time.perf_counter()
+        return time.thread_time() if self._is_thread_time else time.perf_counter()
 
 
 def time_interleaved(
     steps: Mapping[str, Step], clock: Clock, *, rounds: int, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Return, for each step, its seconds per call in each of the rounds, in order.
+    """Return the seconds per call of each step, one value per round.
 
-    A round takes one sample of every step, each round beginning with another one.  A sample is one call, or as many
-    as take 10 ms.
+    A round takes one sample of every step and begins with another step than the round before. A sample is one call,
+    or as many calls as take 10 ms.
     """
     calls = {name: _calls_per_sample(step, clock, warmup) for name, step in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -57,7 +57,7 @@ def time_interleaved(
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """Return the ratio of two steps' times in each round."""
+    """Return the ratio of the times of two steps in each round."""
     return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
 
 
@@ -75,10 +75,11 @@ def _sample(step: Step, clock: Clock, calls: int) -> float:
 
 
 def keep_heap() -> str:
-    """Make malloc keep freed memory, for this process, and say so.
+    """Make malloc of this process keep the memory that is freed, and return a description for the results.
 
-    glibc returns large tensors to the kernel, whose page faults then take longer than the arithmetic and flatter what
-    works in place.  Elsewhere nothing is changed.
+    glibc gives the memory of large tensors back to the kernel. The page faults when it is used again take longer than
+    the arithmetic, which would make everything that works in place look better than it is. Where there is no glibc
+    nothing is changed.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -101,5 +102,5 @@ def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]
 
 
 def involuntary_switches() -> int:
-    """Return how often another process has taken the CPU from this one: a measure of how busy the machine is."""
+    """Return how often another process has taken the CPU from this one, which tells how busy the machine is."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -1,7 +1,7 @@
-"""The five strategies of the paper's Figure 2 for its block BN + ACT + CONV, in plain torch operations alike.
+"""The five strategies of the paper's Figure 2 for its block BN + ACT + CONV, all written in plain torch operations.
 
-They are here to be compared with each other (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1);
-networks are built of the faster operations beside this file.  gamma is taken as it is, with its sign, as in the paper.
+They are to be compared with each other (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1). Networks
+use the faster operations of zoo/ops. gamma is used as it is, with its sign, as in the paper.
 """
 
 from __future__ import annotations
@@ -23,22 +23,30 @@ STRATEGIES = {
 
 
 def bn_act_conv(
-    x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor, strategy: str, eps: float = 1e-5, slope: float = 0.01
+    x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, strategy: str, eps: float = 1e-5, slope: float = 0.01
 ) -> Tensor:
-    """Return conv(leaky_relu(gamma x_hat + beta)) with batch statistics; what is kept is up to ``strategy``.
+    """Return conv(leaky_relu(gamma x_hat + beta)), where x_hat is x normalised with the statistics of the batch.
 
-    x is (N, C, H, W) and is left as it is, gamma and beta are (C,); the convolution keeps the map's size.  Raises
-    ValueError for a strategy that is not one of STRATEGIES.
+    Raises ValueError for a strategy that is not one of STRATEGIES.
+
+    Args:
+        x: input, (N, C, H, W); it is not modified.
+        gamma: scale, (C,).
+        beta: shift, (C,).
+        weight: of the convolution, (C_out, C, K, K) with an odd K; the size of the maps stays.
+        strategy: key of `STRATEGIES`: what is saved for the backward pass, and how the rest is computed again.
+        eps: added to the variance.
+        slope: of the leaky ReLU for negative numbers.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
-    return _Block.apply(x, gamma, beta, kernel, strategy, eps, slope)
+    return _Block.apply(x, gamma, beta, weight, strategy, eps, slope)
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor, strategy: str, eps: float, slope: float
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, strategy: str, eps: float, slope: float
     ) -> Tensor:
         var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
         inverse_std = torch.rsqrt(var + eps)
@@ -47,38 +55,38 @@ class _Block(torch.autograd.Function):
             z = F.leaky_relu_(_affine(x_hat, gamma, beta), slope)
         else:
             x_hat, z = None, _from_input(x, mean, inverse_std, gamma, beta, slope)
-        kept = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
-        # The mean is needed where x_hat comes from x only: the paper's section 3.3.
-        ctx.save_for_backward(mean if x is kept[0] else None, inverse_std, gamma, beta, kernel, *kept)
+        saved = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
+        # Only where backward computes x_hat from x does it need the mean: the paper's section 3.3.
+        ctx.save_for_backward(mean if x is saved[0] else None, inverse_std, gamma, beta, weight, *saved)
         ctx.strategy, ctx.slope = strategy, slope
-        return F.conv2d(z, kernel, padding=kernel.shape[2] // 2)
+        return F.conv2d(z, weight, padding=weight.shape[2] // 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        mean, inverse_std, gamma, beta, kernel, *kept = ctx.saved_tensors
+        mean, inverse_std, gamma, beta, weight, *saved = ctx.saved_tensors
         if ctx.strategy == "checkpoint_norms":
-            z = _from_input(kept[0], mean, inverse_std, gamma, beta, ctx.slope)
+            z = _from_input(saved[0], mean, inverse_std, gamma, beta, ctx.slope)
         elif ctx.strategy == "checkpoint_xhat":
-            z = F.leaky_relu_(_affine(kept[0], gamma, beta), ctx.slope)
+            z = F.leaky_relu_(_affine(saved[0], gamma, beta), ctx.slope)
         else:
-            z = kept[-1]
-        padding = [kernel.shape[2] // 2] * 2
-        dz, dkernel, _ = torch.ops.aten.convolution_backward(
-            dout, z, kernel, None, [1, 1], padding, [1, 1], False, [0, 0], 1, [True, True, False]
+            z = saved[-1]
+        padding = [weight.shape[2] // 2] * 2
+        dz, dweight, _ = torch.ops.aten.convolution_backward(
+            dout, z, weight, None, [1, 1], padding, [1, 1], False, [0, 0], 1, [True, True, False]
         )
         if ctx.strategy.startswith("inplace"):
             backward = backward_1 if ctx.strategy == "inplace_1" else backward_2
-            return *backward(z, dz, inverse_std, gamma, beta, ctx.slope), dkernel, None, None, None
-        x_hat = kept[0] if mean is None else _affine(kept[0], inverse_std, -mean * inverse_std)
+            return *backward(z, dz, inverse_std, gamma, beta, ctx.slope), dweight, None, None, None
+        x_hat = saved[0] if mean is None else _affine(saved[0], inverse_std, -mean * inverse_std)
         dy = torch.ops.aten.leaky_relu_backward(dz, z, ctx.slope, True)
-        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dkernel, None, None, None
+        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dweight, None, None, None
 
 
 def backward_1(
     z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, dL/dgamma, dL/dbeta of variant I: x_hat = (y - beta) / gamma is made first, element by element."""
+    """Return dL/dx, dL/dgamma, dL/dbeta of variant I: first x_hat = (y - beta) / gamma is computed for each element."""
     y = F.leaky_relu(z, 1 / slope)
     dy = torch.ops.aten.leaky_relu_backward(dz, z, slope, True)
     return _backward_from_xhat(_affine(y, 1 / gamma, -beta / gamma), dy, inverse_std, gamma)
@@ -87,7 +95,7 @@ def backward_1(
 def backward_2(
     z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, dL/dgamma, dL/dbeta of variant II, from y: x_hat goes into coefficients per channel.
+    """Return dL/dx, dL/dgamma, dL/dbeta of variant II, which uses y in place of x_hat, with coefficients per channel.
 
     dL/dgamma = (sum(dy y) - beta dL/dbeta) / gamma and
     dL/dx = gamma / sqrt(v + eps) (dy - y dL/dgamma / (gamma m) - (dL/dbeta - beta/gamma dL/dgamma) / m);
@@ -112,7 +120,7 @@ def _backward_from_xhat(x_hat: Tensor, dy: Tensor, inverse_std: Tensor, gamma: T
 
 
 def _from_input(x: Tensor, mean: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float) -> Tensor:
-    """Return z, normalisation, scale and shift being one operation."""
+    """Return z; normalisation, scale and shift are one operation."""
     scale = gamma * inverse_std
     return F.leaky_relu_(_affine(x, scale, beta - mean * scale), slope)
 

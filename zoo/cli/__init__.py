@@ -12,11 +12,37 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from zoo.cli import benchmark, convert, doctor, fetch, models, predict, quickstart, reproduce, settings, train, validate
+from zoo.cli import (
+    benchmark,
+    convert,
+    doctor,
+    fetch,
+    list_networks,
+    predict,
+    quickstart,
+    reproduce,
+    settings,
+    show,
+    train,
+    validate,
+)
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
 from zoo.report.console import set_up_console
 
-COMMANDS = (models, settings, fetch, train, validate, convert, predict, reproduce, benchmark, quickstart, doctor)
+COMMANDS = (
+    list_networks,
+    show,
+    settings,
+    fetch,
+    train,
+    validate,
+    convert,
+    predict,
+    reproduce,
+    benchmark,
+    quickstart,
+    doctor,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,26 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.cli.options import add_loader_options, positive, whole_number
-from zoo.errors import ConfigError, ConversionError, printable
+from zoo.cli.options import add_loader_options, check_writable, positive, whole_number
+from zoo.errors import ConfigError, ConversionError, DataError, printable
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from zoo.convert import ConversionReport
     from zoo.weights import NetworkRecord, StoredWeights
+    from zoo.weights.record import Preprocessing
 
+    Converted = tuple[dict[str, Tensor], ConversionReport]
+
+DEFAULT_SLOPE = 0.01  # of leaky_relu
 KINDS = {
-    "from-torchvision": "torchvision's ResNet to this package's names",
-    "to-torchvision": "and back",
+    "from-torchvision": "give the weights of torchvision's ResNet this package's names",
+    "to-torchvision": "the way back",
     "relu-to-leaky-relu": "the same weights for the network with leaky_relu",
-    "inplace-to-standard": "in-place norms to plain ones",
-    "standard-to-inplace": "plain norms to in-place ones",
-    "fold": "norms into the convolutions before them, for inference",
+    "inplace-to-standard": "turn in-place norms into plain ones",
+    "standard-to-inplace": "turn plain norms into in-place ones",
+    "fold": "fold norms into the convolutions before them, for inference",
     "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx",
 }
 ACTIVATION_KINDS = ("inplace-to-standard", "standard-to-inplace", "fold", "export")
-# What the network of the source has to be.
+# What the network of the source has to be for each kind of conversion.
 NEEDED = {
     "from-torchvision": {"norm": "standard", "activation": "relu"},
     "to-torchvision": {"norm": "standard", "activation": "relu"},
@@ -34,7 +38,7 @@ NEEDED = {
     "inplace-to-standard": {"norm": "inplace"},
     "standard-to-inplace": {"norm": "standard"},
 }
-# Which options mean something for which kinds; elsewhere they are refused, as they would do nothing.
+# The kinds that an option goes with; with others it would do nothing, and is refused.
 OPTION_KINDS = {
     "activation": ACTIVATION_KINDS,
     "activation_param": (*ACTIVATION_KINDS, "relu-to-leaky-relu"),
@@ -53,7 +57,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("source", metavar="SOURCE", type=Path, help="weights file, checkpoint or published name")
     parser.add_argument("target", metavar="TARGET", type=Path, help="file to write")
     parser.add_argument(
-        "--arch", metavar="NAME", help="architecture of the weights, resnet50 (default: what SOURCE says, if it does)"
+        "--arch", metavar="NAME", help="architecture of the weights, for instance resnet50 (default: what SOURCE says)"
     )
     parser.add_argument("--input-3x3", action="store_true", help="the network has the stem of three 3x3 convolutions")
     parser.add_argument(
@@ -70,7 +74,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "--allow-approximate", action="store_true",
-        help="set scales that in-place norms cannot have to the nearest that they can (default: refuse)",
+        help="set scales that in-place norms cannot have to the nearest value that they can (default: refuse)",
     )  # fmt: skip
     parser.add_argument(
         "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
@@ -106,37 +110,31 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
-    from zoo.config import Input
     from zoo.files import write_json
     from zoo.weights import read_weights
-    from zoo.weights.record import preprocessing_of
     from zoo.weights.stored import check_fits_record
 
     stored = read_weights(args.source)
     source = _source_record(args, stored)
     if args.kind not in ("from-torchvision", "to-torchvision"):  # these name what differs in their own terms
         check_fits_record(stored.state_dict, source, printable(args.source))
-    images = source.preprocessing or preprocessing_of(Input())
-    args.scale, args.crop = args.scale or images.scale, args.crop or images.crop
     try:
         converted, report = _convert(args, stored.state_dict, source)
     except ConversionError as error:
         raise ConversionError(f"{printable(args.source)}: {error}") from error
-    accuracy: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if args.data is not None:
-        from zoo.cli.adapting import adapt
-
-        converted, report, accuracy = adapt(args, source, stored.state_dict, converted, report)
+        converted, report, measured = _measure_accuracy(args, source, stored.state_dict, (converted, report))
     if args.kind == "export":
-        accuracy["exported_max_difference"] = _export(args, stored.state_dict, source)
+        measured["exported_max_difference"] = _export(args, stored.state_dict, source)
     else:
         _save(converted, _target_record(args, source), args.target)
     print(report)
-    for name, value in accuracy.items():
+    for name, value in measured.items():
         print(f"  {_as_line(name, value)}")
     print(f"  written: {printable(args.target)}")
     if args.json is not None:
-        write_json(args.json, {**report.to_json(), **accuracy, "source": str(args.source), "target": str(args.target)})
+        write_json(args.json, {**report.to_json(), **measured, "source": str(args.source), "target": str(args.target)})
     return 0
 
 
@@ -148,26 +146,23 @@ def _as_line(name: str, value: Any) -> str:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that do nothing for the kind, and for files that cannot be written."""
+    """Raise ConfigError for options that do not go with the kind, and for files that cannot be written."""
     for option, kinds in OPTION_KINDS.items():
         if getattr(args, option) not in (None, False) and args.kind not in kinds:
             raise ConfigError(f"--{option.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
-    for file in (args.target, args.json):
-        if file is not None and not file.parent.is_dir():  # more often a typing error than a wish
-            raise ConfigError(
-                f"there is no folder {printable(file.parent)}; make it, or write {printable(file.name)} elsewhere"
-            )
+    check_writable(args.target, args.json)
     if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
 
 
 def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
-    """Return which network the source is: as it says itself, or else as the options and the kind say.
+    """Return which network the source is: what it says itself, or what the options and the kind say.
 
-    Raises ConfigError where neither tells the architecture, ConversionError for a kind that is not for this network,
-    and WeightsError for options that contradict the file. ``memory`` is left out: converted networks have other norms.
+    ``memory`` is left out, as converted networks have other norms. Raises ConfigError where nothing tells the
+    architecture, ConversionError for a kind that is not for this network, and WeightsError for options that contradict
+    the file.
     """
     from zoo.weights import NetworkRecord
     from zoo.weights.load import CLASSIFIER_WEIGHT, num_outputs
@@ -175,7 +170,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
 
     given = _network_options(args)
     if args.kind == "relu-to-leaky-relu":
-        given.pop("activation_param", None)  # that of the target
+        given.pop("activation_param", None)  # it is that of the target
     path, needed = printable(args.source), NEEDED.get(args.kind, {})
     record = stored.record
     if record is None:
@@ -188,7 +183,13 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
             )
         key = "fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT
         classes = num_outputs(stored.state_dict, path, key)
-        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, **given, **needed}
+        settings = {
+            "norm": "standard",
+            "activation": "leaky_relu",
+            "activation_param": DEFAULT_SLOPE,
+            **given,
+            **needed,
+        }
         options = {"input_3x3": True} if settings.pop("input_3x3", False) else {}
         said = {**given, **needed}
         stored.warn_of_assumptions(args.arch, {key: settings[key] for key in ("norm", "activation") if key not in said})
@@ -212,9 +213,7 @@ def _network_options(args: argparse.Namespace) -> dict[str, Any]:
     return options | ({"input_3x3": True} if args.input_3x3 else {})
 
 
-def _convert(
-    args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord
-) -> tuple[dict[str, Tensor], ConversionReport]:
+def _convert(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> Converted:
     from zoo import convert
 
     settings: dict[str, Any] = {"compare_with_source": not args.no_compare}
@@ -225,22 +224,22 @@ def _convert(
     if args.kind in ("fold", "export"):
         settings["norm"] = source.norm
     if args.kind == "relu-to-leaky-relu":
-        settings |= {"activation_param": slope(args), **source.options}
+        settings |= {"activation_param": _slope(args), **source.options}
     kind = "fold" if args.kind == "export" else args.kind
     function = getattr(convert, kind.replace("-", "_"))
-    result: tuple[dict[str, Tensor], ConversionReport] = function(state_dict, source.arch, **settings)
+    result: Converted = function(state_dict, source.arch, **settings)
     return result
 
 
-def slope(args: argparse.Namespace) -> float:
+def _slope(args: argparse.Namespace) -> float:
     """Return the slope of leaky_relu that was asked for, or the default."""
-    return 0.01 if args.activation_param is None else float(args.activation_param)
+    return DEFAULT_SLOPE if args.activation_param is None else float(args.activation_param)
 
 
 def _target_record(args: argparse.Namespace, source: NetworkRecord) -> NetworkRecord | None:
-    """Return the record of what was made of the source; None for a file that is to be torchvision's."""
+    """Return the record of the converted network; None for torchvision's files, which have none."""
     changes: dict[str, dict[str, Any]] = {
-        "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": slope(args)},
+        "relu-to-leaky-relu": {"activation": "leaky_relu", "activation_param": _slope(args)},
         "inplace-to-standard": {"norm": "standard"},
         "standard-to-inplace": {"norm": "inplace"},
         "fold": {"folded": True},
@@ -248,18 +247,81 @@ def _target_record(args: argparse.Namespace, source: NetworkRecord) -> NetworkRe
     return None if args.kind == "to-torchvision" else replace(source, **changes.get(args.kind, {}))
 
 
-def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
-    from zoo.convert import export, fold_network
-    from zoo.convert.networks import load_network
+def _measure_accuracy(
+    args: argparse.Namespace, source: NetworkRecord, state_dict: dict[str, Tensor], result: Converted
+) -> tuple[dict[str, Tensor], ConversionReport, dict[str, Any]]:
+    """Return the result of a conversion from relu to leaky_relu and the accuracies before and after it.
 
-    model = load_network(
+    With ``--reestimate`` the running statistics of the result are estimated again on DIR/train. Raises ConfigError for
+    weights without a classifier, DataError for images that cannot be used.
+    """
+    from zoo.config import parse_experiment
+    from zoo.convert.conversion import build_with_weights, compare_outputs, state_dict_like
+    from zoo.data.loader import build_train_loader
+    from zoo.engine.reestimate import reestimate_statistics
+    from zoo.scoring import LoadedNetwork, score
+    from zoo.weights.load import CLASSIFIER_WEIGHT
+
+    if CLASSIFIER_WEIGHT not in state_dict:
+        raise ConfigError(
+            f"{printable(args.source)}: has no classifier, so there is no accuracy to measure; leave out --data"
+        )
+    images = _images(args, source)
+    settings = replace(source, preprocessing=images).experiment_settings()
+    settings |= {
+        "input": {**settings["input"], "crop_train": images.crop},
+        "optimizer": {"batch_size": args.batch_size},
+    }
+    experiment = parse_experiment(settings, "the options of zoo convert")
+    loading = {"workers": args.workers, "on_bad_image": args.on_bad_image}
+
+    def accuracy(model: nn.Module) -> dict[str, float]:
+        network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
+        options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
+        found = score(network, args.data, **options)
+        return {"top1": found.top1, "top5": found.top5, "count": found.count}
+
+    converted, report = result
+    before = build_with_weights(state_dict, source.arch, activation="relu", **source.options)
+    after = build_with_weights(converted, source.arch, activation_param=_slope(args), **source.options)
+    measured: dict[str, Any] = {"before": accuracy(before), "converted": accuracy(after)}
+    if args.reestimate:
+        batches = build_train_loader(args.data, experiment, **loading)
+        num_batches = reestimate_statistics(after, batches, args.reestimate)
+        if num_batches == 0:
+            raise DataError(
+                f"{args.data}/train: gives no batch of {args.batch_size} images; give more, or a smaller --batch-size"
+            )
+        converted = state_dict_like(after, converted)
+        measured["reestimated"] = accuracy(after)
+        compared = {} if args.no_compare else compare_outputs(before.cpu().double(), after.cpu().double())
+        reason = f"{report.reason}; running statistics estimated again on {num_batches} batches"
+        report = replace(report, reason=reason, **compared)
+    return converted, report, measured
+
+
+def _images(args: argparse.Namespace, source: NetworkRecord) -> Preprocessing:
+    """Return how images are prepared: as the options say, else the source, else the defaults of experiments."""
+    from zoo.config import Input
+    from zoo.weights.record import preprocessing_of
+
+    images = source.preprocessing or preprocessing_of(Input())
+    return replace(images, scale=args.scale or images.scale, crop=args.crop or images.crop)
+
+
+def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
+    """Write the folded network to TARGET, and return how far the outputs of what was written are off."""
+    from zoo.convert import export, fold_network
+    from zoo.convert.conversion import build_with_weights
+
+    model = build_with_weights(
         state_dict, source.arch, source.norm, source.activation, source.activation_param, **source.options
     )
-    return export(fold_network(model), args.target, args.crop, {"network": source.to_json()})
+    return export(fold_network(model), args.target, _images(args, source).crop, {"network": source.to_json()})
 
 
 def _save(state_dict: dict[str, Tensor], record: NetworkRecord | None, path: Path) -> None:
-    """Write a state dict, beside its record if there is one; ConversionError if that is impossible."""
+    """Write a state dict, with its record if it has one; ConversionError if that is impossible."""
     import torch
 
     from zoo.files import replacing

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
+
+from zoo.errors import ConfigError, printable
 
 
 def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
-    """Add the options about reading images and printing progress; ``workers`` is the most that a default starts."""
+    """Add the options about reading images and printing progress.
+
+    Args:
+        parser: the command's parser.
+        workers: the most processes that read images unless ``--workers`` asks for more.
+    """
     parser.add_argument(
         "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
-        help="processes that read images, per process of the run (default: the number of cores, at most "
+        help="processes that read images, for each process of the run (default: the number of cores, at most "
         f"{workers}; here %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -19,8 +27,8 @@ def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--on-bad-image", choices=("stop", "skip"), default="stop",
-        help="at an unreadable image: end with its name, or leave it out, count and report it "
-        "(default: %(default)s)",
+        help="what to do with an image that cannot be read: end with its name (stop), or leave it out, count it and "
+        "report it (skip) (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -28,13 +36,25 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the launcher or its user passes to each process."""
     parser.add_argument(
         "--local_rank", "--local-rank", type=whole_number, default=None, metavar="N",
-        help="index of this process on its machine, passed by torch.distributed.launch "
+        help="index of this process on its machine, which torch.distributed.launch passes "
         "(torchrun sets LOCAL_RANK instead)",
     )  # fmt: skip
     parser.add_argument(
         "--dist-backend", choices=("nccl", "gloo"), default=None,
-        help="how processes talk (default: nccl with CUDA, gloo without)",
+        help="how the processes exchange tensors (default: nccl with CUDA, gloo without)",
     )  # fmt: skip
+
+
+def check_writable(*files: Path | None) -> None:
+    """Raise ConfigError for a file that could not be written after the work; folders that are missing are made then."""
+    for file in files:
+        if file is None:
+            continue
+        folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
+        if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+            no_place = f"{printable(folder)} is no folder that can be written to"
+            obstacle = "it is a folder" if os.path.isdir(file) else no_place
+            raise ConfigError(f"{printable(file)}: cannot be written, as {obstacle}; give another place")
 
 
 def whole_number(text: str) -> int:
@@ -48,7 +68,7 @@ def positive(text: str) -> int:
 
 
 def _available_cores() -> int:
-    """Return how many cores this process may use; of more workers torch warns."""
+    """Return how many cores this process may use; torch warns where there are more workers than cores."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -15,7 +15,7 @@ from zoo.cli.options import positive
 from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.engine.predict import Prediction
+    from zoo.engine.prediction import Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -62,24 +62,24 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.data.classes import class_names
     from zoo.data.transforms import val_transform
-    from zoo.engine.predict import AT_ONCE, predict
+    from zoo.engine.prediction import BATCH_SIZE, predict
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
-    from zoo.scoring import load_subject
+    from zoo.scoring import load_network
 
     paths = _find(args.images)
     with open_process() as process:
-        subject = load_subject(args.name, args.weights)
-        names = class_names(subject.experiment.network.classes, args.classes, subject.class_names)
-        settings = subject.experiment.input
+        network = load_network(args.name, args.weights)
+        names = class_names(network.experiment.network.classes, args.classes, network.class_names)
+        settings = network.experiment.input
         # The numbers of the model's pretrained_cfg, which a network built from an experiment file does not carry.
         transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
-        with Progress("predict", math.ceil(len(paths) / AT_ONCE), show=process.is_main) as progress:
-            predictions, faults = predict(subject.model, paths, transform, process.device, args.top, progress.advance)
+        with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
+            predictions, faults = predict(network.model, paths, transform, process.device, args.top, progress.advance)
     if not process.is_main:
         return 0
     if predictions:
-        print(_as_json(subject.title, predictions, names) if args.json else _as_table(predictions, names))
+        print(_as_json(network.title, predictions, names) if args.json else _as_table(predictions, names))
         if args.grid is not None:
             _draw(args.grid, predictions, names)
     _report(faults, len(paths), args.on_bad_image)
@@ -139,7 +139,7 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
     from zoo.data.reading import read_image
-    from zoo.report.grid import write_grid
+    from zoo.report.predictions import write_grid
 
     if len(predictions) > GRID_IMAGES:
         logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))

@@ -16,7 +16,7 @@ from zoo.errors import ConfigError
 if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
-    from zoo.engine.validate import Result
+    from zoo.engine.validation import Result
 
 EXPERIMENT = "quickstart_fashion_mnist"
 LOG_DIR = Path("runs/quickstart")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from zoo.config import experiments_dir, load_experiment
     from zoo.data.sample import unpack_sample
     from zoo.engine.process import open_process
-    from zoo.report.results import results_table
+    from zoo.report.tables import results_table
 
     if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
         raise ConfigError("--log-dir is the folder of one run; leave it out for several seeds, or give one --seed")
@@ -76,15 +76,16 @@ class Run(NamedTuple):
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
-    from zoo.cli.train import train_experiment
     from zoo.engine.checkpoint import CHECKPOINT
-    from zoo.scoring import load_subject, score
+    from zoo.engine.start import AUTO
+    from zoo.scoring import load_network, score
+    from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
-    train_experiment(config, process, _train_arguments(data, log_dir))
-    subject = load_subject(str(log_dir / CHECKPOINT))
+    train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
+    subject = load_network(log_dir / CHECKPOINT)
     protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
-    results = [score(subject, protocol, process, data, workers=0) for protocol in protocols]
+    results = [score(subject, data, protocol, process=process) for protocol in protocols]
     return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None)
 
 
@@ -115,11 +116,3 @@ def _report(folders: Sequence[Path], data: Path, table: str) -> None:
             f"TensorBoard   tensorboard --logdir {folder}",
         ]
     print("\n".join([*lines, f"sample        {data}"]))
-
-
-def _train_arguments(data: Path, log_dir: Path) -> argparse.Namespace:
-    """Return what ``zoo train DATA --resume auto --log-dir LOG_DIR`` would have parsed."""
-    from zoo.cli import build_parser
-
-    command = ["train", EXPERIMENT, str(data), "--resume", "auto", "--log-dir", str(log_dir), "--workers", "1"]
-    return build_parser().parse_args(command)

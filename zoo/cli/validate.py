@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zoo.cli.options import add_loader_options, add_process_options, positive
+from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
 from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import ConfigError
 
@@ -53,8 +53,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="images at once and process (default: the experiment's over the number of processes, a tenth of "
-        "that for ten crops); halved by itself when memory is full",
+        help="images at once per process (default: the experiment's batch size over the number of processes, a tenth "
+        "of that for ten crops); halved when memory is full",
     )  # fmt: skip
     parser.add_argument("--limit", type=positive, metavar="N", help="score only N images, spread evenly over the data")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores to FILE")
@@ -73,27 +73,28 @@ def scale(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score the weights, print a table and write the JSON file; returns 0."""
+    """Score the weights, print a table and write the files that were asked for; returns 0."""
     if args.protocol and (args.crop or args.scale or args.ten_crops):
         raise ConfigError(
             f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
-    from zoo.engine.predict import Recorder
+    from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
     from zoo.report.predictions import write_predictions
-    from zoo.report.results import results_table
-    from zoo.scoring import load_subject, score
+    from zoo.report.tables import results_table
+    from zoo.scoring import load_network, score
 
     with open_process(args.local_rank, args.dist_backend) as process:
-        subject = load_subject(args.name, args.weights)
+        process.on_main(lambda: check_writable(args.json, args.predictions))
+        network = load_network(args.name, args.weights)
         recorder = Recorder(args.data) if args.predictions else None
         result = score(
-            subject,
-            _protocol(args, subject.own_protocol),
-            process,
+            network,
             args.data,
+            _protocol(args, network.own_protocol),
+            process=process,
             workers=args.workers,
             batch_size=args.batch_size,
             limit=args.limit,
@@ -103,9 +104,9 @@ def run(args: argparse.Namespace) -> int:
         )
         shares = process.gather(recorder.predictions) if recorder else []
         if process.is_main:
-            print(results_table(subject.title, [result], subject.experiment.expected))
+            print(results_table(network.title, [result], network.experiment.expected))
             if args.json is not None:
-                write_json(args.json, subject.result_json(result, process))
+                write_json(args.json, network.result_json(result, process))
             if args.predictions is not None:
                 write_predictions(args.predictions, [line for share in shares for line in share])
     return 0

@@ -11,8 +11,8 @@ from typing import Any
 
 from zoo.architectures import ARCHITECTURES
 from zoo.config.experiment import Experiment
+from zoo.config.problems import validate
 from zoo.config.section import KeyPath, Problem, dotted
-from zoo.config.validate import validate
 from zoo.errors import ConfigError, nearest, printable
 
 logger = logging.getLogger("zoo")

@@ -1,9 +1,9 @@
-"""Turns weights into those of another variant of their network, with a report of what was done and how exactly."""
+"""Turns weights into those of another variant of their network, and reports what was done and how exactly."""
 
+from zoo.convert.conversion import ConversionReport
 from zoo.convert.export import export
 from zoo.convert.fold import fold, fold_network
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.convert.report import ConversionReport
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 
 __all__ = [

@@ -18,26 +18,31 @@ from zoo.files import replacing
 from zoo.layers.norm import InPlaceABN
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
-# Single precision in another order of summation.
+# Largest difference, relative to the largest output: single precision, summed in another order.
 TOLERANCE = 1e-3
 METADATA_FILE = "metadata.json"  # in a .pt2 file
 METADATA_PROPERTY = "metadata"  # of an .onnx file
 
 
 def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mapping[str, Any] | None = None) -> float:
-    """Write ``model`` for float32 images (any N, 3, size, size) to ``path``, a .pt2 or .onnx file.
+    """Write ``model`` to a .pt2 or .onnx file, and return how far the outputs of what was written are off.
 
-    The names in an .onnx file are "input" and "logits" ("features" for a map, "stage1", "stage2", ... for a list of
-    them), with the dynamic dimension "batch".  ``metadata`` is written with it as JSON: the extra file
-    "metadata.json" of a .pt2 file, the property "metadata" of an .onnx file.
+    What was written is read again and run on two random images; the largest absolute difference to the outputs of
+    ``model`` is returned. Only then is ``path`` replaced.
 
-    What was written is read again and run on two random images; the largest absolute difference to ``model`` is
-    returned.  ``path`` is replaced only after that.  ``model`` is put into evaluation mode and single precision.
+    A .pt2 file of a network with in-place norms runs where zoo is imported, which brings their operators. An .onnx
+    file needs the optional packages: pip install ".[onnx]". The names in it are "input" and "logits" ("features" for a
+    single map; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
 
-    A .pt2 file of a network with in-place norms runs where zoo is imported, which brings their operators.  An
-    .onnx file needs the optional packages: pip install ".[onnx]".  Raises ConversionError for another ending,
-    missing packages, in-place norms in ONNX, outputs that are no tensors, and metadata that JSON cannot hold;
-    VerificationError for outputs that differ.
+    Args:
+        model: the network, which is put into evaluation mode and single precision.
+        path: the file to write; missing folders are made.
+        size: side of the images in px: what is written takes float32 images (N, 3, size, size) for any N.
+        metadata: written with the network as JSON, into the extra file "metadata.json" of a .pt2 file or the property
+            "metadata" of an .onnx file.
+
+    Raises ConversionError for a file name of another ending, missing packages, in-place norms in ONNX, outputs that
+    are no tensors, and metadata that JSON cannot hold; VerificationError for outputs that differ.
     """
     path = Path(path)
     _check_format(path)

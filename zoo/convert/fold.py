@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.convert.networks import StateDict, compare_exact, load_network, state_dict_like
-from zoo.convert.report import ConversionReport
-from zoo.layers.convert import NormPlan, apply_plans, replace_modules
+from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
+from zoo.layers.norm_conversion import NormPlan, apply_plans, replace_modules
 from zoo.layers.trace import Trace
 
 
 class Activation(nn.Module):
     """What is left of a folded norm: its activation, which overwrites the convolution's output.
 
-    ``activation`` and ``activation_param`` are those of the norm; residual blocks read them.
+    Args:
+        activation: the norm's activation, which residual blocks read, too.
+        activation_param: slope of leaky_relu or alpha of elu.
     """
 
     def __init__(self, activation: str = "identity", activation_param: float = 0.01) -> None:
@@ -39,10 +40,11 @@ class Activation(nn.Module):
 def fold_network(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` for inference, in evaluation mode, its norms folded into the convolutions before them.
 
-    With scale g, shift b and running statistics m, v: filters become g / sqrt(v + eps) times themselves and the bias
-    b + (bias - m) g / sqrt(v + eps). Only norms that directly follow a Conv2d that feeds nothing else can be folded;
-    the others stay, in-place ones as `ABN` (plain batch norm and activation), those of an `InvertibleNorm` as they are.
-    ``model`` is left as it is. Raises ConversionError if it cannot be traced.
+    A norm with scale g, shift b, running mean m and running variance v multiplies the filters before it by
+    g / sqrt(v + eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). Only a norm that directly follows a
+    Conv2d which feeds nothing else can be folded. The others stay: in-place ones as `ABN` (plain batch norm and
+    activation), those of an `InvertibleNorm` as they are. ``model`` itself is left as it is. Raises ConversionError
+    if it cannot be traced.
     """
     return _fold(model)[0]
 
@@ -60,16 +62,21 @@ def fold(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of the folded network, fold_network(zoo.get(arch, ...)); exact in evaluation mode.
 
-    ``norm`` ("standard", "inplace" or "sync") says how scales are read; the report's ``kept`` names norms that stay.
+    Args:
+        state_dict: weights of the network to fold.
+        arch: its architecture.
+        norm: its norms, "standard", "inplace" or "sync", which say how scales are read.
+        activation, activation_param, compare_with_source, images, **options: as in `inplace_to_standard`.
+
+    The report's ``kept`` names the norms that stay. Raises WeightsError if the state dict does not fit.
     """
-    settings = {"activation": activation, "activation_param": activation_param, **options}
-    source = load_network(state_dict, arch, norm, **settings)
+    source = build_with_weights(state_dict, arch, norm, activation, activation_param, **options)
     folded, convolutions, kept = _fold(source)
     converted = state_dict_like(folded, state_dict)
     measured: dict[str, Any] = {}
     if compare_with_source:
-        folded.load_state_dict(converted)  # rounded to the weights' kind of number
-        measured = compare_exact(source, folded, images, state_dict)
+        folded.load_state_dict(converted)  # which is rounded to the weights' kind of number
+        measured = compare_outputs(source, folded, images, exact_for=state_dict)
     reason = f"{len(convolutions)} norms are part of the convolutions before them, {len(kept)} do not follow one"
     report = ConversionReport("fold", arch, tuple(convolutions.values()), True, reason, tuple(kept), **measured)
     return converted, report

@@ -1,16 +1,15 @@
-"""Between plain and in-place norms, and from relu to leaky_relu."""
+"""Converts weights between plain and in-place norms, and from relu to leaky_relu."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from zoo.convert.networks import StateDict, compare, compare_exact, load_network, state_dict_like
-from zoo.convert.report import ConversionReport
+from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
 from zoo.errors import ConversionError
-from zoo.layers.convert import apply_plans, plan_norms
 from zoo.layers.norm import ABN
+from zoo.layers.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 
 
@@ -26,21 +25,21 @@ def inplace_to_standard(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the weights for the network with standard norms: every scale becomes |weight| + eps; exact.
 
-    ``activation`` and ``options`` (``input_3x3``, ...) are those of the network. Raises WeightsError if the state dict
-    does not fit.
+    Args:
+        state_dict: weights of the network with in-place norms.
+        arch: its architecture.
+        activation: the activation of its norms.
+        activation_param: slope of leaky_relu or alpha of elu.
+        compare_with_source: compare the outputs of both networks and put the difference into the report.
+        images: those of the comparison, see `zoo.convert.conversion.compare_outputs`.
+        **options: options of the architecture (``input_3x3``, ...).
+
+    Raises WeightsError if the state dict does not fit.
     """
     settings = {"activation": activation, "activation_param": activation_param, **options}
-    model = load_network(state_dict, arch, "inplace", **settings)
-    plans = plan_norms(model, "standard")
-    apply_plans(model, plans, "standard")
-    converted = state_dict_like(model, state_dict)
-    measured: dict[str, Any] = {}
-    if compare_with_source:
-        source, target = (
-            load_network(state_dict, arch, "inplace", **settings),
-            load_network(converted, arch, **settings),
-        )
-        measured = compare_exact(source, target, images, state_dict)
+    converted, plans, measured = _change_norms(
+        state_dict, arch, ("inplace", "standard"), settings, compare_with_source, images
+    )
     layers = tuple(plan.name for plan in plans)
     reason = "each scale is now |weight| + eps"
     return converted, ConversionReport("inplace-to-standard", arch, layers, True, reason, **measured)
@@ -59,11 +58,18 @@ def standard_to_inplace(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the weights for the network with in-place norms, whose scale is |weight| + eps.
 
-    Weights w >= eps become w - eps. For a negative w the filter before the norm and the running mean change their
-    sign, so that normalised values do too, and the weight becomes |w| - eps; shift and variance stay. That is exact,
-    in training too, where the norm directly follows a convolution that feeds nothing else. Raises ConversionError
-    with the names of the norms where it does not, or where |w| < eps; with ``allow_approximate`` such scales become
-    the nearest that there is, eps; and for an activation that in-place norms cannot have.
+    A weight w >= eps becomes w - eps. For a negative w the filter before the norm and the running mean change their
+    sign, so that the normalised values change theirs, and the weight becomes |w| - eps; shift and variance stay. This
+    is exact, in training too, where the norm directly follows a convolution that feeds nothing else.
+
+    Args:
+        state_dict: weights of the network with standard norms.
+        arch, activation, activation_param, compare_with_source, images, **options: as in `inplace_to_standard`.
+        allow_approximate: set scales that cannot be converted (a negative one without such a convolution, or
+            |w| < eps) to eps, the nearest that in-place norms can have.
+
+    Raises ConversionError with the names of the norms whose scales cannot be converted, unless ``allow_approximate``
+    is set, and for an activation that in-place norms cannot have. Raises WeightsError if the state dict does not fit.
     """
     if activation not in INVERTIBLE_ACTIVATIONS:
         first = "convert to leaky_relu first: zoo convert relu-to-leaky-relu SOURCE TARGET (it measures the loss too)"
@@ -72,18 +78,10 @@ def standard_to_inplace(
             + (f"; {first}" if activation == "relu" else "")
         )
     settings = {"activation": activation, "activation_param": activation_param, **options}
-    model = load_network(state_dict, arch, **settings)
-    plans = plan_norms(model, "inplace", allow_approximate)
-    apply_plans(model, plans, "inplace")
-    converted = state_dict_like(model, state_dict)
+    converted, plans, measured = _change_norms(
+        state_dict, arch, ("standard", "inplace"), settings, compare_with_source, images, allow_approximate
+    )
     clamped = {plan.name: plan.num_clamped for plan in plans if plan.num_clamped}
-    measured: dict[str, Any] = {}
-    if compare_with_source:
-        source, target = (
-            load_network(state_dict, arch, **settings),
-            load_network(converted, arch, "inplace", **settings),
-        )
-        measured = compare(source, target, images) if clamped else compare_exact(source, target, images, state_dict)
     folded = sum(plan.num_negative for plan in plans if plan.convolution is not None)
     reason = f"{folded} negative scales went into the filters before them"
     if clamped:
@@ -92,6 +90,29 @@ def standard_to_inplace(
     layers = (*(plan.name for plan in plans), *convolutions)
     report = ConversionReport("standard-to-inplace", arch, layers, not clamped, reason, clamped=clamped, **measured)
     return converted, report
+
+
+def _change_norms(
+    state_dict: StateDict,
+    arch: str,
+    kinds: tuple[str, str],
+    settings: dict[str, Any],
+    compare_with_source: bool,
+    images: Tensor | None,
+    allow_approximate: bool = False,
+) -> tuple[dict[str, Tensor], list[NormPlan], dict[str, Any]]:
+    """Return the weights for norms of the second kind, what was done to each norm, and what was measured."""
+    old, new = kinds
+    model = build_with_weights(state_dict, arch, old, **settings)
+    plans = plan_norms(model, new, allow_approximate)
+    apply_plans(model, plans, new)
+    converted = state_dict_like(model, state_dict)
+    if not compare_with_source:
+        return converted, plans, {}
+    source = build_with_weights(state_dict, arch, old, **settings)
+    target = build_with_weights(converted, arch, new, **settings)
+    is_exact = not any(plan.num_clamped for plan in plans)
+    return converted, plans, compare_outputs(source, target, images, state_dict if is_exact else None)
 
 
 def relu_to_leaky_relu(
@@ -105,18 +126,21 @@ def relu_to_leaky_relu(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the weights of a relu network, unchanged, for the same network with leaky_relu; approximate.
 
-    Both have standard norms. ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and can
-    estimate the running statistics again.
+    Both networks have standard norms. ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and
+    can estimate the running statistics again.
+
+    Args:
+        state_dict: weights of the network with relu.
+        arch, compare_with_source, images, **options: as in `inplace_to_standard`.
+        activation_param: slope of leaky_relu.
     """
-    target = load_network(state_dict, arch, activation_param=activation_param, **options)
-    source = load_network(state_dict, arch, activation="relu", **options) if compare_with_source else None
-    measured = {} if source is None else compare(source, target, images)
+    target = build_with_weights(state_dict, arch, activation_param=activation_param, **options)
+    measured: dict[str, Any] = {}
+    if compare_with_source:
+        source = build_with_weights(state_dict, arch, activation="relu", **options)
+        measured = compare_outputs(source, target, images)
     reason = f"the weights are the same, but negative values now pass with slope {activation_param:g}"
-    layers = _activated(target)
+    norms = {name: part for name, part in target.named_modules() if isinstance(part, ABN)}
+    layers = tuple(name for name, norm in norms.items() if norm.activation != "identity")
     converted = state_dict_like(target, state_dict)
     return converted, ConversionReport("relu-to-leaky-relu", arch, layers, False, reason, **measured)
-
-
-def _activated(model: nn.Module) -> tuple[str, ...]:
-    norms = {name: part for name, part in model.named_modules() if isinstance(part, ABN)}
-    return tuple(name for name, norm in norms.items() if norm.activation != "identity")

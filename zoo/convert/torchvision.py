@@ -1,4 +1,4 @@
-"""Between torchvision's ResNets and this package's, which are the same networks under other names."""
+"""Converts weights between torchvision's ResNets and this package's, which name the same tensors differently."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.convert.networks import StateDict, compare_exact, load_network
-from zoo.convert.report import ConversionReport
+from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs
 from zoo.errors import ConfigError, ConversionError, listed
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
-from zoo.weights.load import MAX_KEYS, torchvision_arch
+from zoo.weights.load import COUNTER, MAX_KEYS, torchvision_arch
 
-COUNTER = "num_batches_tracked"
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
 
@@ -26,7 +24,8 @@ def from_torchvision(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of torchvision's ResNet ``arch`` under this package's names; exact.
 
-    The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files lack, become 0.
+    The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files do not have,
+    become 0. ``compare_with_source`` and ``images`` are as in `inplace_to_standard`.
     Raises ConversionError that names every missing and unknown key, and WeightsError for other shapes.
     """
     return _convert(state_dict, arch, "from-torchvision", compare_with_source, images)
@@ -37,7 +36,8 @@ def to_torchvision(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of the relu ResNet ``arch`` with standard norms under torchvision's names; exact.
 
-    Raises ConversionError that names every missing and unknown key, and WeightsError for other shapes.
+    ``compare_with_source`` and ``images`` are as in `inplace_to_standard`. Raises ConversionError that names every
+    missing and unknown key, and WeightsError for other shapes.
     """
     return _convert(state_dict, arch, "to-torchvision", compare_with_source, images)
 
@@ -66,11 +66,11 @@ def _convert(
         new: state_dict[old].detach().clone() if old in state_dict else torch.tensor(0) for old, new in names.items()
     }
     own = converted if conversion == "from-torchvision" else state_dict
-    model = load_network(own, arch, activation="relu")  # checks the shapes
+    model = build_with_weights(own, arch, activation="relu")  # checks the shapes
     measured: dict[str, Any] = {}
     if compare_with_source:
         other = _torchvision_network(arch, state_dict if own is converted else converted)
-        measured = compare_exact(other, model, images, state_dict)
+        measured = compare_outputs(other, model, images, exact_for=state_dict)
     layers = tuple(dict.fromkeys(key.rpartition(".")[0] for key in converted))
     reason = "the tensors are the same under other names; the activation is relu"
     return converted, ConversionReport(conversion, arch, layers, True, reason, **measured)

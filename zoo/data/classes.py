@@ -1,13 +1,18 @@
-"""The names of the classes that a network tells apart."""
+"""The names of classes, and which output of a network each class folder belongs to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from zoo.data.folder import ImageFolder
 from zoo.errors import DataError, listed, printable
+
+logger = logging.getLogger(__name__)
 
 NUM_IMAGENET = 1000
 
@@ -15,10 +20,12 @@ NUM_IMAGENET = 1000
 def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
     """Return a name for each class of a network, in the order of its outputs.
 
-    ``source``: a folder with one folder per class, as the network was trained on (DATA/train), or a text file with one
-    name per line. Without it the names that are ``known`` from the network's weights file, numbers for those that it
-    does not name; without either the names of ImageNet for 1000 classes, and numbers for any other count. wnids of all
-    ImageNet are replaced by its names. Raises DataError unless the source has as many names as the network has classes.
+    The names are those of ``source``: a folder with one folder per class, such as the one that the network was trained
+    on (DATA/train), or a text file with one name per line. Without a source they are those that are ``known`` from the
+    network's weights file, followed by numbers for the classes that it does not name. If nothing is known either, 1000
+    classes have the names of ImageNet, and any other count has numbers. If the known names are the wnids of all of
+    ImageNet, the names of ImageNet take their place. Raises DataError unless the source has as many names as the
+    network has classes.
     """
     if source is None:
         of_imagenet = num_classes == NUM_IMAGENET and tuple(known or imagenet_wnids()) == imagenet_wnids()
@@ -37,7 +44,7 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
 
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
-    """Return the WordNet ids of the 1000 ImageNet classes, which are their folders' names, in the outputs' order."""
+    """Return the WordNet ids of the 1000 ImageNet classes, by which class folders are called, in the outputs' order."""
     return tuple(files("zoo").joinpath("data", "imagenet_wnids.txt").read_text(encoding="ascii").split())
 
 
@@ -50,9 +57,125 @@ def imagenet_names() -> list[str]:
 
 def _names_in(source: Path) -> list[str]:
     try:
-        if source.is_dir():  # in the order in which the data set numbers them
+        if source.is_dir():  # sorted, as `ImageFolder` numbers the classes
             return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
         return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise DataError(f"the class names cannot be read: {reason}; {printable(source)}") from error
+
+
+def check_num_classes(images: ImageFolder, num_outputs: int) -> None:
+    """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
+    num_classes = len(images.classes)
+    if num_classes > num_outputs:
+        raise DataError(
+            f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
+            f"{printable(images.root)}: "
+            f"set network.classes to {num_classes} or remove folders"
+        )
+    if num_classes < num_outputs:
+        logger.warning(
+            "warning: %d class folders for a network with %d outputs; %s: set network.classes to %d unless classes are "
+            "missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
+        )  # fmt: skip
+
+
+def check_same_classes(train: ImageFolder, val: ImageFolder) -> None:
+    """Raise DataError, naming the differences, unless both have the same classes."""
+    missing = sorted(set(train.classes) - set(val.classes))
+    unknown = sorted(set(val.classes) - set(train.classes))
+    if not missing and not unknown:
+        return
+    parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
+    parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
+    raise DataError(
+        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); "
+        f"{printable(train.root.parent)}: give both the same folders (one in val/ may be empty)"
+    )
+
+
+def match_classes(images: ImageFolder, num_outputs: int, names: Sequence[str] | None) -> None:
+    """Number the classes of ``images`` like the network's outputs, by the names of their folders.
+
+    ``names`` are the classes of the network in the order of its outputs, made `printable`; None where they are not
+    known. A network with 1000 outputs is then taken for one of ImageNet if the folders are called like classes of
+    ImageNet. Otherwise there have to be as many folders as outputs; they are numbered in the order of their names, as
+    in training, and this is logged. A folder of an ImageNet class may be called by its wnid ("n02123045") or by its
+    name in torchvision ("tabby"). If names are known, the folders of some classes may be missing.
+
+    Raises DataError for a folder that is no class of the network, for two folders that are the same class, for a name
+    that two classes have, and for another number of folders if no names are known.
+    """
+    folders = [printable(name) for name in images.classes]
+    if names is None and num_outputs == NUM_IMAGENET and _are_of_imagenet(folders):
+        names = imagenet_wnids()
+    if names is None:
+        _check_number(len(folders), num_outputs, images.root)
+        logger.warning(
+            "the names of the network's classes are not known: its %d outputs are taken for the class folders in the "
+            "order of their names, as if it was trained on the same folders; %s", num_outputs, printable(images.root),
+        )  # fmt: skip
+        return
+    outputs = _outputs_of(folders, names, images.root)
+    if len(folders) < num_outputs:
+        logger.warning(
+            "%d class folders are matched by name to %d of the network's %d outputs; %s",
+            len(folders), len(folders), num_outputs, printable(images.root),
+        )  # fmt: skip
+    images.number_classes(outputs)
+
+
+def _are_of_imagenet(folders: Sequence[str]) -> bool:
+    """Return whether one folder is called by a wnid, or at least half by names of ImageNet; some may be misspelt."""
+    names = set(imagenet_names())
+    by_name = sum(folder in names for folder in folders)
+    return not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)
+
+
+def _check_number(num_folders: int, num_outputs: int, root: Path) -> None:
+    """Raise DataError unless there are as many folders as outputs."""
+    if num_folders == num_outputs:
+        return
+    raise DataError(
+        f"there are {num_folders} class folders but the network has {num_outputs} outputs, and nobody knows which: the "
+        f"names of its classes are not in its weights file; {printable(root)}: give all class folders that it was "
+        "trained on (some may be empty), or weights that know the names, as those of zoo train do"
+    )
+
+
+def _outputs_of(folders: Sequence[str], names: Sequence[str], root: Path) -> list[int]:
+    outputs = {name: output for output, name in enumerate(names)}
+    if not outputs.keys() >= set(folders):
+        outputs = {**_outputs_by_imagenet_name(folders, outputs, root), **outputs}
+    unknown = [folder for folder in folders if folder not in outputs]
+    if unknown:
+        raise DataError(
+            f"{len(unknown)} of {len(folders)} class folders are no classes of the network: {listed(unknown)}; "
+            f"{printable(root)}: rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or "
+            "give the weights of a network that was trained on them"
+        )
+    by_output = defaultdict(list)
+    for folder in folders:
+        by_output[outputs[folder]].append(folder)
+    for same in by_output.values():
+        if len(same) > 1:
+            raise DataError(f"class folders that are the same class: {listed(same)}; {printable(root)}: merge them")
+    return [outputs[folder] for folder in folders]
+
+
+def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Path) -> dict[str, int]:
+    """Return the output of each name that torchvision has for one of the wnids in ``outputs``.
+
+    Raises DataError where a folder has a name that several classes have.
+    """
+    wnids = defaultdict(list)
+    for wnid, name in zip(imagenet_wnids(), imagenet_names(), strict=True):
+        if wnid in outputs:
+            wnids[name].append(wnid)
+    for folder in folders:
+        if folder not in outputs and len(wnids.get(folder, ())) > 1:
+            raise DataError(
+                f"{folder} could be {' or '.join(wnids[folder])}; {printable(root)}: name the folder after one of these"
+            )
+    return {name: outputs[found[0]] for name, found in wnids.items()}

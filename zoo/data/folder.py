@@ -1,9 +1,8 @@
-"""A data set of images in class folders, whose augmentation depends on seed, epoch and index alone."""
+"""A data set of images in class folders. How an image is augmented depends on seed, epoch and index alone."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,19 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.data.sampler import Key
 from zoo.data.scan import scan_folder
 from zoo.data.seeding import seeded
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, listed, printable
-
-logger = logging.getLogger(__name__)
+from zoo.errors import DataError
 
 OnBadImage = Literal["stop", "skip"]
-Key = tuple[int, int]  # epoch, index
 
 
 class Sample(NamedTuple):
-    """One image: its tensor, class index and file. ``image`` is None where ``fault`` says why it is left out."""
+    """One image: its tensor, class index and file. If it is left out, ``image`` is None and ``fault`` says why."""
 
     image: Tensor | None
     target: int
@@ -35,9 +32,13 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Images (N, ...), class indices (N,) int64, and one line per image left out: what is wrong, and its file.
+    """The images of a batch.
 
-    ``paths`` are the files of the images, in their order.
+    Args:
+        images: (N, ...), float32.
+        targets: class indices (N,), int64.
+        skipped: one line per image that was left out, with what is wrong and its file.
+        paths: the files of the images, in their order.
     """
 
     images: Tensor
@@ -49,11 +50,16 @@ class Batch(NamedTuple):
 class ImageFolder(Dataset[Sample]):
     """The images below ``root``, one folder per class; classes are numbered in the order of their names.
 
-    Keys are (epoch, index). ``transform`` runs with the global generators of torch and ``random`` seeded by
-    (seed, epoch, index), so that the result does not depend on who draws it. ``on_bad_image``: an image that
-    cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or becomes a sample without image
-    ("skip").
-    Raises DataError for a folder without usable content, see ``zoo.data.scan``.
+    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.scan.scan_folder`.
+
+    Args:
+        root: folder with one folder of images per class.
+        transform: PIL image -> tensor. It runs with the global generators of torch and ``random`` seeded by (seed,
+            epoch, index), so that the result does not depend on which process draws the image.
+        seed: of the augmentation.
+        on_bad_image: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
+            becomes a sample without image ("skip").
+        allow_empty_classes: whether class folders may hold no image.
     """
 
     def __init__(
@@ -71,7 +77,8 @@ class ImageFolder(Dataset[Sample]):
         self.transform = transform
         self.seed = seed
         self.on_bad_image = on_bad_image
-        # Two arrays in place of a million Python objects: each worker that touches those gets a copy of their pages.
+        # These are two arrays and not a million Python objects, as each worker that touches an object gets a copy of
+        # its page of memory.
         self._names = np.array(found.names)
         self._targets = np.array(found.targets)
 
@@ -79,7 +86,7 @@ class ImageFolder(Dataset[Sample]):
         return len(self._names)
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the images of class folder i the target ``numbers[i]`` in place of i; before any is drawn."""
+        """Give the images of class folder i the target ``numbers[i]`` in place of i; call it before any is drawn."""
         self._targets = np.array(numbers)[self._targets]
 
     def path(self, index: int) -> Path:
@@ -87,9 +94,9 @@ class ImageFolder(Dataset[Sample]):
         return self.root / os.fsdecode(self._names[index])
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files, which tells most other data from this.
+        """Return the sha256 of the names of classes and files; other data hardly ever has the same.
 
-        Sizes and contents are left aside: asking a network storage for a million of them takes minutes.
+        Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
         """
         digest = hashlib.sha256("\0".join(self.classes).encode("utf-8", errors="surrogateescape"))
         digest.update(self._names.tobytes())
@@ -108,10 +115,10 @@ class ImageFolder(Dataset[Sample]):
             raise DataError(f"{error}; {hint}") from error
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
-        """Return the samples of a batch, or the user's fault that prevents it.
+        """Return the samples of a batch, or the DataError that prevents it.
 
-        A loader's worker would wrap an exception into a page of traceback; as a value it arrives as it is, and
-        ``zoo.data.loader.Loader`` raises it.
+        If a loader's worker raised the error, it would arrive wrapped into a page of traceback. It is therefore
+        returned as a value, and `zoo.data.loader.Loader` raises it.
         """
         try:
             return [self[key] for key in keys]
@@ -120,9 +127,9 @@ class ImageFolder(Dataset[Sample]):
 
 
 def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch | DataError:
-    """Return one Batch of ``samples``, those without image left out, or the fault itself.
+    """Return one Batch of the ``samples`` that have an image, or the DataError itself.
 
-    ``shape`` is that of one image; it is needed where none could be read.
+    ``shape`` is the shape of one image. It is needed if no image could be read.
     """
     if isinstance(samples, DataError):
         return samples
@@ -132,34 +139,4 @@ def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch 
         targets=torch.tensor([target for _, target in good], dtype=torch.int64),
         skipped=[sample.fault for sample in samples if sample.fault is not None],
         paths=[sample.path for sample in samples if sample.image is not None],
-    )
-
-
-def check_num_classes(images: ImageFolder, num_outputs: int) -> None:
-    """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
-    num_classes = len(images.classes)
-    if num_classes > num_outputs:
-        raise DataError(
-            f"there are {num_classes} class folders but the network has {num_outputs} outputs; "
-            f"{printable(images.root)}: "
-            f"set network.classes to {num_classes} or remove folders"
-        )
-    if num_classes < num_outputs:
-        logger.warning(
-            "warning: %d class folders for a network with %d outputs; %s: set network.classes to %d unless classes are "
-            "missing on purpose", num_classes, num_outputs, printable(images.root), num_classes,
-        )  # fmt: skip
-
-
-def check_classes(train: ImageFolder, val: ImageFolder) -> None:
-    """Raise DataError, naming the differences, unless both have the same classes."""
-    missing = sorted(set(train.classes) - set(val.classes))
-    unknown = sorted(set(val.classes) - set(train.classes))
-    if not missing and not unknown:
-        return
-    parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
-    parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
-    raise DataError(
-        f"{train.root.name}/ and {val.root.name}/ have different classes ({'; '.join(parts)}); "
-        f"{printable(train.root.parent)}: give both the same folders (one in val/ may be empty)"
     )

@@ -1,4 +1,4 @@
-"""Loaders of a data folder: bit-identical batches whatever the number of workers."""
+"""Loaders of a data folder, whose batches have the same bits with any number of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from zoo.config import Experiment
-from zoo.data.folder import Batch, ImageFolder, OnBadImage, Sample, check_num_classes, collate
+from zoo.data.classes import check_num_classes
+from zoo.data.folder import Batch, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import DataError
@@ -23,7 +24,7 @@ BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
 
 
 class Loader(DataLoader[Sample], Generic[BatchesT]):
-    """A DataLoader that yields Batch tuples and raises what its workers found wrong as a one-line DataError."""
+    """A DataLoader that yields Batch tuples, and raises a fault that a worker has found as a one-line DataError."""
 
     dataset: ImageFolder
     batch_sampler: BatchesT
@@ -38,8 +39,9 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             collate_fn=partial(collate, shape=shape),
             pin_memory=pin_memory,
             worker_init_fn=_leave_process_group,
-            # The base seed of the workers comes from here and not from the global generator, whose state would
-            # then depend on the number of epochs begun. Nothing uses it: each image is seeded by its key.
+            # The base seed of the workers is drawn from this generator. Drawn from the global one it would make the
+            # state of that one depend on the number of epochs begun. Nothing uses the base seed, as each image is
+            # seeded by its key.
             generator=torch.Generator(),
             persistent_workers=workers > 0,
         )
@@ -59,7 +61,7 @@ def build_train_loader(
     pin_memory: bool = False,
     on_bad_image: OnBadImage = "stop",
 ) -> Loader[TrainBatches]:
-    """Return the loader of ``data``/train for one process; ``batch_sampler`` has the epoch and the position.
+    """Return the loader of ``data``/train for one process; its ``batch_sampler`` holds the epoch and the position.
 
     Raises DataError for a folder that cannot be used or has more classes than the network.
     """
@@ -108,8 +110,8 @@ def build_val_loader(
 def _leave_process_group(worker: int) -> None:
     """Move a worker into a process group of its own.
 
-    Ctrl-C and a launcher's SIGTERM go to whole groups. The main process answers them by finishing its step and
-    saving, for which it needs its workers; these end with it, as torch watches over that.
+    Ctrl-C and a launcher's SIGTERM go to whole groups. The main process answers them by finishing its step and saving,
+    for which it needs its workers. They still end with it, as torch's workers watch their parent process.
     """
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
@@ -118,7 +120,7 @@ def _leave_process_group(worker: int) -> None:
 def _raise_faults(batches: Iterator[Batch | DataError]) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, DataError):
-            # A new one: raising a local variable ties the exception, this frame and the workers into a cycle, and
-            # when the garbage collector comes upon workers, torch waits 5 s for each of them.
+            # A new error is raised, because raising the local variable would make a reference cycle of the exception,
+            # this frame and the workers. When the garbage collector finds workers in a cycle, torch waits 5 s for each.
             raise DataError(*batch.args)
         yield batch

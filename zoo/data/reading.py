@@ -14,7 +14,7 @@ from PIL import Image
 from zoo.errors import DataError, printable
 from zoo.limits import MAX_PIXELS
 
-# What is read, and by which names files are taken for images: torchvision's list, by PIL's names of the formats. PIL
+# The formats that are read, by PIL's names, and the extensions of image files, which are those of torchvision. PIL
 # knows many more formats, and passes one of them, EPS, on to another program.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg"),
@@ -27,7 +27,7 @@ FORMATS = {
 EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in extensions)
 Image.init()  # fills Image.OPEN
 
-LONGEST_START = 16  # bytes by which PIL tells formats apart
+LONGEST_START = 16  # PIL tells the formats apart by at most so many bytes at the beginning of a file
 
 MAX_16_BIT = 65535
 
@@ -35,9 +35,9 @@ MAX_16_BIT = 65535
 def read_image(path: Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
 
-    An orientation noted in EXIF is not applied, and what is missing from a truncated image is not filled in:
-    the published numbers were made so. Refused before its pixels take memory is an image of more than 89,478,485 of
-    them, and before anything is read whatever is no regular file.
+    An orientation noted in EXIF is not applied, and what is missing from a truncated image is not filled in, as the
+    published numbers were made so. An image of more than 89,478,485 pixels is refused before they take memory, and
+    whatever is no regular file before anything is read from it.
     """
     try:
         # Opening a pipe would wait for its writer.
@@ -45,7 +45,7 @@ def read_image(path: Path) -> Image.Image:
             image.load()
             return to_rgb(image)
     except MemoryError:
-        raise  # says something about the machine, not about the image
+        raise  # the fault is the machine's and not the image's
     except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
         raise DataError(f"an image cannot be read: {_reason(error)}; {printable(path)}") from error
 
@@ -57,7 +57,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 def _open_image(file: BinaryIO) -> Image.Image:
     """Return the image in ``file``, whose pixels are not read yet.
 
-    PIL's own `Image.open` would ask the formats in the same way, but print a warning of an image that is refused here.
+    PIL's own `Image.open` asks the formats in the same way, but prints a warning about images that are refused here.
     """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise ValueError("it is not a regular file")
@@ -76,8 +76,8 @@ def _open_image(file: BinaryIO) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Return ``image`` as 8-bit RGB (the same object when it is that already); transparency is dropped.
 
-    16-bit gray keeps its upper 8 bits, where PIL alone would clip nearly everything to white. Raises ValueError
-    for floating-point and wider images, which do not say what white is.
+    Of 16-bit gray values the upper 8 bits are kept, where PIL alone would clip nearly everything to white. Raises
+    ValueError for floating-point and wider values, for which no value is defined as white.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         image = _gray_8_bit(image)
@@ -94,7 +94,7 @@ def _gray_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong with a file in one line; the system's own words repeat its name."""
+    """Return what is wrong with a file in one line, without the file's name, which the system's own text repeats."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(" ".join(str(error).split())) or type(error).__name__

@@ -1,9 +1,9 @@
 """The bundled sample: 5,000 images of Fashion-MNIST as an ImageFolder tree, unpacked on first use.
 
-How the images were chosen: of each of the ten classes the first 400 of the original training file
-(train-images-idx3-ubyte.gz) and the first 100 of the original test file (t10k-images-idx3-ubyte.gz), in file
-order, unchanged. fashion_mnist_sample.npz, written by numpy.savez_compressed, holds them as ``train``
-(10, 400, 28, 28) and ``val`` (10, 100, 28, 28), uint8, in the order of ``CLASSES``, the original labels 0 to 9.
+The images are the first 400 of each of the ten classes in the original training file (train-images-idx3-ubyte.gz) and
+the first 100 in the original test file (t10k-images-idx3-ubyte.gz), in the order of the files, unchanged.
+fashion_mnist_sample.npz, written by numpy.savez_compressed, holds them as ``train`` (10, 400, 28, 28) and ``val`` (10,
+100, 28, 28), uint8, in the order of ``CLASSES``, which are the original labels 0 to 9.
 
 Fashion-MNIST is by Zalando SE (https://github.com/zalandoresearch/fashion-mnist), under the MIT licence beside
 the archive.
@@ -50,10 +50,10 @@ STALE_S = 3600.0  # unpacking takes seconds
 def unpack_sample(cache: Path | None = None) -> Path:
     """Return the folder with train/ and val/, unpacked into ``cache`` unless it is there and as it should be.
 
-    The images are 28x28 grayscale PNG files. ``cache`` is $ZOO_CACHE or ~/.cache/zoo when not given. The
-    folder appears complete or not at all; an outdated or damaged one is mended file by file, so that several
-    processes may do this at once. What killed processes have left of theirs is removed an hour later. Raises
-    DataError when the folder cannot be written.
+    The images are 28x28 grayscale PNG files. ``cache`` is `zoo.files.cache_dir` when not given. The folder appears
+    complete or not at all. An outdated or damaged one is mended file by file, so that several processes may do this at
+    the same time. Temporary folders of killed processes are removed an hour later. Raises DataError when the folder
+    cannot be written.
     """
     tree = (cache or cache_dir()) / SAMPLE_NAME
     _remove_leftovers(tree.parent)
@@ -96,7 +96,7 @@ def _build(tree: Path) -> None:
                 for index, pixels in enumerate(images):
                     Image.fromarray(pixels).save(folder / f"{index:03}.png")
     shutil.copyfile(LICENSE, tree / LICENSE.name)
-    # Written last. No file is synced to disk: what a power cut damages does not fit the marker any more.
+    # The marker is written last. No file is flushed to the disk, as files that a power cut damages no longer fit it.
     (tree / MARKER).write_text(_contents(tree))
 
 
@@ -108,7 +108,7 @@ def _overwrite(tree: Path, built: Path) -> None:
             (tree / name).mkdir(parents=True, exist_ok=True)
         elif not (tree / name).is_file() or not filecmp.cmp(built / name, tree / name, shallow=False):
             os.replace(built / name, tree / name)
-    for folder, subfolders, files in os.walk(tree, topdown=False):  # and here after it
+    for folder, subfolders, files in os.walk(tree, topdown=False):  # a folder comes after what is in it
         for path in (Path(folder, name) for name in (*files, *subfolders)):
             if path.relative_to(tree) not in wanted:
                 with suppress(FileNotFoundError):  # another process does the same

@@ -1,4 +1,4 @@
-"""Which images make up which batch on which process; both samplers yield lists of (epoch, index)."""
+"""Samplers, which decide what images are in which batch of which process; both yield lists of (epoch, index)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from zoo.data.seeding import mixed_seed
 from zoo.errors import ConfigError, DataError
 
 Key = tuple[int, int]  # epoch, index
-MIN_PER_NORM = 2  # images: one value per channel has no variance
+MIN_PER_NORM = 2  # least number of images that a norm can take statistics of, as a single value has no variance
 
 
 class TrainBatches(Sampler[list[Key]]):
-    """The batches of one process: each epoch all processes together draw every image exactly once.
+    """The training batches of one process. All processes together draw every image exactly once in each epoch.
 
-    Global batch i is a slice of the epoch's permutation, a function of (seed, epoch) alone; process r of R gets
-    [r::R] of it, so sizes differ by at most one. ``batch_size`` is global, per optimizer step. The last, partial
-    batch is kept, unless some process would get fewer than two images for each of its ``accumulate_steps``:
-    then it is merged into the one before and ``merged`` is true. Raises DataError when all images together
-    are too few for that.
+    Global batch i is a slice of the epoch's permutation, which is a function of (seed, epoch) alone. Process r of R
+    gets [r::R] of the slice, so that sizes differ by at most one. The last, partial batch is kept, unless some process
+    would get fewer than two images for each of its ``accumulate_steps``; it is then merged into the one before, and
+    ``merged`` is true. Raises DataError when all images together are too few for one batch.
+
+    Args:
+        num_images: of the data set.
+        batch_size: images per optimizer step, over all processes.
+        rank: this process.
+        world_size: number of processes.
+        accumulate_steps: parts in which a process computes the gradients of its share of a batch.
+        seed: of the permutations.
     """
 
     def __init__(
@@ -90,12 +97,18 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 class ValBatches(Sampler[list[Key]]):
-    """The batches of one process: all processes together draw every image exactly once, in order, unpadded.
+    """The validation batches of one process. All processes together draw every image exactly once, in order.
 
-    Process r of R gets images r, r+R, r+2R, ... in batches of ``batch_size`` (its own, not global); it may have
-    fewer batches than another, or none. ``limit``: only so many images, spread evenly over the data set.
-    ``num_images`` is how many all processes draw together. The epoch of all keys is 0. Raises ConfigError for
-    a limit below 1.
+    Process r of R gets images r, r + R, r + 2R and so on. It may have fewer batches than another process, or none. The
+    attribute ``num_images`` is how many images all processes draw together. The epoch of all keys is 0. Raises
+    ConfigError for a limit below 1.
+
+    Args:
+        num_images: of the data set.
+        batch_size: images of this process in a batch.
+        rank: this process.
+        world_size: number of processes.
+        limit: draw only so many images, spread evenly over the data set.
     """
 
     def __init__(

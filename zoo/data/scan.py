@@ -18,7 +18,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Scan:
-    """What lies in a folder: class names, and per image its name (relative, as bytes) and class index."""
+    """The content of a data folder.
+
+    ``classes`` are the names of the class folders, ``names`` the files of the images, relative to ``root``, as bytes,
+    ``targets`` their class indices, and ``strays`` other entries.
+    """
 
     root: Path
     classes: list[str]
@@ -28,7 +32,7 @@ class Scan:
 
 
 class _Folder(NamedTuple):
-    """A folder and its entries by their kind; all names are relative to the folder where the search began."""
+    """A folder and its entries, sorted by kind; all names are relative to the folder where the search began."""
 
     name: str
     folders: list[str]
@@ -62,7 +66,7 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
 def find_images(root: Path) -> list[Path]:
     """Return the images in ``root`` and its sub-folders, those of sub-folders in the order of `scan_folder`.
 
-    The same files are images, and the same faults raise DataError; so does a folder without any image.
+    The same files count as images as there, and the same faults raise DataError, as does a folder without any image.
     """
     search = _Search(root)
     top = search.entries()
@@ -128,7 +132,7 @@ class _Search:
 
 
 def _kind_of(entry: os.DirEntry[str], found: _Folder) -> list[str]:
-    """Return the list of ``found`` that ``entry`` belongs to; of links alone this takes a question to the disk."""
+    """Return the list of ``found`` that ``entry`` belongs to; the disk is asked only about links."""
     if entry.name.startswith("."):
         return found.strays
     if _leads_to_folder(entry):
@@ -146,12 +150,12 @@ def _kind_of(entry: os.DirEntry[str], found: _Folder) -> list[str]:
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, or to where nobody may look: whoever reads it says so
+    except OSError:  # a link to itself, or to a folder without permission: whatever reads it reports that
         return False
 
 
 def _is_special(entry: os.DirEntry[str]) -> bool:
-    """Whether ``entry`` is there but no file; a link to nowhere is an image that cannot be read."""
+    """Return whether ``entry`` exists but is no file; a link to nowhere counts as an image that cannot be read."""
     try:
         return not entry.is_file() and os.path.exists(entry.path)
     except OSError:

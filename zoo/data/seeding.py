@@ -1,4 +1,4 @@
-"""Randomness that is a function of a few whole numbers, whichever process draws it and when."""
+"""Random numbers that are a function of a few whole numbers, whichever process draws them and when."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def mixed_seed(*words: int) -> int:
 def seeded(*words: int) -> Iterator[None]:
     """Run the block with the global CPU generators of torch and ``random`` seeded by ``words``.
 
-    Both are put back as they were, so that a loader without workers leaves the caller's generators alone.
+    The former states are restored, so that a loader without workers does not change the caller's generators.
     """
     seed = mixed_seed(*words)
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     try:
-        # Not torch.manual_seed: it also queues a call, with a stack trace, for each device not yet in use.
+        # torch.manual_seed is not used, as it also queues a call, with a stack trace, for each device not yet in use.
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         yield

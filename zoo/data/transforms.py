@@ -1,7 +1,7 @@
-"""What happens to an image between the file and the network, as the published networks were trained and scored.
+"""The transforms from an image file to the input of a network, as the published networks were trained and scored.
 
-Everything random draws from torch's global CPU generator, so that whoever seeds it decides the result. Files are read
-as PIL images; arrays and tensors are taken too.
+All random numbers are drawn from torch's global CPU generator, so that its seed decides the result. Files are read as
+PIL images; the transforms also take arrays and tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torchvision import transforms as tv
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.color import ColorJitter, Lighting
-from zoo.data.crop import Cutout, PadCrop
+from zoo.data.augmentation import ColorJitter, Cutout, Lighting, PadCrop
 from zoo.data.reading import read_image, to_rgb
 from zoo.errors import ConfigError, DataError, printable
 from zoo.limits import MAX_PIXELS, MAX_SIDE
@@ -40,9 +39,10 @@ Transform = Callable[[ImageLike], Tensor]
 def train_transform(settings: Input) -> Transform:
     """Return the training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
 
-    [shorter side to scale_train] -> crop of 0.08..1 of the area and 3/4..4/3 in shape, resized -> mirrored in
-    half of the cases -> [0, 1] -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train``
-    the crop is one of the padded image, not resized, and comes after the normalisation.
+    The steps are, those in brackets if the settings ask for them: [shorter side to scale_train] -> crop of 0.08 to 1 of
+    the area with an aspect ratio of 3/4 to 4/3, resized to crop_train -> mirrored in half of the cases -> values from 0
+    to 1 -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train`` the crop is cut out of the
+    padded image, is not resized, and comes after the normalisation.
     """
     steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(settings.scale_train)]
     if settings.pad_train is None:
@@ -65,10 +65,10 @@ def val_transform(
 ) -> Transform:
     """Return the validation transform: image -> normalised (3, crop, crop), or (10, 3, crop, crop).
 
-    Shorter side to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px, or four corners and centre
-    and their mirror images. Raises ConfigError when the crop is larger than the scale or one of them is larger than any
-    image may be; the transform raises DataError when the crop is larger than an image that is not scaled
-    (torchvision would pad it with black).
+    The shorter side is resized to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px is cut out, or with
+    ``ten_crops`` the four corners and the centre, and their mirror images. Raises ConfigError when the crop is larger
+    than the scale, or one of them is larger than any image may be. The transform raises DataError when the crop is
+    larger than an image that is not scaled, which torchvision would pad with black.
     """
     if max(scale, crop) > MAX_SIDE:
         raise ConfigError(
@@ -86,7 +86,7 @@ def val_transform(
 
 
 def prepare(path: Path, transform: Transform) -> Tensor:
-    """Return what ``transform`` makes of the image in ``path``; DataError that names the file where it cannot."""
+    """Read the image in ``path`` and return it transformed; DataError, with the file's name, if that is impossible."""
     image = read_image(path)
     try:
         return transform(image)
@@ -95,7 +95,7 @@ def prepare(path: Path, transform: Transform) -> Tensor:
 
 
 class RandomCompose(tv.Compose):
-    """Steps of which some are random: each image of a batch goes through them on its own."""
+    """Steps of which some are random. Each image of a batch goes through them on its own."""
 
     def __call__(self, image: ImageLike) -> Tensor:
         """Return the image after all steps, or the images of a batch, stacked."""

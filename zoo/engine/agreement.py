@@ -1,7 +1,7 @@
-"""Whether all processes of a run were started alike: with the same settings, the same program and the same images.
+"""Checks that all processes of a run were started with the same settings, the same program and the same images.
 
-Ranks that differ would train different networks under one name, or wait for each other for ever. Each rank gives its
-facts before anything depends on them; one exchange over the host-side group compares them.
+Processes that differ would train different networks under one name, or wait for each other for ever. They compare
+what each of them knows in one exchange of messages, before anything depends on it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_agreement(
 
 
 def _complaints(shares: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kind of difference from rank 0: the ranks that have it, the keys and both values."""
+    """Yield a line for each set of differences from rank 0: the ranks that have it, the keys and both values."""
     ranks: dict[str, list[int]] = {}
     for rank, share in enumerate(shares[1:], start=1):
         keys = differing_keys(shares[0], share)
@@ -59,7 +59,7 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 
 def program_facts(process: Process, command: str) -> dict[str, Any]:
-    """Return what runs on this rank: the command, the versions and the sources of zoo, the device and the backend."""
+    """Return the command of this rank, the versions of torch and zoo, the digest of its sources, device and backend."""
     return {
         "command": command,
         "torch": str(torch.__version__),

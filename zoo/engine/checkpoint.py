@@ -1,21 +1,24 @@
-"""Checkpoint files: written so that a good one always exists, read so that a damaged one is noticed."""
+"""Checkpoint files. They are written so that a good one always exists, and read so that a damaged one is noticed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from zoo.architectures import ARCHITECTURES
-from zoo.engine.breakdown import is_dead_worker
+from zoo.engine.process import is_dead_worker
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
+from zoo.limits import is_number
 from zoo.weights import NetworkRecord
 from zoo.weights.read import check_sizes, load_bounded
 
@@ -26,14 +29,15 @@ TEMPORARY = f".{CHECKPOINT}.tmp"
 BEST_TEMPORARY = f".{BEST}.tmp"
 FORMAT_VERSION = 1
 ZIP_MAGIC = b"PK"
+MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # of what is shown of a file that anybody may have written
 
 
 def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
     """Write the state to ``folder`` and return the file's path; every rank has to call it, rank 0 writes.
 
-    The checkpoint before becomes ``checkpoint.previous.pth.tar``; with ``is_best`` there is a copy called
-    ``model_best.pth.tar`` too. All ranks have rank 0's running statistics afterwards. CheckpointError, on every
-    rank: the file cannot be written; what was there before is then still there.
+    The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` a copy of the new one is
+    called ``model_best.pth.tar``. All ranks have rank 0's running statistics afterwards. Raises CheckpointError, on
+    every rank, if the file cannot be written; the earlier files are then still there.
     """
     settle_buffers(state)
     ranks = state.process.gather(rank_state(state))
@@ -58,7 +62,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _network(state: TrainState) -> dict[str, Any] | None:
-    """Return what readers have to know to build the network; None for one that this package does not have."""
+    """Return what a reader has to know to build the network; None for a network that is not one of this package."""
     if state.config.network.arch not in ARCHITECTURES:
         return None
     return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
@@ -76,7 +80,8 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            # The copy comes first: a run that dies here finds its older checkpoint and makes the same copy again.
+            # The copy is made first. A run that is killed here resumes from the older checkpoint and makes the copy
+            # again.
             if is_best:
                 with replacing(folder / BEST, folder / BEST_TEMPORARY) as copy:
                     shutil.copyfile(temporary, copy)
@@ -122,8 +127,8 @@ def _flush_folder(folder: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint file, its tensors on the CPU.
 
-    Only tensors and plain Python are read: a file that would run code is refused. CheckpointError: there is no
-    such file, it is damaged (every byte is checked), or it holds no training state.
+    Only tensors and plain Python are read, and a file that would run code is refused. Raises CheckpointError if there
+    is no such file, if it is damaged (every byte is checked), or if it holds no training state.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint; {printable(path)}: give the path of one, or --resume auto")
@@ -144,18 +149,19 @@ def read(path: Path) -> dict[str, Any]:
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
-        shown = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
+        name = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
         raise CheckpointError(
-            f"checkpoint format {shown}, but this version reads {FORMAT_VERSION}; "
+            f"checkpoint format {name}, but this version reads {FORMAT_VERSION}; "
             f"{printable(path)}: continue with the version of zoo that wrote it"
         )
     return content
 
 
 def _damage(path: Path) -> str | None:
-    """Return what is wrong with the file's checksums, which torch.load does not look at, or None.
+    """Return what is wrong with the file's checksums, which torch.load does not look at; None if nothing is.
 
-    Files that are no zip archives have none; those that begin like one make `zipfile` raise.
+    A file that is not a zip archive has no checksums. One that begins like an archive and is none makes `zipfile`
+    raise.
     """
     with open(path, "rb") as file:
         magic = file.read(len(ZIP_MAGIC))
@@ -165,3 +171,39 @@ def _damage(path: Path) -> str | None:
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     return f"wrong checksum of {printable(damaged)}" if damaged else None
+
+
+@dataclass(frozen=True)
+class CheckpointProgress:
+    """How far the run of a checkpoint is; None for what a file does not say, or says as no trainer writes it.
+
+    Args:
+        epochs_done: epochs of training that are done.
+        steps_done: optimizer steps that are done.
+        best_top1: the best accuracy of all validations, in percent.
+        moving_average: whether the file holds a moving average of the weights.
+        torch: the version of torch that wrote it.
+    """
+
+    epochs_done: int | None
+    steps_done: int | None
+    best_top1: float | None
+    moving_average: bool
+    torch: str | None
+
+
+def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
+    """Return what the content of a weights file says of the run that wrote it."""
+    position, version = content.get("position"), content.get("torch_version")
+    steps = position.get("step") if isinstance(position, dict) else None
+    epochs, steps, best_top1 = (
+        value if is_number(value, -MAX_COUNT, MAX_COUNT) else None
+        for value in (content.get("epoch"), steps, content.get("best_prec1"))
+    )
+    return CheckpointProgress(
+        epochs_done=epochs,
+        steps_done=steps,
+        best_top1=best_top1,
+        moving_average=isinstance(content.get("ema"), dict),
+        torch=printable(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
+    )

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from zoo.data.folder import Batch
 from zoo.data.loader import Loader
 from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
 from zoo.engine import checkpoint
-from zoo.engine.guard import check_finite, checked_reading
-from zoo.engine.log import Log, TrainMetrics
-from zoo.engine.meters import Reading
-from zoo.engine.pace import Pace, metrics_since
+from zoo.engine.meters import Reading, reconstruction_errors
+from zoo.engine.optim import clamp_notice, lr_factor, set_lr
 from zoo.engine.protocols import Protocol
-from zoo.engine.reconstruction import reconstruction_errors
-from zoo.engine.schedule import clamp_notice, lr_factor, set_lr
+from zoo.engine.reporting import Log, Pace, metrics_since
 from zoo.engine.state import TrainState, settle_buffers
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.stop import StopSignals
-from zoo.engine.validate import Result, validate
-from zoo.errors import CheckpointError, DataError, TrainingInterrupted, listed, printable
+from zoo.engine.validation import Result, validate
+from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
 from zoo.weights.record import escaped_names
-
-__all__ = ["Log", "TrainMetrics", "train"]
 
 
 @dataclass
 class _Run:
-    """What the parts of the loop share: the state and everything around it that does not change."""
+    """What the functions of the loop share: the state, and the objects around it."""
 
     state: TrainState
     train_loader: Loader[TrainBatches]
@@ -46,11 +44,6 @@ class _Run:
     def batches(self) -> TrainBatches:
         return self.train_loader.batch_sampler
 
-    @property
-    def place(self) -> str:
-        state = self.state
-        return f"step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(self.batches)})"
-
 
 def train(
     state: TrainState,
@@ -63,11 +56,11 @@ def train(
 ) -> Result | None:
     """Train from where ``state`` is to the end of the schedule; return the last validation, if there was one.
 
-    Every rank has to call it. Changes ``state``; writes checkpoints to ``log_dir`` every
-    ``checkpoint.every_steps`` steps and, after its validation, at the end of each epoch; reports to ``log``
-    every ``log_interval`` batches. Raises TrainingInterrupted after SIGTERM or SIGINT, when the state is saved (in a
-    validation: that of the epoch's end, so that a resume begins with the validation); NonFiniteLossError, DataError
-    and CheckpointError without saving.
+    Every rank has to call it. ``state`` is changed. Checkpoints are written to ``log_dir`` every
+    ``checkpoint.every_steps`` steps and at the end of each epoch, after its validation; ``log`` is told the averages
+    every ``log_interval`` batches. After SIGTERM or SIGINT the state is saved and TrainingInterrupted raised; during a
+    validation it is the state at the end of the epoch, so that a resume begins with the validation. Raises
+    NonFiniteLossError, DataError and CheckpointError without saving.
     """
     result = None
     with StopSignals(state.process.control) as stop:
@@ -100,7 +93,7 @@ def _check_data(run: _Run) -> None:
 
 
 def _announce(run: _Run) -> None:
-    """Log what the settings lead to that a user may not expect."""
+    """Log the consequences of the settings that a user may not expect."""
     settings = run.state.config.optimizer
     num_batches = len(run.batches)
     if run.batches.merged:
@@ -115,17 +108,19 @@ def _announce(run: _Run) -> None:
 
 
 def _train_epoch(run: _Run) -> None:
-    """Do the steps of the running epoch that are still to be done."""
+    """Take the steps of the running epoch that are still to be taken."""
     state, num_batches = run.state, len(run.batches)
     run.batches.set_epoch(state.epoch)
     run.batches.skip_to(state.batch)
-    state.network.train()
+    state.wrapped_model.train()
     reported = state.meter.read(reduce=True)
     title = f"epoch {state.epoch + 1}/{state.config.optimizer.schedule.epochs}"
     with run.log.progress(title, num_batches, state.batch) as advance:
         for batch in run.pace.timed(run.train_loader):
             lr = _set_lr(run)
-            _step(run, _prepared(run, batch))
+            step_batch = _prepared(run, batch)
+            with _reconstruction_metered(run):
+                train_step(state, step_batch)
             advance(1)
             if state.batch % run.log_interval == 0 or state.batch == num_batches:
                 reported = _report(run, reported, lr)
@@ -136,7 +131,7 @@ def _train_epoch(run: _Run) -> None:
 
 
 def _prepared(run: _Run, batch: Batch) -> StepBatch:
-    """Return ``batch`` on the device, and take note of its images that could not be read."""
+    """Return ``batch`` on the device; log and count its images that could not be read."""
     state = run.state
     for fault in batch.skipped:
         run.log.message(f"left out: {fault}")
@@ -160,14 +155,15 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
     return StepBatch(images, targets, run.batches.global_size(state.batch))
 
 
-def _step(run: _Run, batch: StepBatch) -> None:
-    """Take one step; if it is the turn of the reconstruction meter, log what it shows."""
+@contextmanager
+def _reconstruction_metered(run: _Run) -> Iterator[None]:
+    """Log the reconstruction errors of the step inside, if the settings ask for them in this step."""
     state, every_steps = run.state, run.state.config.training.reconstruction_meter
     if not every_steps or (state.step + 1) % every_steps:
-        train_step(state, batch)
+        yield
         return
     with reconstruction_errors(state.model) as errors:
-        train_step(state, batch)
+        yield
     run.log.reconstruction(state.step, errors)
 
 
@@ -180,17 +176,17 @@ def _set_lr(run: _Run) -> float:
 
 
 def _report(run: _Run, reported: Reading, lr: float) -> Reading:
-    """Log the averages since ``reported`` and of the epoch; return the latter. Waits for the device."""
-    now = checked_reading(run.state, run.log_dir)
+    """Log the averages since the reading ``reported`` and of the epoch; return the latter. Waits for the device."""
+    now = _checked_reading(run)
     run.log.train_metrics(metrics_since(reported, now, run.state, len(run.batches), lr, run.pace))
     run.log.parameters(run.state.step, run.state.model)
     return now
 
 
 def _finish_epoch(run: _Run) -> Result:
-    """Validate, count the epoch as done and save; return the validation."""
+    """Validate, count the epoch as done and save; return the scores."""
     state = run.state
-    # A signal that came during the last step must not have to wait for the validation.
+    # A signal that came during the last step is answered now, and not after a validation of several minutes.
     _stop_if_asked(run, run.stop.agreed_at_once())
     skipped = state.meter.read(reduce=True)["skipped"]
     if skipped:
@@ -218,7 +214,7 @@ def _validation(run: _Run) -> Result:
     with run.log.progress("validation", len(run.val_loader)) as advance:
         return validate(
             state.scored_model,
-            _until_asked(run),
+            _val_batches(run),
             state.process.device,
             state.process.world_size,
             num_images=run.val_loader.batch_sampler.num_images,
@@ -229,33 +225,60 @@ def _validation(run: _Run) -> Result:
 
 
 class _StopInValidation(Exception):
-    """The ranks agreed on the signal of this name, and all are still in the same validation."""
+    """All ranks have agreed to stop because of the signal of this name, in the middle of the same validation."""
 
 
-def _until_asked(run: _Run) -> Iterator[Batch]:
+def _val_batches(run: _Run) -> Iterator[Batch]:
     """Yield this rank's batches to validate; raise _StopInValidation on every rank once they agree on a signal.
 
-    That takes equally many exchanges on all ranks, but a rank may have a batch fewer than rank 0.
+    All ranks have to exchange messages equally often, although a rank may have a batch fewer than rank 0.
     """
     batches, world_size = run.val_loader.batch_sampler, run.state.process.world_size
     largest_share = -(-batches.num_images // world_size)
     num_exchanges = -(-largest_share // batches.batch_size)
     for batch in run.val_loader:
         yield batch
-        _leave_if_asked(run)
+        _leave_validation_if_asked(run)
     for _ in range(len(batches), num_exchanges):
-        _leave_if_asked(run)
+        _leave_validation_if_asked(run)
 
 
-def _leave_if_asked(run: _Run) -> None:
+def _leave_validation_if_asked(run: _Run) -> None:
     name = run.stop.agreed()
     if name is not None:
         raise _StopInValidation(name)
 
 
 def _save(run: _Run, is_best: bool = False) -> None:
-    check_finite(run.state, run.log_dir)
+    """Write a checkpoint; NonFiniteLossError, on every rank, if a loss of the epoch or any weight is not finite."""
+    _checked_reading(run)
+    # A finite loss can have gradients that are not finite, which only the next loss would show.
+    tensors: list[Tensor] = [*run.state.model.parameters(), *run.state.model.buffers()]
+    floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    largest = nn.utils.get_total_norm(floating, norm_type=math.inf)
+    if run.state.process.any_rank(not math.isfinite(largest)):
+        raise _not_finite(f"the weights are not finite after step {run.state.step}", run.log_dir)
     checkpoint.save(run.state, run.log_dir, is_best)
+
+
+def _checked_reading(run: _Run) -> Reading:
+    """Return the averages of the running epoch over all ranks; every rank has to call it, and waits.
+
+    NonFiniteLossError, on every rank, if any loss was not finite.
+    """
+    reading = run.state.meter.read(reduce=True)
+    if reading["first_bad_step"] is not None:
+        raise _not_finite(f"the loss was not finite at step {reading['first_bad_step']}", run.log_dir)
+    return reading
+
+
+def _not_finite(what: str, folder: Path) -> NonFiniteLossError:
+    path = folder / checkpoint.CHECKPOINT
+    last_good = f"the last good checkpoint is {printable(path)}"
+    place = last_good if path.exists() else f"{printable(folder)} has no checkpoint yet"
+    return NonFiniteLossError(
+        f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
+    )
 
 
 def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> None:
@@ -264,7 +287,8 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
         return
     if not saved:
         _save(run)
+    state, path = run.state, run.log_dir / checkpoint.CHECKPOINT
     raise TrainingInterrupted(
-        f"{signal_name} at {run.place}; the state is saved in {printable(run.log_dir / checkpoint.CHECKPOINT)}: "
-        f"continue with --resume auto"
+        f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "
+        f"state is saved in {printable(path)}: continue with --resume auto"
     )

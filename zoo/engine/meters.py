@@ -1,19 +1,28 @@
-"""Running loss and accuracy, summed on the device and read by the host only when somebody looks."""
+"""What is measured during training: loss and accuracy, and how exactly reversible chains reconstruct activations."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from zoo.errors import ConfigError
 
 TOP1, TOP5, COUNT, SKIPPED, FIRST_BAD = range(5)
 NO_BAD_STEP = -1
 
 
 class Reading(TypedDict):
-    """Mean loss (nats per image), accuracies (percent), images seen and left out, first bad step."""
+    """Averages over the images that a `Meter` has seen.
+
+    ``loss`` is in nats per image, ``top1`` and ``top5`` in percent. ``count`` images are averaged over, ``skipped``
+    ones could not be read. ``first_bad_step`` is the first step whose loss was not finite, None if there was none.
+    """
 
     loss: float
     top1: float
@@ -24,10 +33,10 @@ class Reading(TypedDict):
 
 
 class Meter:
-    """Sums of loss, top-1 hits, top-5 hits and images since the last `reset`, kept on ``device``.
+    """Sums of loss, top-1 hits, top-5 hits and images since the last `reset`.
 
-    Hits and images are int64 and the loss is float64, so the sums of a whole data set are exact (devices
-    without float64, which is MPS, sum the loss in float32).
+    The sums are kept on ``device`` and the host waits for them only in `read`. Hits and images are int64 and the loss
+    is float64, so that the sums of a whole data set are exact. MPS has no float64 and sums the loss in float32.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -62,7 +71,7 @@ class Meter:
         first_bad.masked_fill_(is_first_bad, step)
 
     def skip(self, count: int) -> None:
-        """Add ``count`` images that could not be read and are in no average."""
+        """Count ``count`` images that could not be read; they enter no average."""
         if count:
             self._counts[SKIPPED] += count
 
@@ -89,8 +98,8 @@ class Meter:
     def _rows_of_all_ranks(self, row: list[float]) -> list[list[float]]:
         """Return the rows of all ranks: each fills its own line of a matrix of zeros, which is then summed.
 
-        Unlike a plain sum this carries the first bad step (a minimum) too, and float64 holds every count
-        below 2**53 exactly.
+        A plain sum could not carry the first bad step, of which the minimum is needed. float64 holds every count below
+        2**53 exactly.
         """
         table = torch.zeros(dist.get_world_size(), len(row), dtype=torch.float64, device=self.device)
         table[dist.get_rank()] = torch.tensor(row, dtype=torch.float64, device=self.device)
@@ -106,3 +115,40 @@ class Meter:
         """Continue from what `state` returned."""
         self._loss.copy_(state["loss"])
         self._counts.copy_(state["counts"])
+
+
+def check_meter(model: nn.Module, every_steps: int) -> None:
+    """Raise ConfigError if reconstruction errors are to be measured in a ``model`` that reconstructs nothing.
+
+    ``every_steps``: they are measured in every so many steps, or never if it is 0.
+    """
+    if every_steps and not any(hasattr(module, "meter") and not module.store for module in model.modules()):
+        raise ConfigError(
+            f"training.reconstruction_meter = {every_steps}: this network reconstructs no activations; remove the key, "
+            'or use a revnet*, irevnet* or revnext* with network.memory "auto"'
+        )
+
+
+@contextmanager
+def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
+    """Yield a dictionary that a backward pass fills with the relative error of each block's reconstructed input.
+
+    Its keys are "chain/index", with the name of the reversible chain in ``model`` and the index of the block in the
+    chain, or "index" alone if ``model`` is the chain. Chains that store their activations report nothing. Inside this
+    context a backward pass needs the memory of stored activations, to compare with, and waits for the device.
+    """
+    errors: dict[str, float] = {}
+    chains: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "meter")}
+    for name, chain in chains.items():
+        chain.meter = partial(_note, errors, f"{name}/" if name else "")
+    try:
+        yield errors
+    finally:
+        for chain in chains.values():
+            chain.meter = None
+
+
+def _note(errors: dict[str, float], prefix: str, index: int, error: float) -> None:
+    # A chain may report the parts of a block one by one, from the last to the first. The first part's input, which is
+    # reported last and stays, is the input of the block.
+    errors[f"{prefix}{index}"] = error

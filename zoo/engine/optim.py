@@ -1,32 +1,36 @@
-"""The optimizer of a run, with its parameters in groups."""
+"""The optimizer of a run, and its learning rate.
+
+The rate is a function of the position in training alone, so that a checkpoint does not have to hold it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from bisect import bisect_right
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.config import Optimizer
+from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.errors import ConfigError
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # the zoo's own norms are of the first class
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """Return the SGD or Adam optimizer of all parameters that want a gradient, each in exactly one group.
+    """Return the SGD or Adam optimizer of all parameters that require a gradient, each in exactly one group.
 
-    Parameters with "fc" in the name have ``classifier_lr`` unless that is -1; with ``decay_norms`` off scales
-    and shifts of norms have no weight decay, with ``decay_biases`` off the biases of other layers. Adam takes its
-    rate and weight decay from the settings, nothing else. Every group keeps its rate as ``initial_lr``.
-    ConfigError: there is nothing to train.
+    Parameters with "fc" in the name have the rate ``classifier_lr`` unless that is -1. With ``decay_norms`` off the
+    weights and biases of norms have no weight decay, with ``decay_biases`` off the biases of other layers have none.
+    Adam takes its rate and weight decay from the settings, and nothing else. Every group keeps its rate as
+    ``initial_lr``. Raises ConfigError if there is nothing to train.
     """
     groups = _parameter_groups(model, settings)
     if not groups:
         raise ConfigError("no parameter wants a gradient; the network: leave some of it to be trained")
-    # Fused: the gradient scaler of fp16 then decides on the device whether to step, without asking the host.
+    # With a fused optimizer the gradient scaler of fp16 decides on the device whether to step, without asking the host.
     fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
     if settings.type == "Adam":
         return torch.optim.Adam(groups, lr=settings.learning_rate, fused=fused)
@@ -40,27 +44,89 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
 
 
 def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
+    norms = [module for module in model.modules() if isinstance(module, NORMS)]
+    ids_of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for name, parameter, of_norm in _trainable(model):
-        lr = settings.learning_rate
-        if settings.classifier_lr != -1 and "fc" in name:
-            lr = settings.classifier_lr
-        of_bias = not of_norm and name.rpartition(".")[2] == "bias"
-        spared = (of_norm and not settings.decay_norms) or (of_bias and not settings.decay_biases)
-        decay = 0.0 if spared else settings.weight_decay
+    for name, parameter in model.named_parameters():  # in which a shared parameter comes once
+        if not parameter.requires_grad:
+            continue
+        is_of_norm = id(parameter) in ids_of_norms
+        is_bias = not is_of_norm and name.rpartition(".")[2] == "bias"
+        without_decay = (is_of_norm and not settings.decay_norms) or (is_bias and not settings.decay_biases)
+        decay = 0.0 if without_decay else settings.weight_decay
+        lr = settings.classifier_lr if settings.classifier_lr != -1 and "fc" in name else settings.learning_rate
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())
 
 
-def _trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
-    """Yield name, parameter and whether a norm owns it; a shared parameter comes once."""
-    of_norms = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, NORMS)
-        for parameter in module.parameters(recurse=False)
-    }
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield name, parameter, id(parameter) in of_norms
+def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoch: int, base_lr: float) -> float:
+    """Return the factor of the base rate in this step; epochs and steps count from 0.
+
+    With t = epoch (mode "epoch") or t = epoch * steps_per_epoch + step_in_epoch (mode "step") the types are:
+
+    - constant: 1
+    - step: gamma^(t // step_size)
+    - multistep: gamma^n, where n is the number of milestones <= t
+    - exponential: gamma^t
+    - linear: alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
+      section 4.1); with the published alpha and beta alone it would fall below zero
+    - cosine: (1 + cos(pi t / t_end)) / 2, where t_end is the end of training
+    - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then in a line to 0 in the last step (EURASIP
+      JIVP 2023:1, section 5, interpolated as its public code does)
+
+    During the first ``warmup_epochs`` the factor is multiplied with the fraction of the warm-up that is done after this
+    step.
+    """
+    step = epoch * steps_per_epoch + step_in_epoch
+    t = epoch if schedule.mode == "epoch" else step
+    factor = _decay(schedule, t, steps_per_epoch)
+    if schedule.type == "linear":
+        factor = max(factor, MIN_LINEAR_LR / base_lr)
+    warmup_steps = schedule.warmup_epochs * steps_per_epoch
+    return factor * min(1.0, (step + 1) / warmup_steps) if warmup_steps else factor
+
+
+def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
+    params = schedule.params
+    gamma = params.get("gamma", 0.1)
+    if schedule.type == "step":
+        return _power(gamma, t // params["step_size"])
+    if schedule.type == "multistep":
+        return _power(gamma, bisect_right(params["milestones"], t))
+    if schedule.type == "exponential":
+        return _power(gamma, t)
+    if schedule.type == "linear":
+        return float(params["alpha"] * t + params["beta"])
+    if schedule.type == "cosine":
+        t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
+        return (1 + math.cos(math.pi * t / t_end)) / 2
+    if schedule.type == "triangle":
+        epoch, peak_epoch = (t + 1) / steps_per_epoch, params["peak_epoch"]
+        return float(min(epoch / peak_epoch, (schedule.epochs - epoch) / (schedule.epochs - peak_epoch)))
+    return 1.0
+
+
+def _power(gamma: float, exponent: int) -> float:
+    """Return the power, or infinity where it is too large for a float; the loss of that step then ends the training."""
+    try:
+        return float(gamma**exponent)
+    except OverflowError:
+        return math.inf
+
+
+def clamp_notice(schedule: Schedule, steps_per_epoch: int, base_lr: float) -> str | None:
+    """Return a sentence for the log if a linear schedule would fall below MIN_LINEAR_LR and is held there, or None."""
+    t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
+    if schedule.type != "linear" or (last := base_lr * _decay(schedule, t_end - 1, 1)) >= MIN_LINEAR_LR:
+        return None
+    return (
+        f"linear schedule: the rate is held at {MIN_LINEAR_LR:g}, where alpha and beta alone would take it "
+        f"to {last:g} at the end of training"
+    )
+
+
+def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set the rate of every parameter group to ``factor`` times its own initial rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor

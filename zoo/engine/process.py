@@ -1,10 +1,11 @@
-"""The processes of a run: which one this is, what device it has, and how they exchange small things."""
+"""The processes of a run: which of them this is, its device, and how they exchange messages and report a lost one."""
 
 from __future__ import annotations
 
 import logging
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from zoo.engine.breakdown import one_line_breakdowns
-from zoo.errors import ConfigError, ZooError
+from zoo.errors import ConfigError, ZooError, brief
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,15 @@ CPU = torch.device("cpu")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAST_PORT = 65535
 MAX_DIGITS = 9
-PATIENCE_S = 15.0  # before a process says that it waits for the others
+PATIENCE_S = 15.0  # after so long a process logs that it waits for the others
+
+# torch raises these errors from a signal handler, and therefore in any line that the main process has reached.
+DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
+# The errors of Gloo, which have no class of their own.
+LOST_PEER = re.compile(
+    r"gloo.*(?:[Cc]onnection|[Ss]ocket|[Tt]imed out|[Tt]imeout|peer)|[Cc]onnection (?:closed|reset) by peer", re.S
+)
+SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")  # Gloo writes this before its text
 
 ResultT = TypeVar("ResultT")
 
@@ -62,7 +70,7 @@ class Process:
         return items
 
     def broadcast(self, item: Any) -> Any:
-        """Return rank 0's ``item`` on every rank; what the others pass is not looked at."""
+        """Return rank 0's ``item`` on every rank; the items of the other ranks are ignored."""
         if self.control is None:
             return item
         box = [item]
@@ -70,7 +78,7 @@ class Process:
         return box[0]
 
     def on_main(self, action: Callable[[], ResultT]) -> ResultT:
-        """Return on every rank what ``action`` returns on rank 0; a ZooError of it is raised on every rank."""
+        """Call ``action`` on rank 0 and return its result on every rank; if it raises a ZooError, every rank does."""
         if self.control is None:
             return action()
         answer: Any = None
@@ -90,11 +98,13 @@ class Process:
 def open_process(local_rank_arg: int | None = None, backend: str | None = None) -> Iterator[Process]:
     """Join the run that the launcher's environment describes, or run alone without one; leave it at the end.
 
-    ``local_rank_arg``: what ``--local-rank`` said, None without it; the variable LOCAL_RANK serves as well.
-    ``backend``: "nccl", "gloo", or None for NCCL with CUDA and Gloo without. Each process gets the CUDA device
-    of its local rank, or the CPU. ConfigError: the environment is half set or contradicts the argument, there
-    are fewer devices than local ranks, or the backend cannot work here. ZooError, in one line: another process of the
-    run, or one that reads images, has ended.
+    Each process gets the CUDA device of its local rank, or the CPU. Raises ConfigError if the environment is half set
+    or contradicts the argument, if there are fewer devices than local ranks, or if the backend cannot work here; and
+    ZooError, in one line, if another process of the run, or one that reads images, has ended.
+
+    Args:
+        local_rank_arg: the value of ``--local-rank``, None without it; the variable LOCAL_RANK may be set instead.
+        backend: "nccl", "gloo", or None for NCCL with CUDA and Gloo without.
     """
     world_size = _world_size()
     local_rank = _local_rank(local_rank_arg, world_size)
@@ -113,11 +123,45 @@ def _joined(world_size: int, local_rank: int, device: torch.device, backend: str
     try:
         control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
         yield Process(dist.get_rank(), local_rank, world_size, device, control)
-        # Only after success: whoever leaves first must not close the connections of a rank that still works,
-        # but after an error on this rank alone nobody would come to the barrier.
+        # A process that leaves first must not close the connections of one that still works. This waits after success
+        # only: after an error on this rank alone the others would not come to the barrier.
         dist.barrier(control)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def one_line_breakdowns() -> Iterator[None]:
+    """Raise ZooError in place of the RuntimeError with which torch reports a dead worker or a lost process."""
+    try:
+        yield
+    except RuntimeError as error:
+        explanation = _explanation(error)
+        if explanation is None:
+            raise
+        raise ZooError(explanation) from error
+
+
+def is_dead_worker(error: BaseException) -> bool:
+    """Return whether ``error`` is torch's report that a process which reads images was killed or ended by itself."""
+    return isinstance(error, RuntimeError) and DEAD_WORKER.search(str(error)) is not None
+
+
+def _explanation(error: RuntimeError) -> str | None:
+    if is_dead_worker(error):
+        return (
+            f"a process that reads images has ended ({_short(error)}); --workers: was the memory full? give fewer "
+            "workers, then continue with --resume auto"
+        )
+    if isinstance(error, dist.DistError) or LOST_PEER.search(str(error)):
+        return f"another process of the run ended or cannot be reached; see its message ({_short(error)})"
+    return None
+
+
+def _short(error: RuntimeError) -> str:
+    """Return the first sentence of torch's text, without the place in torch's sources before it."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return brief(SOURCE_PLACE.sub("", line).split(". ")[0].strip())
 
 
 @contextmanager
@@ -203,7 +247,7 @@ def _backend(name: str | None, device: torch.device) -> str:
 def seed_everything(seed: int, rank: int) -> None:
     """Seed torch (CPU and all CUDA devices) and Python's `random` with a function of (seed, rank).
 
-    Rank -1 stands for what all ranks have in common: the initial weights.
+    Rank -1 is for what all ranks have in common, the initial weights.
     """
     mixed = random.Random(f"zoo {seed} {rank}").getrandbits(63)
     random.seed(mixed)

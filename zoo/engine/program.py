@@ -1,4 +1,4 @@
-"""Which program runs: the versions of packages, and a digest of the sources of this one."""
+"""Versions of installed packages, and a digest of the sources of this one; without torch, so that it loads fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an image is scaled and cropped before it is scored, and the names of the published ways."""
+"""The protocols of a validation: how an image is scaled and cropped before it is scored."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Protocol(NamedTuple):
         return f"{'tencrop' if self.ten_crops else 'center'}{self.crop}-scale{scale}"
 
 
-#: The three columns of the published table. The 320 column's resize is documented nowhere in the original
-#: project; this is the usual convention of its time (shorter side 320, centre crop 320). ``--crop 320`` with
-#: the original's default scale of 256 would have padded the images with black instead.
+#: The three columns of the published table. The original project documents nowhere how images were resized for the 320
+#: column; this is the usual convention of its time (shorter side 320, centre crop 320). ``--crop 320`` with the
+#: original's default scale of 256 would have padded the images with black instead.
 PROTOCOLS = {
     "center224": Protocol(scale=256, crop=224, ten_crops=False),
     "tencrop224": Protocol(scale=256, crop=224, ten_crops=True),

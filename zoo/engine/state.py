@@ -1,4 +1,4 @@
-"""Everything that one training step changes, which is everything that a resume has to bring back."""
+"""The state of a training run: everything that a step changes, and that a resume has to restore."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.config import Experiment
-from zoo.engine.compiled import compile_network
-from zoo.engine.distribute import distribute
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
+from zoo.engine.wrapping import compile_network, distribute
 from zoo.errors import listed
 
-# Where a run stands: the keys in checkpoints, and the attributes that hold them.
+# The position of a run: the keys in checkpoints, and the attributes of `TrainState` that hold the values.
 POSITION = {"epoch": "epoch", "batch": "batch", "step": "step", "num_pictures": "num_images"}
 MAX_COUNT = 2**53  # beyond it TensorBoard and float64 cannot tell one step from the next
-# What the optimizers keep of each parameter; all but Adam's count of steps has the parameter's shape.
+# What the optimizers keep for each parameter. All of it has the parameter's shape, except Adam's count of steps.
 MOMENTA = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
-# Entries of parameter groups that are this run's own: ways to compute the same step, which depend on the device.
-OF_THE_DEVICE = ("fused", "foreach")
+# Entries of parameter groups that choose how the device computes a step. They are not taken from a checkpoint, as the
+# step is the same in each way.
+DEVICE_KEYS = ("fused", "foreach")
 
 
 @dataclass
@@ -37,8 +37,8 @@ class TrainState:
     process: Process
     model: nn.Module
     """The bare network: its state dict has neither ``module.`` nor ``_orig_mod.`` in front."""
-    network: nn.Module
-    """What a step calls: the bare network, or torch.compile and DistributedDataParallel around it."""
+    wrapped_model: nn.Module
+    """What a step calls: ``model`` itself, or torch.compile and DistributedDataParallel around it."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     ema: nn.Module | None
@@ -77,7 +77,7 @@ def build_state(config: Experiment, model: nn.Module, process: Process) -> Train
         config=config,
         process=process,
         model=model,
-        network=distribute(compiled, process),
+        wrapped_model=distribute(compiled, process),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
@@ -86,9 +86,9 @@ def build_state(config: Experiment, model: nn.Module, process: Process) -> Train
 
 
 def update_average(state: TrainState) -> None:
-    """Move the average, if there is one, by ``1 - ema_decay`` towards the weights; the first step sets it.
+    """Move the average, if there is one, by ``1 - ema_decay`` towards the weights; the first step sets it to them.
 
-    Not `torch.optim.swa_utils.AveragedModel`, which copies its counter to the device at each step and waits.
+    `torch.optim.swa_utils.AveragedModel` is not used, as it copies its counter to the device at each step and waits.
     Buffers are not averaged; `settle_buffers` copies them.
     """
     decay = state.config.optimizer.ema_decay
@@ -99,10 +99,10 @@ def update_average(state: TrainState) -> None:
 
 
 def settle_buffers(state: TrainState) -> None:
-    """Give all ranks rank 0's buffers (running statistics), and the average those of the network.
+    """Give all ranks rank 0's buffers (running statistics), and the moving average those of the network.
 
-    For whoever reads them: unsynchronised norms have seen other images on each rank. A collective: every rank
-    has to call it.
+    To be called before the buffers are read or saved: norms that are not synchronised have seen other images on each
+    rank. Every rank has to call it, as it communicates.
     """
     if state.process.world_size > 1:
         for buffer in state.model.buffers():
@@ -115,8 +115,8 @@ def settle_buffers(state: TrainState) -> None:
 def shared_state(state: TrainState) -> dict[str, Any]:
     """Return what is the same on all ranks: tensors and plain Python only.
 
-    The keys up to ``optimizer`` are those of the original project's files. The learning rate is a function of
-    the step, so that no scheduler appears.
+    The keys up to ``optimizer`` are those of the original project's files. There is no scheduler among them, as the
+    learning rate is a function of the step.
     """
     return {
         "epoch": state.epoch,
@@ -132,7 +132,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
 
 
 def rank_state(state: TrainState) -> dict[str, Any]:
-    """Return what each rank has for itself: its generators and its sums of the running epoch."""
+    """Return what differs between ranks: the states of the random generators and the sums of the running epoch."""
     rng = {"torch": torch.get_rng_state(), "python": random.getstate(), "device": None}
     if state.process.device.type == "cuda":
         rng["device"] = torch.cuda.get_rng_state(state.process.device)
@@ -142,9 +142,9 @@ def rank_state(state: TrainState) -> dict[str, Any]:
 def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     """Overwrite the state with what `shared_state` returned; keys, shapes and kinds of number have to match exactly.
 
-    Only the learning rate of the optimizer's settings comes from ``saved``: the others are the configuration's, and
-    ``saved`` has to agree. Anything else raises what Python and torch raise: LookupError, TypeError, ValueError,
-    RuntimeError, AttributeError.
+    Of the optimizer's settings only the learning rate is taken from ``saved``; the others have to be equal to those of
+    the configuration. Whatever does not fit raises what Python and torch raise: LookupError, TypeError, ValueError,
+    RuntimeError or AttributeError.
     """
     _load_network(state.model, "state_dict", saved["state_dict"])
     _load_optimizer(state.optimizer, saved["optimizer"])
@@ -163,7 +163,7 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
 
 
 def _load_network(model: nn.Module, name: str, saved: Any) -> None:
-    """Load the state dict ``saved``, called ``name`` in messages; nothing is converted, as resumes are exact."""
+    """Load the state dict ``saved``, called ``name`` in messages; nothing is converted, so that a resume is exact."""
     for key, tensor in model.state_dict().items():
         if key in saved and isinstance(tensor, torch.Tensor):
             _check_alike(f"{name}[{key!r}]", saved[key], tensor)
@@ -174,15 +174,13 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Load momenta and learning rates; ValueError if they do not fit, or if another setting of a group differs."""
     own = optimizer.state_dict()["param_groups"]
     groups = [
-        {**group, **{key: mine[key] for key in OF_THE_DEVICE}}
+        {**group, **{key: mine[key] for key in DEVICE_KEYS}}
         for group, mine in zip(saved["param_groups"], own, strict=True)
     ]
     if [group["params"] for group in groups] != [mine["params"] for mine in own]:
         raise ValueError("optimizer.param_groups are of other parameters")
-    momenta = _momenta(optimizer, saved["state"])
-    optimizer.load_state_dict(
-        {"state": momenta, "param_groups": groups}
-    )  # torch adds keys that are younger than a file
+    # torch adds the keys of a group that it has come to know since the file was written.
+    optimizer.load_state_dict({"state": _momenta(optimizer, saved["state"]), "param_groups": groups})
     for index, (group, mine) in enumerate(zip(optimizer.param_groups, own, strict=True)):
         for key in mine.keys() - {"params"}:
             value = group.get(key)
@@ -197,7 +195,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 def _momenta(optimizer: torch.optim.Optimizer, saved: Any) -> dict[int, dict[str, torch.Tensor]]:
     """Return copies of an optimizer's saved momenta, which share no memory with each other, by index and name.
 
-    ValueError for what the optimizer itself would load, and then fall over or compute something else with.
+    Raises ValueError for values that the optimizer would load, but could not compute a right step with.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = MOMENTA[type(optimizer)]
@@ -239,7 +237,7 @@ def _percent(value: Any) -> float:
 
 
 def load_rank_state(state: TrainState, saved: dict[str, Any]) -> None:
-    """Overwrite generators and sums with what `rank_state` returned."""
+    """Overwrite the random generators and the sums of the running epoch with what `rank_state` returned."""
     state.meter.load_state(saved["meter"])
     torch.set_rng_state(saved["rng"]["torch"])
     random.setstate(saved["rng"]["python"])

@@ -14,23 +14,24 @@ import torch
 import torch.distributed as dist
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Launchers pass on a signal that the processes of their group have got already: within this time both are one request.
+# Launchers send a signal on to processes that have received it already, as members of the group. Within this time the
+# two are one request.
 REPEAT_S = 5.0
 GRACE_S = 5.0
 EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
 
 
 class StopSignals:
-    """While entered, the first SIGTERM or SIGINT is only remembered; `agreed` says when all ranks know of one.
+    """A context in which the first SIGTERM or SIGINT is only remembered; `agreed` says when all ranks know of one.
 
-    A signal may reach any subset of the ranks at any time, and all have to save the same step. Each call of
-    `agreed` starts an all-reduce of one integer over ``control`` (Gloo, on the host) and waits for the one that
-    the call before had started: a step hides the exchange, and no GPU is waited for. Handlers are those of
-    before again at the end; outside the main thread, where Python allows no handlers, there are none.
+    A signal may reach any subset of the ranks at any time, and all have to save the same step. Each call of `agreed`
+    therefore starts an all-reduce of one integer over ``control`` (Gloo, on the host) and waits for the one that the
+    call before had started. A step hides the time of the exchange, and no GPU is waited for. At the end the former
+    signal handlers are restored. Outside the main thread, where Python allows no handlers, none are set.
 
-    A second signal, `REPEAT_S` or more after the first, raises KeyboardInterrupt or SystemExit. Python's handlers wait
-    while a collective that hangs keeps the main thread inside torch, so that a thread watches too: it ends the process
-    `GRACE_S` after the second signal.
+    A second signal, `REPEAT_S` or more after the first, raises KeyboardInterrupt or SystemExit. Python calls no handler
+    while a collective operation that hangs keeps the main thread inside torch. A thread therefore watches too, and ends
+    the process `GRACE_S` after the second signal.
     """
 
     def __init__(self, control: dist.ProcessGroup | None = None) -> None:
@@ -77,7 +78,7 @@ class StopSignals:
         return _name(answer)
 
     def agreed_at_once(self) -> str | None:
-        """As `agreed`, but signals that came before this call count too; waits for the slowest rank."""
+        """Return the same as `agreed`, for all signals that came before this call too; wait for the slowest rank."""
         return self.agreed() or self.agreed()
 
     def _finish_exchange(self) -> int:
@@ -90,13 +91,13 @@ class StopSignals:
 
 
 class _FirstRequest:
-    """When the first signal came."""
+    """Remembers when the first signal came."""
 
     def __init__(self) -> None:
         self._time_s: float | None = None
 
     def is_repeated(self) -> bool:
-        """Whether the signal that has just come is a second request, and not the first one passed on again."""
+        """Return whether a signal that has just come is a second request, and not the first one sent on again."""
         now_s = time.monotonic()
         if self._time_s is None:
             self._time_s = now_s
@@ -106,7 +107,7 @@ class _FirstRequest:
 class _Watch:
     """A thread that ends the process some time after a second request, unless it is closed before.
 
-    The system's own handler writes the number of each signal into a pipe, whatever the main thread is doing.
+    The signal handler inside Python writes the number of each signal into a pipe, whatever the main thread is doing.
     """
 
     def __init__(self) -> None:
@@ -118,10 +119,10 @@ class _Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; the wakeup descriptor is that of before again."""
+        """End the thread, and restore the former file descriptor for wakeups."""
         signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
         self._closed.set()
-        # The end of the pipe would not wake the thread: forked processes hold its other side too.
+        # Closing the pipe alone would not wake the thread, as forked processes hold the writing side too.
         os.write(self._writer, b"\0")
         self._thread.join()
         os.close(self._writer)

@@ -1,7 +1,6 @@
 """Modules that networks are built of, and the norm layers as drop-in replacements."""
 
 from zoo.layers.checkpointing import checkpoint
-from zoo.layers.convert import convert_norm
 from zoo.layers.init import init_weights
 from zoo.layers.norm import (
     ABN,
@@ -12,6 +11,7 @@ from zoo.layers.norm import (
     norm_act,
     set_active_group,
 )
+from zoo.layers.norm_conversion import convert_norm
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.ops.abn import inplace_abn, inplace_abn_sync
 

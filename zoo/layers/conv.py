@@ -18,8 +18,8 @@ _counting: ContextVar[bool] = ContextVar("counting", default=False)
 def uninitialised(kind: Callable[..., Layer], *arguments: Any, **options: Any) -> Layer:
     """Return a convolution or linear layer, on the default device, with weights that nobody has set.
 
-    As `torch.nn.utils.skip_init`, but on the meta device, where networks are counted, nothing is made twice, and
-    elsewhere torch's code for the meta device, which takes a third of a second to import, is not wanted.
+    It does what `torch.nn.utils.skip_init` does, but makes nothing twice on the meta device, where networks are
+    counted, and elsewhere does not import torch's code for the meta device, which takes a third of a second.
     """
     layer = kind(*arguments, **options, device="meta")
     device = torch.get_default_device()
@@ -33,7 +33,7 @@ def uninitialised(kind: Callable[..., Layer], *arguments: Any, **options: Any) -
 def counting() -> Iterator[None]:
     """Make all such layers on the meta device within the block: for networks that are counted and not run.
 
-    Norms are made as ever: they are small, and torch.device("meta") for all of a network takes twice as long. torch's
+    Norms are made as usual: they are small, and torch.device("meta") for a whole network takes twice as long. torch's
     own initialisation of a weight without values, a third of the time, is left out; it draws no random numbers.
     """
     token = _counting.set(True)

@@ -21,10 +21,16 @@ class DenseModule(nn.Module):
     The output is the concatenation of the input and all layers' outputs, ``out_channels`` wide. The state dict holds
     all ``convs1`` before all ``convs3``, as published.
 
-    ``memory`` says what is kept for backward. "auto": with in-place norms, of each layer its output and that of its
-    second norm, linear in the number of layers: the concatenation and the first norm are repeated (`norm_conv`); with
-    other norms what "plain" keeps. "plain": the first norms' outputs too, which are as wide as all before them.
-    "checkpoint": the layers' outputs only; each layer is run again.
+    Args:
+    - `in_channels`: those of the input.
+    - `growth`: the channels that each layer adds.
+    - `layers`: the number of layers.
+    - `norm`: function channels -> norm with its activation.
+    - `dilation`: of the 3x3 convolutions.
+    - `memory`: what is kept for backward. "auto": with in-place norms, of each layer its output and that of its second
+      norm, which is linear in the number of layers: the concatenation and the first norm are repeated (`norm_conv`);
+      with other norms what "plain" keeps. "plain": the first norms' outputs too, which are as wide as everything before
+      them. "checkpoint": the layers' outputs only; each layer is run again.
     """
 
     def __init__(

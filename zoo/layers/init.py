@@ -23,11 +23,12 @@ def init_weights(
     activation: str = "leaky_relu",
     activation_param: float = 0.01,
 ) -> None:
-    """Overwrite the weights of all convolutions and linear layers; norms have theirs (scale 1, shift 0) from birth.
+    """Initialise the weights of all convolutions and linear layers in place; norms are left at weight 1 and bias 0.
 
-    Convolutions: ``method`` with ``gain_multiplier`` times the gain of the activation for xavier and orthogonal, and
-    the activation's slope for kaiming (which ignores the multiplier).  Linear layers: Xavier-uniform, gain 0.1, bias 0.
-    The RevNets' "truncated_normal" and torch's own "torch" use neither: see `_init_truncated` and `_init_as_torch`.
+    Convolutions are initialised by ``method``: xavier and orthogonal with ``gain_multiplier`` times the gain of the
+    activation, kaiming with the slope of the activation (it ignores the multiplier). Linear layers get Xavier-uniform
+    weights of gain 0.1, and all biases 0. The RevNets' "truncated_normal" and torch's own "torch" ignore multiplier and
+    activation, and have their own rules for linear layers: see `_init_truncated` and `_init_as_torch`.
     """
     init_layer = _OWN.get(method)
     if init_layer is None:
@@ -58,9 +59,9 @@ def _published(
 
 
 def _init_truncated(layer: nn.Conv2d | nn.Linear) -> None:
-    """Convolutions: normal of std sqrt(2 / (k k out)), cut at two of them; linear: uniform within sqrt(3 / in).
+    """Initialise a convolution from a normal distribution of std sqrt(2 / (k k out)), truncated at two std.
 
-    Source: the public code of Gomez et al. 2017.
+    A linear layer is initialised uniformly within sqrt(3 / in). Source: the public code of Gomez et al. 2017.
     """
     weight = layer.weight
     if isinstance(layer, nn.Conv2d):
@@ -72,7 +73,7 @@ def _init_truncated(layer: nn.Conv2d | nn.Linear) -> None:
 
 
 def _init_as_torch(layer: nn.Conv2d | nn.Linear) -> None:
-    """Weights and biases uniform within 1 / sqrt(fan in), as torch's layers are born."""
+    """Initialise weights and biases uniformly within 1 / sqrt(fan in), as torch does when it makes a layer."""
     layer.reset_parameters()
 
 

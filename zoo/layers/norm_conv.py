@@ -22,8 +22,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def norm_conv(norm: nn.Module, conv: nn.Module, *inputs: Tensor, keep: str = "input") -> Tensor:
     """Return conv(norm(inputs concatenated along the channels)), computing the norm's output again in backward.
 
-    Kept are the inputs (``keep="input"``) or x_hat (``keep="xhat"``); see `norm_act_conv`.  This takes an in-place norm
-    and a plain Conv2d.  Otherwise, and where there is nothing to keep or nobody to keep it for (no gradients,
+    Kept are the inputs (``keep="input"``) or x_hat (``keep="xhat"``); see `norm_act_conv`. This takes an in-place norm
+    and a plain Conv2d. Otherwise, and where there is nothing to keep or nobody to keep it for (no gradients,
     `torch.func`, torch.compile, whose own partitioner decides), or where a hook wants to see the map, the two modules
     are called one after the other: only then does a norm in place overwrite an only input.
     """

@@ -108,10 +108,10 @@ def subtract_branch(
         del added  # its memory is free while the branch runs backward
         if graph is None:
             return x, dsource, {}
-        through, *found = torch.autograd.grad((graph,), (leaf, *parameters.values()), (dy,), allow_unused=True)
+        through, *of_parameters = torch.autograd.grad((graph,), (leaf, *parameters.values()), (dy,), allow_unused=True)
     if through is not None:
         dsource = dsource.add_(through) if may_overwrite else dsource + through
-    gradients = {p: dp for p, dp in zip(trained.values(), found, strict=True) if dp is not None}
+    gradients = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
     # A parameter that is added to the output as it is has dy itself as its gradient, which the next link may overwrite.
     storage_of_dy = storages_of((dy,))
     return x, dsource, {p: dp.clone() if storages_of((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}

@@ -81,15 +81,18 @@ class PooledShortcut(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        added = out_channels - in_channels
-        self.before, self.behind = added // 2, added - added // 2
-        self.stride = stride
+        self.added, self.stride = out_channels - in_channels, stride
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, out_channels, H / stride, W / stride), rounded up as by the strided convolution beside it."""
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, ceil_mode=True)
-        return F.pad(x, (0, 0, 0, 0, self.before, self.behind))
+        return add_zero_channels(x, self.added)
+
+
+def add_zero_channels(x: Tensor, number: int) -> Tensor:
+    """Return x (N, C, H, W) with ``number`` channels of zeros, one half of them before and one behind the others."""
+    return F.pad(x, (0, 0, 0, 0, number // 2, number - number // 2))
 
 
 class PreactBlock(nn.Module):

@@ -1,7 +1,8 @@
-"""Residual blocks in order that keep less for backward: checkpointed, or with their sums undone."""
+"""Stages of residual blocks by the option ``memory``: as they are, checkpointed, or with their sums undone."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,18 @@ from zoo.layers.norm import InPlaceABN, InPlaceABNSync
 from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, norm_of
 from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.unwind import ResidualSum, is_same_as, recomputed_norm
+
+# The option ``memory`` -> whether the last norm of a post-activation block adds and activates, see `ResidualBlock`.
+FUSE_OF_MEMORY = {"plain": "never", "auto": "auto", "fused": "always", "checkpoint": "auto"}
+
+
+def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
+    """Return the residual blocks as one module that runs them in order."""
+    if memory == "checkpoint":
+        return CheckpointedSequential(blocks)
+    if memory in ("unwind", "unwind_3x3"):
+        return UnwoundSequential(blocks, redo_3x3=memory == "unwind_3x3")
+    return nn.Sequential(blocks)
 
 
 class CheckpointedSequential(nn.Sequential):

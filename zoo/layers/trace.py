@@ -1,4 +1,4 @@
-"""Reads from a traced module which convolution a norm follows, and who else needs what."""
+"""Traces a module to find the convolution before each norm, and what else reads the inputs and outputs of norms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zoo.errors import ConversionError
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
 
-# What neither keeps its output for backward nor hands out a view of something else.
+# Their output may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
 FRESH_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Linear)
 FRESH_FUNCTIONS = (nn.functional.conv2d, nn.functional.linear)
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 class _Proxy(fx.Proxy):
-    """A stand-in that tells ``x += y`` from ``x = x + y``, which torch.fx records as the same."""
+    """A proxy that records ``x += y`` and ``x = x + y`` as different operations, which torch.fx does not."""
 
     def _in_place(self, operation: Any, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, other), {})
@@ -54,7 +54,7 @@ class Trace:
     def __init__(self, module: nn.Module) -> None:
         try:
             graph = _Tracer().trace(module)
-        except Exception as error:  # forward is the user's code on stand-ins for tensors: it can raise anything
+        except Exception as error:  # forward is the user's code, here called with proxies: it can raise anything
             raise ConversionError(
                 f"{type(module).__name__} cannot be traced, so nothing is known about who needs its norms' inputs "
                 f"({type(error).__name__}: {error}); convert the parts of it that can be traced"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,14 @@ from zoo.errors import ConfigError, listed, nearest
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.densenet import DenseNet
-from zoo.models.irevnet import IRevNet, TwoBranchIRevNet
+from zoo.models.irevnet import IRevNet
 from zoo.models.network import Network, check_classes
 from zoo.models.preact import PreactResNet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
-from zoo.models.revnext_twins import RevNeXtTwin
+from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
 
 # The class of each family: (norm, classes, *, features_only, **structure and options) -> network.
@@ -36,7 +36,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "irevnet_two_branch": TwoBranchIRevNet,
     "revnext": RevNeXt,
     "revnext_flat": FlatRevNeXt,
-    "revnext_twin": RevNeXtTwin,
+    "revnext_baseline": RevNeXtBaseline,
 }
 
 # Names of arguments that timm, torchvision and others have -> what stands for them here.
@@ -135,17 +135,23 @@ def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
 
 def _check_options(record: Architecture, options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that the architecture does not have, or a value that it cannot have."""
+    check_option_names(record, options)
     for option, value in options.items():
+        try:
+            check_option(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{record.name}: {error}") from error
+
+
+def check_option_names(record: Architecture, names: Iterable[str]) -> None:
+    """Raise ConfigError, with what it is called here or the nearest name, for a name that is no option of it."""
+    for option in names:
         if option not in record.options:
             hint = OTHER_NAMES.get(option)
             if hint is None:
                 hint = f"the nearest argument is {nearest(option, [*record.options, *COMMON_ARGUMENTS], 1)[0]!r}"
             known = listed(record.options)
             raise ConfigError(f"{record.name} has no option {option!r}; its options are {known}; {hint}")
-        try:
-            check_option(option, value)
-        except ConfigError as error:
-            raise ConfigError(f"{record.name}: {error}") from error
 
 
 def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequence[int]:

@@ -23,11 +23,14 @@ GROWTH = 32
 class DenseNet(Network):
     """Stem ``mod1``, dense modules ``mod2`` to ``mod5`` with transitions ``tra2`` to ``tra4`` between, ``bn_out``.
 
-    ``input_3x3`` makes the stem of three 3x3 convolutions instead of one 7x7.  ``dilation`` is an int for all dense
-    modules or one int per module; the pooling before a module with a dilation other than 1 is left out.
-
-    ``memory`` says what is kept for backward, see `DenseModule`; transitions are treated as the layers are, and "auto"
-    and "checkpoint" keep neither the concatenated outputs of modules nor the pools' inputs.
+    Args:
+    - `structure`: the number of layers of each of the four modules.
+    - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
+    - `dilation`: a number for all dense modules, or one number per module; the pooling before a module with a dilation
+      other than 1 is left out.
+    - `memory`: what is kept for backward, see `DenseModule`. Transitions are treated as the layers are, and "auto" and
+      "checkpoint" keep neither the concatenated outputs of modules nor the pools' inputs.
+    - All others are those of `Network`.
     """
 
     def __init__(
@@ -64,8 +67,8 @@ class DenseNet(Network):
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last map (N, num_features, H, W), normalised and activated.
 
-        The maps of a module are joined where they are read, so that backward need not keep them twice; for a module
-        with a hook, which is to see its output, at once.
+        The maps of a module are joined where they are read, so that backward need not keep them twice. Only a module
+        with a hook, which has to see the module's output, joins them itself.
         """
         if self.memory == "plain":
             return super().forward_features(x)

@@ -1,4 +1,4 @@
-"""i-RevNets, whose pools can be undone too, so that the whole body is one chain (Jacobsen et al., ICLR 2018)."""
+"""i-RevNet (Jacobsen et al., ICLR 2018): its pools can be undone too, so that the whole body is one chain."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from torch import Tensor, nn
 from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential, ShiftBlock
+from zoo.layers.reversible import ReversibleSequential, ShiftBlock
 from zoo.models.network import Network
-from zoo.models.revnext import LargestValueNetwork
 
 
 class IRevNet(Network):
-    """The original form for CIFAR: no stem; images are padded by zero channels; ``bn_out`` behind the chain.
+    """i-RevNet for CIFAR: images are padded by zero channels instead of a stem; ``bn_out`` follows the chain.
 
-    ``blocks`` has the number of one-branch blocks per level and ``widths`` the channels of their halves; the first
-    block of each level but the first pools.  ``memory``: "auto" keeps the chain's output alone, "plain" what autograd
-    keeps.
+    In every level but the first, the first block pools.
+
+    Args:
+    - `blocks`: the number of `ShiftBlock`s of each level.
+    - `widths`: the channels of a half in each level, four times those of the level before.
+    - `dropout`: share of the values that a branch sets to zero in training.
+    - `memory`: "auto" keeps the chain's output alone for backward, "plain" what autograd keeps.
+    - All others are those of `Network`.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ def build_shift_branch(
 ) -> nn.Sequential:
     """Return the branch of a block: three 3x3 convolutions, a quarter of the ``channels`` wide inside.
 
-    The first of a network has no ``leading_norm``.  Source: the public code of Jacobsen et al. 2018.
+    The first branch of a network has no ``leading_norm``. Source: the public code of Jacobsen et al. 2018.
     """
     inner = channels // 4
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -90,40 +94,3 @@ def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
             "each level needs a number of blocks, 1 or more, and a width, four times the one before; got blocks "
             f"{list(blocks)} and widths {list(widths)}"
         )
-
-
-class TwoBranchIRevNet(LargestValueNetwork):
-    """The form that Hascoet et al. 2023 compare with: stem, then one chain of reversible blocks and channel pools.
-
-    ``blocks`` has the number of reversible blocks per level, ``channels`` those of the stem; a branch is twice 3x3
-    convolution and norm.  171 MB of weights, as their totals ask for: blocks 2-2-2-1.
-    """
-
-    def __init__(
-        self,
-        norm: NormFactory,
-        classes: int,
-        *,
-        features_only: bool = False,
-        blocks: Sequence[int],
-        channels: int,
-        memory: str,
-    ) -> None:
-        super().__init__(features_only)
-        self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
-        links: list[nn.Module] = []
-        for level, depth in enumerate(blocks):
-            if level > 0:
-                links.append(PairPool())
-                channels *= 4
-            links += [build_two_branch_block(channels, norm) for _ in range(depth)]
-        self.chain = ReversibleSequential(links, store=memory == "plain")
-        self._add_stage("stem", "chain", channels=channels, reduction=2 ** (len(blocks) - 1))
-        self._add_classifier(classes)
-
-
-def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:
-    """Return a block whose branches are twice 3x3 convolution and norm, of half the channels."""
-    half = channels // 2
-    f, g = (nn.Sequential(conv2d(half, half, 3), norm(half), conv2d(half, half, 3), norm(half)) for _ in "fg")
-    return ReversibleBlock(f, g)

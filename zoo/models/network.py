@@ -25,7 +25,7 @@ def check_classes(classes: Any) -> None:
 def dilation_per_module(dilation: Any, any_number: bool) -> list[int]:
     """Return four dilations, of mod2 to mod5: ``dilation`` itself, or four times the number that it is.
 
-    ``any_number``: numbers other than 1 may stand for all modules.  Raises ConfigError for anything else.
+    ``any_number``: numbers other than 1 may stand for all modules, too. Raises ConfigError for anything else.
     """
 
     def is_dilation(value: Any) -> bool:
@@ -54,7 +54,7 @@ class FeatureInfo:
         return [stage["reduction"] for stage in self.stages]
 
     def module_name(self) -> list[str]:
-        """Return the name of the module that puts out each stage."""
+        """Return, for each stage, the name of the module whose output it is."""
         return [stage["module"] for stage in self.stages]
 
     def get_dicts(self) -> list[dict[str, Any]]:
@@ -72,7 +72,13 @@ class Network(nn.Module):
     """Base of all networks: stages in order, an optional last norm ``bn_out``, and ``classifier``.
 
     A subclass registers its modules in the order of the published state dict and calls `_add_stage` for each stage.
-    Convolutions and the classifier are born uninitialised: call `zoo.layers.init_weights` (`zoo.get` does).
+    Convolutions and the classifier have no values at first: `zoo.layers.init_weights` sets them (`zoo.get` calls it).
+    All subclasses have these arguments, beside their own:
+
+    Args:
+    - `norm`: function channels -> norm with its activation.
+    - `classes`: outputs of the classifier; 0 for none.
+    - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
     """
 
     pretrained_cfg: dict[str, Any]
@@ -90,7 +96,7 @@ class Network(nn.Module):
         self._feature_info: list[dict[str, Any]] = []
 
     def _add_stage(self, *modules: str, channels: int, reduction: int) -> None:
-        """Run the named modules as the next stage; the last of them puts out ``channels`` maps."""
+        """Run the named modules as the next stage; the output of the last of them has ``channels`` channels."""
         self._stages.append(modules)
         self._feature_info.append({"num_chs": channels, "reduction": reduction, "module": modules[-1]})
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
-from zoo.models.memory import build_stage
+from zoo.layers.stages import build_stage
 from zoo.models.network import Network
 
 
@@ -28,9 +28,15 @@ class ModuleShape(NamedTuple):
 class PreactNetwork(Network):
     """Stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``; base of two families.
 
-    ``structure`` has the number of blocks per module and ``widths`` the channels of the stem and the modules, those of
-    the modules times four with ``bottleneck``.  Networks of four modules are for ImageNet (7x7/2 and a pool in the
-    stem), those of three for CIFAR.  Norms have the paper's eps of 1e-3 and momentum of 0.01.
+    Networks of four modules are for ImageNet (a 7x7 convolution of stride 2 and a pool in the stem), those of three for
+    CIFAR. Norms have the paper's eps of 1e-3 and momentum of 0.01.
+
+    Args:
+    - `structure`: the number of blocks of each module.
+    - `widths`: the channels of the stem and of the modules, which have four times as many with ``bottleneck``.
+    - `bottleneck`: residual functions of three convolutions instead of two.
+    - `memory`: what is kept for backward, see the subclasses.
+    - All others are those of `Network`.
     """
 
     def __init__(
@@ -67,9 +73,9 @@ class PreactNetwork(Network):
 class PreactResNet(PreactNetwork):
     """Pre-activation ResNet, with modules of `PreactBlock`s.
 
-    ``memory`` says what is kept for backward.  "auto": the norms' outputs, and inputs unless they work in place; of the
-    pool one byte each.  "checkpoint": the blocks' inputs; each block is run again.  "plain": as "auto", but the pool is
-    torch's.
+    With ``memory`` "auto" backward keeps the outputs of norms, their inputs unless they work in place, and of the pool
+    one byte per output; "checkpoint": the blocks' inputs, and each block is run again; "plain": as "auto", but the pool
+    is torch's.
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:

@@ -11,21 +11,24 @@ from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
-from zoo.models.memory import FUSE, build_stage
+from zoo.layers.stages import FUSE_OF_MEMORY, build_stage
 from zoo.models.network import Network, dilation_per_module
 
 
 class ResNet(Network):
     """Stem ``mod1`` and four modules of post-activation residual blocks, ``mod2`` to ``mod5``.
 
-    ``dilation`` is 1 or one entry per module: an entry other than 1 dilates all blocks of the module and removes its
-    stride (for mod2: the stem's pooling).  With ``keep_outputs`` forward returns the list of the five modules' outputs
-    and, where there is a classifier, the logits.
-
-    ``memory`` says what is kept for backward.  "auto": the outputs of norms in place, but for a block's last norm the
-    block's output alone; in half precision both.  "fused": the block's output alone in half precision too, where the
-    last norms' scales allow it (`ResidualBlock`).  "checkpoint": the blocks' inputs; each block is run again.
-    "plain": the outputs of all norms and blocks, and the input of the pool, which is torch's.
+    Args:
+    - `structure`: the number of blocks of each of the four modules.
+    - `bottleneck`: blocks of three convolutions, with four times as many channels outside, instead of two.
+    - `dilation`: 1, or one number per module: another number than 1 dilates all blocks of the module and removes its
+      stride (for mod2: the stem's pooling).
+    - `keep_outputs`: forward returns the list of the five modules' outputs and, with a classifier, the logits.
+    - `memory`: what is kept for backward. "auto": the outputs of norms in place, but of a block's last norm only the
+      block's output; in half precision both. "fused": only the block's output in half precision too, where the scales
+      of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; each block is run again. "plain":
+      the outputs of all norms and blocks, and the input of the pool, which is torch's.
+    - All others are those of `Network`.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class ResNet(Network):
             module: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(1, blocks + 1):
                 module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, FUSE.get(memory, "auto")
+                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, FUSE_OF_MEMORY[memory]
                 )
                 in_channels = channels[-1]
             reduction *= stride

@@ -11,7 +11,7 @@ from zoo.errors import ConfigError
 from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.models.memory import build_stage
+from zoo.layers.stages import build_stage
 from zoo.models.network import Network
 
 GROUPS = 64
@@ -21,15 +21,16 @@ BlockDilation = int | Sequence[int]
 class ResNeXt(Network):
     """Stem ``mod1``, four modules of pre-activation bottlenecks ``mod2`` to ``mod5``, last norm ``bn_out``.
 
-    ``input_3x3`` makes the stem of three 3x3 convolutions instead of one 7x7.  ``dilation`` is 1 or one entry per
-    module, each an int or one int per block; an entry other than 1 (a list of ones included) removes the module's
-    stride.
-
-    ``memory`` says what is kept for backward.  "auto": of each block the norms' outputs, of the pools one byte each.
-    "unwind": in each module without those of the blocks' first norms; "unwind_3x3": of bottlenecks without those of
-    the last norms either (`UnwoundSequential`).  "checkpoint": the blocks' inputs; each is run again.
-    "checkpoint_norms", "checkpoint_xhat": the norms' inputs, or x_hat: the paper's Figure 2 b and c, which hold as much
-    as "auto", its Figure 2 d.  "plain": as "auto", but the pools are torch's.
+    Args:
+    - `structure`: the number of blocks of each of the four modules.
+    - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
+    - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
+      ones included) removes the module's stride.
+    - `memory`: what is kept for backward. "auto": of each block the norms' outputs, of the pool one byte per output.
+      "unwind": in each module without those of the blocks' first norms; "unwind_3x3": without those of the last norms
+      either (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain": as "auto", but
+      the pool is torch's.
+    - All others are those of `Network`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""RevNets: residual networks that find their activations again from their outputs (Gomez et al. 2017)."""
+"""RevNets: residual networks that find the activations again from the outputs of their blocks (Gomez et al. 2017)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RevNet(PreactNetwork):
     A block has two residual functions, each on half of the channels, and counts twice in the depth that names the
     network.
 
-    ``memory`` says what is kept for backward.  "auto": of each module its output, and of a first block that changes
-    stride or width the input, which is the output of the module before; all blocks are run again, once.  "plain": what
-    autograd keeps of all blocks; the pool is torch's.
+    With ``memory`` "auto" backward keeps the output of each module, and the input of a first block that changes stride
+    or width, which is the output of the module before; all blocks are run again, once. "plain": what autograd keeps of
+    all blocks; the pool is torch's.
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:

@@ -1,6 +1,6 @@
-"""Networks that are undone layer by layer, with and without reversible blocks around the layers (Hascoet et al. 2023).
+"""RevNeXt: networks of invertible layers, with and without reversible blocks around them (Hascoet et al. 2023).
 
-The body is one chain, from the images to the features that the classifier reads: backward keeps its last map.
+The body is one chain, from the images to the features that the classifier reads: backward keeps its last map only.
 """
 
 from __future__ import annotations
@@ -40,37 +40,39 @@ class ScaledLinear(nn.Linear):
 
 
 class LargestValueNetwork(Network):
-    """Base of the paper's networks: the classifier reads the largest value of each channel.
+    """Base of the paper's networks: the classifier reads the largest value of each channel."""
 
-    An image of the input has ``images`` in the last map.
-    """
-
-    images = 1
+    images_per_input = 1  # images of the last feature map that belong to one input image, 4 per batch pool
 
     def _add_classifier(self, classes: int) -> None:
         if classes > 0 and not self.features_only:
             fc = uninitialised(ScaledLinear, self.num_features, classes, bias=False)
-            self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.images), fc=fc))
+            self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.images_per_input), fc=fc))
 
 
 class InvertibleNetwork(LargestValueNetwork):
-    """Levels of invertible layers, ``level0`` with the stem, the others with a pool first; largest values; classifier.
+    """Levels of invertible layers, ``level0`` behind the stem and the others behind a pool; base of the two forms.
 
-    ``pools`` has a word for each pool: "channel" makes the windows channels, "batch" images (`zoo.ops.undo`),
-    of which the last map then has ``images`` for each one of the input.  ``channels`` are those of the stem.
-    ``build`` makes the layers of a level behind the pool from its number, channels and depth.  ``memory``: "auto" keeps
-    the last map and finds all others again, "plain" keeps what autograd keeps.  ``meter`` is that of `run_chain`: it is
-    called with the number of a layer from the stem on.
+    Args:
+    - `classes`: outputs of the classifier; 0 for none.
+    - `depths`: a number for each level, which ``build_level`` gets.
+    - `pools`: one entry per down-sampling; "channel" turns each 2x2 window into channels, "batch" into images.
+    - `channels`: those of the stem.
+    - `build_level`: function (number of the level, channels, depth) -> the layers behind its stem or pool.
+    - `features_only`: leave the classifier out, and return the list of the levels' outputs.
+    - `memory`: "auto" keeps the last map for backward and finds all others again, "plain" keeps what autograd keeps.
+
+    Attributes:
+    - `meter`: None, or that of `run_chain`, which is called with the number of a layer, 0 for the stem.
     """
 
     def __init__(
         self,
-        norm: NormFactory,
         classes: int,
         depths: Sequence[int],
         pools: Sequence[str],
         channels: int,
-        build: Callable[[int, int, int], list[Invertible]],
+        build_level: Callable[[int, int, int], list[Invertible]],
         features_only: bool,
         memory: str,
     ) -> None:
@@ -78,11 +80,11 @@ class InvertibleNetwork(LargestValueNetwork):
         _check_levels(depths, pools)
         self.store = memory == "plain"
         self.meter: Meter | None = None
-        self.images = 4 ** list(pools).count("batch")
+        self.images_per_input = 4 ** list(pools).count("batch")
         for level, depth in enumerate(depths):
             first: Invertible = Stem(channels) if level == 0 else POOLS[pools[level - 1]]()
             channels *= 4 if isinstance(first, ChannelPool) else 1
-            self.add_module(f"level{level}", nn.Sequential(first, *build(level, channels, depth)))
+            self.add_module(f"level{level}", nn.Sequential(first, *build_level(level, channels, depth)))
             self._add_stage(f"level{level}", channels=channels, reduction=2**level)
         self._add_classifier(classes)
 
@@ -105,11 +107,17 @@ class InvertibleNetwork(LargestValueNetwork):
 
 
 class FlatRevNeXt(InvertibleNetwork):
-    """The layer-wise form: ``layers`` units of invertible convolution, norm and leaky ReLU per level.
+    """The layer-wise form: units of invertible convolution, norm and leaky ReLU, without blocks around them.
 
-    The stem counts as one, so that the first number is at least 1.  Errors of the reconstruction grow exponentially
-    with the number of units.  At slope 0.2 the authors' networks train as well as stored ones with up to 7 units, and
-    collapse from 8 on; of ours, in short runs, 9 units trained and 12 diverged.
+    Errors of the reconstruction grow exponentially with the number of units. At slope 0.2 the authors' networks train
+    as well as stored ones with up to 7 units, and collapse from 8 on; of ours, in short runs, 9 units trained and 12
+    diverged.
+
+    Args:
+    - `norm`: function channels -> norm with leaky ReLU.
+    - `layers`: the number of units of each level. The stem counts as one, so that the first is at least 1.
+    - `eps_i`: the least gain of the norms, see `InvertibleNorm`.
+    - All others are those of `InvertibleNetwork`.
     """
 
     def __init__(
@@ -124,25 +132,33 @@ class FlatRevNeXt(InvertibleNetwork):
         eps_i: float,
         memory: str,
     ) -> None:
-        def build(level: int, channels: int, depth: int) -> list[Invertible]:
+        def build_level(level: int, channels: int, depth: int) -> list[Invertible]:
             stem = _norm_act(channels, norm, eps_i) if level == 0 else []
             return stem + _units(channels, depth - (level == 0), norm, eps_i)
 
-        super().__init__(norm, classes, layers, pools, channels, build, features_only, memory)
+        super().__init__(classes, layers, pools, channels, build_level, features_only, memory)
 
 
 class RevNeXt(InvertibleNetwork):
-    """The hybrid form: one reversible block of one unit per branch, then a pool and ``blocks`` of ``units`` per level.
+    """The hybrid form: reversible blocks whose branches are units of invertible convolution, norm and leaky ReLU.
 
-    A unit is an invertible convolution, norm and leaky ReLU.  The paper does not say which pools and depths it took;
-    the defaults are those of the authors' study of errors, 2,446,048 parameters with 10 classes.
+    The first level has one block with one unit per branch. The paper does not say which pools and depths it took; the
+    defaults are those of the authors' study of errors, 2,446,048 parameters with 10 classes.
 
-    ``keep_branch_input`` keeps the exact input of a branch while the branch is undone, as section 4.4 and the authors'
-    code do: how exactly a block finds its input again then depends on neither the slope nor the number of ``units``.
-    Float32 bytes per pixel of the input, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its
-    gradient, 64 for the map inside a branch, 64 for the gradient there and 16 of scratch memory are 400.  False finds
-    the input again from the branch's output, and saves the 64 bytes of the map inside.  (The paper's 352 has no
-    gradient inside the branch, and 32 bytes for the convolution there.)
+    Args:
+    - `norm`: function channels -> norm with leaky ReLU.
+    - `blocks`: the number of blocks of each level behind a pool.
+    - `units`: the number of units of a branch in these blocks.
+    - `eps_i`: the least gain of the norms, see `InvertibleNorm`.
+    - `keep_branch_input`: keep the exact input of a branch while the branch is undone, as section 4.4 and the authors'
+      code do: how exactly a block finds its input again then depends on neither the slope nor the number of units.
+      False finds the input again from the branch's output.
+    - All others are those of `InvertibleNetwork`.
+
+    Float32 bytes per pixel, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its gradient, 64 for the
+    map inside a branch, 64 for the gradient there and 16 of scratch memory are 400. Without ``keep_branch_input`` the
+    64 bytes of the map inside are saved. (The paper's 352 has no gradient inside the branch, and 32 bytes for the
+    convolution there.)
     """
 
     def __init__(
@@ -163,18 +179,18 @@ class RevNeXt(InvertibleNetwork):
             f, g = (_units(channels // 2, depth, norm, eps_i) for _ in "fg")
             return LayerwiseBlock(f, g, keep_input=keep_branch_input)
 
-        def build(level: int, channels: int, depth: int) -> list[Invertible]:
+        def build_level(level: int, channels: int, depth: int) -> list[Invertible]:
             if level == 0:
                 return [*_norm_act(channels, norm, eps_i), block(channels, 1)]
             return [block(channels, units) for _ in range(depth)]
 
         if len(blocks) != len(pools):
             raise ConfigError(f"blocks needs a number for each of the {len(pools)} pools, got {list(blocks)}")
-        super().__init__(norm, classes, (1, *blocks), pools, channels, build, features_only, memory)
+        super().__init__(classes, (1, *blocks), pools, channels, build_level, features_only, memory)
 
 
 def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
-    """Return so many times an invertible convolution, norm and leaky ReLU."""
+    """Return ``number`` times an invertible convolution, norm and leaky ReLU."""
     layers: list[Invertible] = []
     for _ in range(number):
         layers += [InvertibleConv(channels), *_norm_act(channels, norm, eps_i)]
@@ -193,7 +209,7 @@ def _norm_act(channels: int, norm: NormFactory, eps_i: float) -> list[Invertible
 
 
 def _check_levels(depths: Sequence[int], pools: Sequence[str]) -> None:
-    """Raise ConfigError for pools that there are not, and another number of levels than they make."""
+    """Raise ConfigError for unknown pools, and unless there is a depth for each of the levels that they make."""
     if not set(pools) <= set(POOLS):
         raise ConfigError(f"pools must be among {', '.join(POOLS)}, got {list(pools)}")
     if len(depths) != len(pools) + 1 or min(depths) < 0 or depths[0] < 1:

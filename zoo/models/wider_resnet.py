@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import nn
 
@@ -12,20 +13,58 @@ from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
-from zoo.models.memory import build_stage
+from zoo.layers.stages import build_stage
 from zoo.models.network import Network
 
+
+class ModuleSettings(NamedTuple):
+    """What differs between the modules: a pool before them, and stride, dilation and dropout of their blocks."""
+
+    pool: bool = False
+    stride: int = 1  # of the first block
+    dilation: int = 1
+    dropout: float = 0.0
+
+
+# Of mod2 to mod7: channels of a block's convolutions, then the settings of the three forms.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
+PLAIN = (
+    ModuleSettings(pool=True),
+    ModuleSettings(pool=True),
+    ModuleSettings(pool=True),
+    ModuleSettings(pool=True),
+    ModuleSettings(pool=True),
+    ModuleSettings(),
+)
+A2 = (
+    ModuleSettings(pool=True),
+    ModuleSettings(pool=True),
+    ModuleSettings(stride=2),
+    ModuleSettings(stride=2),
+    ModuleSettings(stride=2, dropout=0.3),
+    ModuleSettings(dropout=0.5),
+)
+A2_DILATED = (
+    ModuleSettings(pool=True),
+    ModuleSettings(pool=True),
+    ModuleSettings(stride=2),
+    ModuleSettings(dilation=2),
+    ModuleSettings(dilation=4, dropout=0.3),
+    ModuleSettings(dilation=4, dropout=0.5),
+)
 
 
 class WiderResNet(Network):
-    """``mod1`` (one 3x3 convolution) and six modules ``mod2`` to ``mod7``; pools before mod2 to mod6, no strides.
+    """``mod1`` (one 3x3 convolution), six modules ``mod2`` to ``mod7`` with pools between them, and ``bn_out``.
 
-    ``memory`` says what is kept for backward.  "auto": of each block the norms' outputs, of the pools one byte each.
-    "unwind": in each module without those of the blocks' first norms; "unwind_3x3": of bottlenecks without those of
-    the last norms either (`UnwoundSequential`).  "checkpoint": the blocks' inputs; each is run again.
-    "checkpoint_norms", "checkpoint_xhat": the norms' inputs, or x_hat: the paper's Figure 2 b and c, which hold as much
-    as "auto", its Figure 2 d.  "plain": as "auto", but the pools are torch's.
+    Args:
+    - `structure`: the number of blocks of each of the six modules.
+    - `memory`: what is kept for backward. "auto": of each block the norms' outputs, of the pools one byte per output.
+      "unwind": in each module without those of the blocks' first norms; "unwind_3x3": of bottlenecks without those of
+      the last norms either (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain":
+      as "auto", but the pools are torch's.
+    - `modules`: the settings of the six modules.
+    - All others are those of `Network`.
     """
 
     def __init__(
@@ -36,17 +75,44 @@ class WiderResNet(Network):
         structure: Sequence[int],
         features_only: bool = False,
         memory: str,
+        modules: Sequence[ModuleSettings] = PLAIN,
     ) -> None:
         super().__init__(features_only)
-        _add_modules(self, norm, classes, structure, memory, pooled=range(2, 7), strides={}, dilations={}, dropout={})
+        self.mod1 = nn.Sequential(OrderedDict(conv1=conv2d(3, 64, 3)))
+        self._add_stage("mod1", channels=64, reduction=1)
+        in_channels, reduction = 64, 1
+        for number, num_blocks, channels, settings in zip(range(2, 8), structure, CHANNELS, modules, strict=True):
+            names = [f"mod{number}"]
+            if settings.pool:
+                names = [f"pool{number}", f"mod{number}"]
+                self.add_module(f"pool{number}", max_pool(memory))
+                reduction *= 2
+            blocks: OrderedDict[str, nn.Module] = OrderedDict()
+            for index in range(1, num_blocks + 1):
+                blocks[f"block{index}"] = IdentityResidualBlock(
+                    in_channels,
+                    channels,
+                    norm,
+                    stride=settings.stride if index == 1 else 1,
+                    dilation=settings.dilation,
+                    dropout=settings.dropout,
+                )
+                in_channels = channels[-1]
+            reduction *= settings.stride
+            self.add_module(f"mod{number}", build_stage(blocks, memory))
+            self._add_stage(*names, channels=in_channels, reduction=reduction)
+        self.bn_out = out_of_place(norm(in_channels))
+        self._add_classifier(classes)
 
 
-class WiderResNetA2(Network):
+class WiderResNetA2(WiderResNet):
     """WiderResNet with two pools, strides in mod4 to mod6 and channel dropout in mod6 (0.3) and mod7 (0.5).
 
-    ``dilation`` (a truth value, as published, but the number 1 is none) keeps the output at 1/8: mod5 and mod6 lose
-    their strides, mod5 is dilated by 2, mod6 and mod7 by 4.  ``memory``: see `WiderResNet`; with
-    "unwind_3x3" blocks with dropout keep their last norm's output.
+    Args:
+    - `dilation`: a truth value, as published; the number 1 means False, too. True keeps the output at 1/8: mod5 and
+      mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4.
+    - All others are those of `WiderResNet`. With the memory "unwind_3x3" blocks with dropout keep the outputs of their
+      last norms.
     """
 
     def __init__(
@@ -59,50 +125,10 @@ class WiderResNetA2(Network):
         dilation: bool | int | Sequence[int],
         memory: str,
     ) -> None:
-        super().__init__(features_only)
         if not isinstance(dilation, (int, list, tuple)):
             raise ConfigError(f"dilation must be true, false, a number or a list of numbers, got {dilation!r}")
-        dilated = dilation is True or (bool(dilation) and dilation != 1)
-        strides = {4: 2} if dilated else {4: 2, 5: 2, 6: 2}
-        dilations = {5: 2, 6: 4, 7: 4} if dilated else {}
-        dropout = {6: 0.3, 7: 0.5}
-        _add_modules(self, norm, classes, structure, memory, range(2, 4), strides, dilations, dropout)
-
-
-def _add_modules(
-    network: Network,
-    norm: NormFactory,
-    classes: int,
-    structure: Sequence[int],
-    memory: str,
-    pooled: range,
-    strides: dict[int, int],
-    dilations: dict[int, int],
-    dropout: dict[int, float],
-) -> None:
-    """Register mod1 to mod7, bn_out and the classifier; the dicts hold, per module number, what is not the default."""
-    network.mod1 = nn.Sequential(OrderedDict(conv1=conv2d(3, 64, 3)))
-    network._add_stage("mod1", channels=64, reduction=1)
-    in_channels, reduction = 64, 1
-    for number, (blocks, channels) in enumerate(zip(structure, CHANNELS, strict=True), start=2):
-        module: OrderedDict[str, nn.Module] = OrderedDict()
-        for block in range(1, blocks + 1):
-            module[f"block{block}"] = IdentityResidualBlock(
-                in_channels,
-                channels,
-                norm,
-                stride=strides.get(number, 1) if block == 1 else 1,
-                dilation=dilations.get(number, 1),
-                dropout=dropout.get(number, 0.0),
-            )
-            in_channels = channels[-1]
-        names = [f"mod{number}"]
-        if number in pooled:
-            names.insert(0, f"pool{number}")
-            network.add_module(names[0], max_pool(memory))
-            reduction *= 2
-        reduction *= strides.get(number, 1)
-        network.add_module(f"mod{number}", build_stage(module, memory))
-        network._add_stage(*names, channels=in_channels, reduction=reduction)
-    network.bn_out = out_of_place(norm(in_channels))
-    network._add_classifier(classes)
+        is_dilated = dilation is True or (bool(dilation) and dilation != 1)
+        modules = A2_DILATED if is_dilated else A2
+        super().__init__(
+            norm, classes, structure=structure, features_only=features_only, memory=memory, modules=modules
+        )

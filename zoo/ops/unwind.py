@@ -41,7 +41,10 @@ class ResidualSum:
         self.total: Tensor | None = None
 
     def saved_instead_of(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Return a context in which the sum is saved instead of x, which it is; x itself before any addition."""
+        """Return a context in which operations do not save x, which is the sum so far, but ask for it here in backward.
+
+        Before the first addition they save x itself.
+        """
         if self.additions == 0:
             return nullcontext()
         additions, dtype, is_x = self.additions, x.dtype, is_same_as(x)

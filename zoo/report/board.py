@@ -1,4 +1,4 @@
-"""The TensorBoard side of a run's log."""
+"""What a run writes for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from zoo.config import Experiment, leaves
-from zoo.engine.log import TrainMetrics
-from zoo.engine.validate import Result
+from zoo.engine.reporting import TrainMetrics
+from zoo.engine.validation import Result
 
 NUM_IMAGES = 8
 HISTOGRAM_NAMES = ("fc", "bn_out")
@@ -24,7 +24,10 @@ HISTOGRAM_NAMES = ("fc", "bn_out")
 class Board:
     """An event file in ``log_dir``: scalars, input images, settings, hyper-parameters, histograms.
 
-    ``step``: the steps a resumed run has done; TensorBoard hides what was written of later ones before.
+    Args:
+        log_dir: folder of the file.
+        config: settings of the run.
+        step: how many steps a resumed run has done; TensorBoard hides what was written before of later steps.
     """
 
     def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:
@@ -39,7 +42,7 @@ class Board:
             self._opened = opened.pop_all()
 
     def _add_hparams(self, values: dict[str, Any]) -> None:
-        """Write the summaries of SummaryWriter.add_hparams, which would put them into a run of its own."""
+        """Write what SummaryWriter.add_hparams would write, which would make it a separate run in TensorBoard."""
         plain = {key: value for key, value in values.items() if isinstance(value, (bool, int, float, str))}
         for summary in hparams(plain, {"val/top1": 0.0, "val/top5": 0.0, "val/loss": 0.0}):
             self._writer.file_writer.add_summary(summary)
@@ -64,7 +67,7 @@ class Board:
         self._writer.flush()
 
     def images(self, step: int, images: Tensor) -> None:
-        """Write a few normalised input images (N, 3, H, W) as they look to a person."""
+        """Write the first few of the normalised input images (N, 3, H, W) without their normalisation."""
         images = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
         self._writer.add_images("train/inputs", images, step)
 
@@ -80,17 +83,17 @@ class Board:
                 self._writer.add_histogram(name, parameter.detach().float().cpu(), step)
 
     def close(self) -> None:
-        """Write what is pending and close the event file; OSError if something of it could not be written."""
+        """Write what is pending and close the event file; OSError if any of it could not be written."""
         with self._opened:
             try:
-                self._writer.flush()  # closing alone does not say that the thread which writes has failed
+                self._writer.flush()  # raises if the thread that writes has failed, which closing does not
             finally:
                 self._writer.close()
 
 
 @contextmanager
 def _quiet_writer_thread() -> Iterator[None]:
-    """Print no traceback of an OSError in TensorBoard's thread, which raises it in this thread at the next record."""
+    """Print no traceback of an OSError in TensorBoard's thread: the next record raises it in this thread."""
     before = threading.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while a command runs: lines of text that do not tear the progress bar, and the bar."""
+"""What a person sees while a command runs: a progress bar, and lines of text that do not break it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAR_FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}|"
 class PlainFormatter(logging.Formatter):
     """Formats a record so that it can neither colour a terminal nor pretend to be another record.
 
-    Control characters become escapes. Line breaks stay, and the lines behind the first one are indented.
+    Control characters become escapes. Line breaks stay, and all lines but the first are indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -51,9 +51,10 @@ def is_terminal() -> bool:
 
 
 def set_up_console(rank: int) -> None:
-    """Send zoo's log records to stderr: all of rank 0, of the others warnings, with the rank.
+    """Send zoo's log records to stderr: all records of rank 0, and the warnings of other ranks with their rank.
 
-    What the encoding of stdout and stderr does not have is shown as an escape from now on, in place of an error.
+    From now on a character that the encoding of stdout or stderr does not have is printed as an escape and raises no
+    error.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other objects there
@@ -69,10 +70,14 @@ def set_up_console(rank: int) -> None:
 
 
 class Progress:
-    """How far a loop is: a bar on a terminal, plain lines elsewhere, nothing at all if not ``show``.
+    """Shows how far a loop is, as a bar on a terminal and in plain lines elsewhere. A context manager.
 
-    The lines come every ``every`` batches, or without it whenever nothing was printed for 30 seconds. A context
-    manager.
+    Args:
+        title: what the loop does.
+        total: number of batches.
+        done: how many of them are done already.
+        show: False for showing nothing at all.
+        every: number of batches between two plain lines; without it a line comes after 30 seconds without one.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None) -> None:
@@ -107,7 +112,7 @@ class Progress:
             self._last_line_s = time.monotonic()
 
     def tell(self, text: str) -> None:
-        """Show ``text`` behind the bar; where there is none the caller has printed a line of its own."""
+        """Show ``text`` behind the bar. Where there is no bar, the caller has printed a line of its own."""
         self._bar.bar_format = f"{BAR_FORMAT} {text}"
         self._last_line_s = time.monotonic()
 

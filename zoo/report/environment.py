@@ -19,7 +19,7 @@ DIRTY = "-dirty"
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
-    """Return versions, names of device and CPU, the thread count and the commit, ready for JSON."""
+    """Return versions, the names of device and CPU, the number of threads and the commit, ready for JSON."""
     return {
         "zoo": version_of("zoo"),
         "commit": checkout_commit(),
@@ -36,10 +36,10 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
 
 @functools.cache
 def checkout_commit() -> str | None:
-    """Return the commit of the checkout that zoo runs from, with ``-dirty`` if files of it were changed, else None.
+    """Return the commit of the checkout that zoo runs from, with ``-dirty`` if it has changed files.
 
-    It is asked once per process, which runs the code that it began with. Changed files in docs/results do not count:
-    they are what benchmarks write, one after the other, and not what they run.
+    None if zoo does not run from a checkout. Git is asked once per process, as a process runs the code that it began
+    with. Changed files in docs/results do not count: benchmarks write them, one after another, but do not run them.
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():

@@ -1,4 +1,4 @@
-"""The folder that a training run writes to: of one run at a time, and never replaced by accident."""
+"""The folder that a training run writes to. One run at a time has it, and no run is replaced by accident."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"
 METRICS_FILE = "metrics.jsonl"
 SETTINGS = "experiment.json"
-# All that a run leaves, as patterns.
-OF_A_RUN = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS, "training_*.log", "events.out.tfevents.*")
+# Patterns of all files that a run leaves.
+RUN_FILES = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS, "training_*.log", "events.out.tfevents.*")
 
 
 @contextmanager
 def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bool) -> Iterator[None]:
-    """Make ``folder``, and keep every other run out of it until the end; every rank has to enter it.
+    """Make ``folder`` and keep every other run out of it until the context ends; every rank has to enter it.
 
-    ``continues``: the run goes on from a checkpoint of this folder. Otherwise a folder with a checkpoint is refused,
-    or with ``overwrite`` everything that a run leaves is removed from it. What a killed save has left is removed
-    always. ConfigError, on every rank: another run has the folder, it holds a run that would be replaced, or it cannot
-    be written to.
+    With ``continues`` the run goes on from a checkpoint of this folder. Without it a folder that has a checkpoint is
+    refused, or with ``overwrite`` all files that a run leaves are removed from it. What a save that was killed has
+    left is always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that would be
+    replaced, or if it cannot be written to.
     """
     with ExitStack() as stack:
 
         def claim() -> None:
             with writable(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_alone(folder))
+                stack.enter_context(_only_run_in(folder))
                 if not continues:
                     _clear(folder, overwrite)
                 remove_leftovers(folder)
@@ -57,7 +57,7 @@ def check_place(folder: Path, data: Path) -> None:
             f"the name of the log folder is not UTF-8, which TensorBoard needs; {printable(folder)}: give another "
             "--log-dir"
         ) from None
-    place = Path(os.path.realpath(folder))  # unlike Path.resolve this takes links that lead in a circle
+    place = Path(os.path.realpath(folder))  # unlike Path.resolve this accepts links that lead in a circle
     parts = [os.path.realpath(data / part) for part in ("train", "val")]
     if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
         raise ConfigError(
@@ -79,7 +79,7 @@ def writable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _only_run_in(folder: Path) -> Iterator[None]:
     try:
         with locked(folder / LOCK) as is_alone:
             if not is_alone:
@@ -100,7 +100,7 @@ def _clear(folder: Path, overwrite: bool) -> None:
             "replace it with --overwrite, or give another --log-dir"
         )
     if overwrite:
-        for pattern in OF_A_RUN:
+        for pattern in RUN_FILES:
             for path in folder.glob(pattern):
                 path.unlink()
 
@@ -108,8 +108,8 @@ def _clear(folder: Path, overwrite: bool) -> None:
 def write_settings(folder: Path, config: Experiment) -> None:
     """Write all settings of the run, defaults included, to ``experiment.json``, which is an experiment file itself.
 
-    A resumed run finds the file there; where it differs (its settings are then those that may change) this is logged.
-    ConfigError if it cannot be written.
+    A resumed run finds this file. Where its settings differ, they are among those that may change: the file is written
+    anew and the changed settings are logged. ConfigError if it cannot be written.
     """
     path, settings = folder / SETTINGS, config.model_dump(mode="json")
     if path.exists():

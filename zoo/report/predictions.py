@@ -1,21 +1,31 @@
-"""Predictions as text: a CSV line per image, so that two runs can be compared image by image."""
+"""Predictions in files: a CSV line per image, which can be compared between runs, and images above their classes."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.engine.predict import Prediction
-from zoo.files import write_text
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from zoo.engine.prediction import Prediction
+from zoo.files import write_bytes, write_text
+
+TILE_PX = 192
+MARGIN_PX = 8
+LINE_PX = 14
+MAX_COLUMNS = 6
+PAPER, INK = "white", "black"
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write the header and a line per image, sorted by path, whole or not at all.
+    """Write a CSV file with a header and a line per image, sorted by path.
 
-    Columns: path, target, class1 to class5, probability1 to probability5 (0 to 1, six decimals: more would only show
-    the order in which a device adds). Fewer where the network has fewer classes.
+    Columns: path, target, class1 to class5, probability1 to probability5. These are fewer where the network has fewer
+    classes. Probabilities (0 to 1) have six decimals: more would only show the order in which a device adds. A reader
+    never sees a part of the file.
     """
     lines = sorted(predictions, key=lambda prediction: prediction.path)
     places = range(1, 1 + max((len(line.classes) for line in lines), default=0))
@@ -25,3 +35,47 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     for line in lines:
         writer.writerow([line.path, line.target, *line.classes, *(f"{value:.6f}" for value in line.probabilities)])
     write_text(path, text.getvalue())
+
+
+def image_grid(images: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:
+    """Return one RGB image that shows all ``images`` in rows and columns, each above its lines of text.
+
+    Each is scaled to fit into a square of 192 px; one that is smaller is enlarged without smoothing. The font is PIL's
+    own. A line that is too long is cut, and a character that the font does not have becomes a question mark.
+    """
+    columns = min(MAX_COLUMNS, max(1, math.ceil(math.sqrt(len(images)))))
+    rows = max(1, math.ceil(len(images) / columns))
+    num_lines = max((len(lines) for _, lines in images), default=0)
+    width, height = TILE_PX + MARGIN_PX, TILE_PX + num_lines * LINE_PX + 2 * MARGIN_PX
+    sheet = Image.new("RGB", (columns * width + MARGIN_PX, rows * height + MARGIN_PX), PAPER)
+    for index, (image, lines) in enumerate(images):
+        row, column = divmod(index, columns)
+        _draw_tile(sheet, MARGIN_PX + column * width, MARGIN_PX + row * height, image, lines)
+    return sheet
+
+
+def write_grid(path: Path, images: Sequence[tuple[Image.Image, Sequence[str]]]) -> None:
+    """Write the `image_grid` of ``images`` to ``path`` as PNG; a reader never sees a part of the file."""
+    content = io.BytesIO()
+    image_grid(images).save(content, format="PNG")
+    write_bytes(path, content.getvalue())
+
+
+def _draw_tile(sheet: Image.Image, left: int, top: int, image: Image.Image, lines: Sequence[str]) -> None:
+    enlarged = max(image.size) < TILE_PX
+    method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+    fitted = ImageOps.contain(image.convert("RGB"), (TILE_PX, TILE_PX), method)
+    sheet.paste(fitted, (left + (TILE_PX - fitted.width) // 2, top + (TILE_PX - fitted.height) // 2))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for number, line in enumerate(lines):
+        place = left, top + TILE_PX + MARGIN_PX // 2 + number * LINE_PX
+        draw.text(place, _cut(line, font), fill=INK, font=font)
+
+
+def _cut(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+    line = line.encode("latin-1", errors="replace").decode("latin-1")
+    if font.getlength(line) <= TILE_PX:
+        return line
+    while line and font.getlength(f"{line}...") > TILE_PX:
+        line = line[:-1]
+    return f"{line}..."

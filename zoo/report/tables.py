@@ -1,16 +1,22 @@
-"""Tables that read well both in a terminal and as Markdown."""
+"""Tables that read well both in a terminal and as Markdown, and the table of a validation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # commands that only print a table do not wait for torch
+    from zoo.config import Expected
+    from zoo.engine.validation import Result
 
 Cell = str | int | float | None
+RESULT_HEADERS = ("network", "protocol", "top-1 %", "top-5 %", "loss", "images", "left out")
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """Return a Markdown table with aligned columns, without a final newline.
 
-    Floats get two decimals and None is an empty cell; a column of numbers is aligned to the right.
+    Floats get two decimals, None is an empty cell, and a column of numbers is aligned to the right.
     """
     numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
     texts = [[_text(header) for header in headers], *([_text(cell) for cell in row] for row in rows)]
@@ -18,6 +24,20 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
     rule = ["-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, numeric, strict=True)]
     lines = [texts[0], rule, *texts[1:]]
     return "\n".join(_line(line, widths, numeric) for line in lines)
+
+
+def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:
+    """Return a Markdown table with a row per result, each followed by the expected score if there is one.
+
+    Expected scores are named by their crop only (``center32``): they hold for the scale of the experiment.
+    """
+    rows: list[list[Cell]] = []
+    for result in results:
+        rows.append([title, result.protocol, result.top1, result.top5, result.loss, result.count, result.skipped])
+        score = expected.scores.get(result.protocol.partition("-")[0]) if expected else None
+        if expected and score:
+            rows.append([f"expected: {expected.source}", result.protocol, score.top1, score.top5, None, None, None])
+    return markdown_table(RESULT_HEADERS, rows)
 
 
 def _is_numeric(column: Sequence[Cell]) -> bool:

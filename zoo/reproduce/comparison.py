@@ -47,12 +47,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a panel; one with ``is_theory`` follows from a formula, not from a measurement."""
+    """A curve of a panel; one with ``is_theory`` follows from a formula, not from a measurement.
+
+    Curves of the same ``group`` have the same colour; a ``note`` is written beside the last point.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     is_theory: bool = False
+    group: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
-from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, not_run
+from zoo.reproduce.comparison import Comparison, Panel, PublishedValue, Section, not_run
 from zoo.reproduce.training_runs import TrainingRun
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
@@ -69,7 +69,9 @@ def command_of(experiment: str) -> str:
 
 def error_curves(title: str, runs: Sequence[TrainingRun]) -> Panel:
     """Return the panel of the runs' test errors over their epochs."""
-    lines = [Line(run.label, [*range(1, len(run.top1) + 1)], [100 - top1 for top1 in run.top1]) for run in runs]
+    lines = [
+        run.line([*range(1, len(run.top1) + 1)], [100 - top1 for top1 in run.top1], run.stop_reason) for run in runs
+    ]
     return Panel(title, "epoch", "test error, %", lines)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from zoo import scoring
 from zoo.data.folder import OnBadImage
-from zoo.data.imagenet import ValidationSet, describe_validation_set, expected_layout
+from zoo.data.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import ConfigError, ZooError, nearest, printable
@@ -123,9 +123,9 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 
 def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
     """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
-    subject = scoring.load_subject(str(file))
-    own = subject.own_protocol
-    expected = subject.experiment.expected
+    network = scoring.load_network(file)
+    own = network.own_protocol
+    expected = network.experiment.expected
     scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
     source = expected.source if expected else None
     return Entry(str(file), protocols or [own, own._replace(ten_crops=True)], scores, source, md5_of(file), file)
@@ -184,35 +184,35 @@ class ImageNetRun:
             pending = [way for way in entry.protocols if self.rows[entry.name, way.name].measured is None]
             if not pending:
                 continue
-            subject, fault = (None, "no data") if self._data.fault is not None else self._load(entry)
+            network, fault = (None, "no data") if self._data.fault is not None else self._load(entry)
             for protocol in pending:
-                measured = None if subject is None else self._score(entry, subject, protocol)
+                measured = None if network is None else self._score(entry, network, protocol)
                 key = entry.name, protocol.name
                 self.rows[key] = replace(self.rows[key], measured=measured, reason=fault)
                 self._write()
 
-    def _load(self, entry: Entry) -> tuple[scoring.Subject | None, str | None]:
+    def _load(self, entry: Entry) -> tuple[scoring.LoadedNetwork | None, str | None]:
         """Return the network, or on all ranks None and what is wrong on one of them."""
-        subject, fault = None, None
+        network, fault = None, None
         if self._unresolved is not None and entry.file is None and not weights_path(entry.name).exists():
             fault = f"no weights: see {self._unresolved}"
         else:
             try:
-                subject = scoring.load_subject(str(entry.file or entry.name))
+                network = scoring.load_network(entry.file or entry.name)
             except ZooError as error:
                 fault = " ".join(str(error).split())
                 if isinstance(error, UnresolvedError):  # it will be the same for all the others
                     self._unresolved = entry.name
         faults = [fault for fault in self._process.broadcast(self._process.gather(fault)) if fault is not None]
-        return (None, faults[0]) if faults else (subject, None)
+        return (None, faults[0]) if faults else (network, None)
 
-    def _score(self, entry: Entry, subject: scoring.Subject, protocol: Protocol) -> dict[str, Any]:
+    def _score(self, entry: Entry, network: scoring.LoadedNetwork, protocol: Protocol) -> dict[str, Any]:
         options, start_s = self._options, time.monotonic()
         result = scoring.score(
-            subject,
-            protocol,
-            self._process,
+            network,
             options.data,
+            protocol,
+            process=self._process,
             workers=options.workers,
             batch_size=options.batch_size,
             limit=options.limit,
@@ -221,7 +221,7 @@ class ImageNetRun:
         )
         measured = {
             "network": entry.name,
-            **subject.result_json(result, self._process),
+            **network.result_json(result, self._process),
             "data": self._data.digest,
             "limit": options.limit,
             "processes": self._process.world_size,

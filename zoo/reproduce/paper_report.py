@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from zoo.benchmark.plot import check_matplotlib
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json, write_text
 from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.report.plot_style import check_matplotlib
 from zoo.report.tables import markdown_table
 from zoo.reproduce import OUT
 from zoo.reproduce.comparison import PublishedValue, Section, Value

@@ -1,75 +1,122 @@
-"""Plots of reproduced figures, drawn from their panels."""
+"""Plots of reproduced tables and figures, drawn from the panels of a report's sections.
+
+``python -m zoo.reproduce.plot FILE.json`` draws them anew from the report of an earlier run.
+"""
 
 from __future__ import annotations
 
-import io
+import json
+import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.reproduce.comparison import Panel, Section
+from zoo.files import write_bytes
+from zoo.report.plot_style import COLORS, LABEL_SIZE, MARKERS, TITLE_SIZE, new_figure, png_of, style_axes
+from zoo.reproduce.comparison import Line, Panel, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Told apart by colour-blind readers (Okabe and Ito's palette) and without colour, by their markers.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-MARKERS = ("o", "s", "^", "v", "D", "x", "P")
-THEORY = {"color": "0.45", "linestyle": "-", "linewidth": 1.0, "zorder": 1}
-COLUMNS = 3
-WIDTH, HEIGHT = 5.6, 4.2  # inches of a panel
-TITLE_WIDTH = 55  # characters to a panel
+THEORY: dict[str, Any] = {"color": "0.45", "linestyle": "-", "linewidth": 1.0, "zorder": 1}
+LINE_STYLES = ("-", "--", ":", "-.")
+COLUMNS = 2
+WIDTH, HEIGHT = 4.5, 3.4  # inches of a panel without its legend
+SINGLE_WIDTH, SINGLE_HEIGHT = 7, 4.5  # the same, where it is the only one of a plot
+LEGEND_LINE = 0.17  # inches
+LEGEND_CHARACTERS = 6  # of the labels in two columns, to an inch of the panel
+TITLE_CHARACTERS = 14  # to an inch
+NOTE_CHARACTERS = 30  # in a line
 
 
 def draw(section: Section, columns: int = COLUMNS) -> bytes:
     """Return the PNG plot of a section's panels, of which there is at least one, in at most so many columns."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     columns = min(columns, len(section.panels))
     rows = -(-len(section.panels) // columns)
-    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(section.title, TITLE_WIDTH * columns), fontsize=11)
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    for place, panel in zip(axes, section.panels, strict=False):
-        _draw_panel(place, panel)
-    for place in list(figure.axes)[len(section.panels) :]:
-        place.set_axis_off()
-    file = io.BytesIO()
-    figure.savefig(file, dpi=110, format="png")
-    return file.getvalue()
+    width, height = (SINGLE_WIDTH, SINGLE_HEIGHT) if len(section.panels) == 1 else (WIDTH, HEIGHT)
+    longest = max(len(line.label) for panel in section.panels for line in panel.lines)
+    legend_columns = 2 if longest < LEGEND_CHARACTERS * width else 1
+    height += LEGEND_LINE * -(-max(len(panel.lines) for panel in section.panels) // legend_columns)
+    title = textwrap.fill(section.title, int(TITLE_CHARACTERS * width * columns))
+    figure = new_figure(width * columns, height * rows, title)
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, panel in zip(places, section.panels, strict=False):
+        _draw_lines(axes, panel)
+        style_axes(axes, panel.x_label, panel.y_label)
+        axes.set_title(panel.title, fontsize=TITLE_SIZE)
+        axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=legend_columns,
+            fontsize=LABEL_SIZE - 1,
+            frameon=False,
+        )
+        if not panel.x_log:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in places[len(section.panels) :]:
+        axes.set_axis_off()
+    return png_of(figure)
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    measured = [line for line in panel.lines if not line.is_theory]
+def _draw_lines(axes: Axes, panel: Panel) -> None:
+    groups: dict[str, list[Line]] = {}
     for line in panel.lines:
-        style = THEORY if line.is_theory else _style(measured.index(line), on_theory=len(measured) < len(panel.lines))
-        axes.plot(line.x, line.y, label=line.label, **style)
-    axes.set_title(panel.title, fontsize=10)
-    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        if not line.is_theory:
+            groups.setdefault(line.group or line.label, []).append(line)
+    has_theory = any(line.is_theory for line in panel.lines)
     axes.set_xscale("log" if panel.x_log else "linear")
     axes.set_yscale("log" if panel.y_log else "linear")
-    if not panel.x_log:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if not panel.y_log:
+    for line in panel.lines:
+        if line.is_theory:
+            axes.plot(line.x, line.y, label=line.label, **THEORY)
+            continue
+        group = line.group or line.label
+        style = _style([*groups].index(group), groups[group].index(line), has_theory)
+        axes.plot(line.x, line.y, label=line.label, **style)
+        if line.note:
+            axes.annotate(
+                textwrap.fill(line.note, NOTE_CHARACTERS),
+                (line.x[-1], line.y[-1]),
+                (10, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=LABEL_SIZE - 1,
+                color=style["color"],
+            )
+    values = [value for line in panel.lines for value in line.y]
+    if not panel.y_log and 0 <= min(values) < max(values) / 4:  # else the axis is as long as the curves
         axes.set_ylim(bottom=0)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, framealpha=0.8)
 
 
-def _style(index: int, on_theory: bool) -> dict[str, Any]:
-    """Return the style of a measured curve; where a formula is drawn too, hollow marks that lie around each other."""
-    color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-    if on_theory:
+def _style(group: int, member: int, has_theory: bool) -> dict[str, Any]:
+    """Return the style of a measured curve: a colour and marker for its group, a dash pattern for its place there.
+
+    Where a formula is drawn too, it is of hollow marks in place of a line, each larger than those before.
+    """
+    color, marker = COLORS[group % len(COLORS)], MARKERS[group % len(MARKERS)]
+    if has_theory:
         return {
             "color": color,
             "marker": marker,
             "linestyle": "none",
             "markerfacecolor": "none",
-            "markersize": 4 + 3 * index,
+            "markersize": 4 + 3 * group,
         }
-    return {"color": color, "marker": marker, "markersize": 4.5}
+    return {"color": color, "marker": marker, "markersize": 4.5, "linestyle": LINE_STYLES[member % len(LINE_STYLES)]}
+
+
+def draw_report(path: Path) -> None:
+    """Draw the plots of the report ``path``, a JSON file, into files beside it."""
+    report = json.loads(path.read_text(encoding="utf-8"))
+    for content in report["sections"]:
+        panels = [Panel(**panel | {"lines": [Line(**line) for line in panel["lines"]]}) for panel in content["panels"]]
+        if panels:
+            section = Section(content["key"], content["title"], content["setting"], panels=panels)
+            write_bytes(path.with_name(f"{path.stem}_{section.key}.png"), draw(section))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        draw_report(Path(name))

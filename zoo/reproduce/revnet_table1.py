@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.held import measure_memory
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory, measure_memory
 from zoo.layers import init_weights, norm_act
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential

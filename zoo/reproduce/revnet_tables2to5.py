@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.benchmark.storages import count_memory
+from zoo.benchmark.memory_use import count_memory
 from zoo.reproduce.comparison import Comparison, PublishedValue, Section, compare, compare_minimum, off_by, unpublished
 from zoo.reproduce.error_rates import report_errors
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from zoo.benchmark.held import Memory, measure_memory
+from zoo.benchmark.memory_use import Memory, measure_memory
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, compare, not_run, unpublished
 from zoo.reproduce.error_rates import command_of, report_errors

@@ -21,7 +21,7 @@ from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
 from zoo.report.environment import describe_environment
-from zoo.report.writers import METRICS_FILE
+from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
 from zoo.reproduce.plot import draw
 
@@ -90,12 +90,27 @@ class TrainingRun:
     @property
     def label(self) -> str:
         """The name of the run in a table or plot."""
-        return f"{self.experiment}{', stored' * self.is_stored}, seed {self.config.seed}"
+        return f"{self.group}, seed {self.config.seed}"
+
+    @property
+    def group(self) -> str:
+        """What runs that differ only in their seed have in common: the experiment, and whether it stores."""
+        return f"{self.experiment}{', stored' * self.is_stored}"
+
+    @property
+    def stop_reason(self) -> str:
+        """A note on why the run ended early, as its log has it; empty for all other runs."""
+        parts = self.status.split(": ")
+        return f"stopped: {parts[2]}" if parts[0] == "stopped" and len(parts) > 2 else ""
+
+    def line(self, x: Sequence[float], y: Sequence[float], note: str = "") -> Line:
+        """Return a curve of the run."""
+        return Line(self.label, x, y, group=self.group, note=note)
 
     def to_json(self) -> dict[str, Any]:
         """Return what a file of runs has about this one."""
         content = {
-            "label": f"{self.experiment}{', stored' * self.is_stored}",
+            "label": self.group,
             "seed": self.config.seed,
             "status": self.status,
             "settings": self.config.model_dump(mode="json", exclude={"expected"}),  # all of them: defaults may change
@@ -271,12 +286,11 @@ def _panels(runs: Sequence[TrainingRun]) -> list[Panel]:
     """Return the panels of top-1 and of the training loss over the epochs, the latter where it was recorded."""
     top1, losses = [], []
     for run in runs:
-        label = run.label + " (stopped)" * run.status.startswith("stopped")
-        top1.append(Line(label, [epoch["epoch"] for epoch in run.epochs], run.top1))
+        top1.append(run.line([epoch["epoch"] for epoch in run.epochs], run.top1, run.stop_reason))
         recorded = [epoch for epoch in run.epochs if epoch.get("train_loss") is not None]
         if recorded:
             values = [float(epoch["train_loss"]) for epoch in recorded]
-            losses.append(Line(label, [epoch["epoch"] for epoch in recorded], values))
+            losses.append(run.line([epoch["epoch"] for epoch in recorded], values))
     title = ", ".join(dict.fromkeys(run.config.network.arch for run in runs))
     panels = [Panel(title, "epoch", "top-1 on the validation images, %", top1)]
     return panels + [Panel(title, "epoch", "training loss, mean of the epoch", losses)] * bool(losses)

@@ -11,7 +11,7 @@ from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS, norm_act
-from zoo.limits import MAX_CLASSES, is_number, is_whole
+from zoo.limits import MAX_CLASSES, MAX_SIDE, MAX_SLOPE, is_number, is_whole
 from zoo.models import Network as ZooNetwork
 from zoo.models import build_network
 from zoo.weights.published import all_published
@@ -20,7 +20,7 @@ ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
 FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same weights serve whatever they are
 # Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
-MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES, MAX_SIDE_PX = 255, 65_536, 64, 65_536
+MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES = 255, 65_536, 64
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
 ASKED_BY_NETWORK = "the network that it is loaded into"
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
@@ -312,11 +312,11 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
     elif activation == "relu" and norm != "standard":
         yield "activation", activation, f"does not go with the norm {norm!r}"
     parameter = content["activation_param"]
-    if not _is_number(parameter) or (activation in WITH_PARAMETER and parameter <= 0):
+    if not is_number(parameter, -MAX_SLOPE, MAX_SLOPE) or (activation in WITH_PARAMETER and parameter <= 0):
         yield (
             "activation_param",
             parameter,
-            f"must be a number up to {MAX_NUMBER:,}, and positive where the activation uses it",
+            f"must be a number up to {MAX_SLOPE:,.0f}, and positive where the activation uses it",
         )
     if not is_whole(content["classes"], 0, MAX_CLASSES):
         yield "classes", content["classes"], f"must be a whole number from 0 to {MAX_CLASSES:,}"
@@ -380,9 +380,9 @@ def _preprocessing_problems(images: Any) -> Iterator[Problem]:
         yield "preprocessing", images, "must be a dict of scale, crop, mean and std"
         return
     scale, crop = images["scale"], images["crop"]
-    if not (is_whole(scale, -1, -1) or is_whole(scale, 1, MAX_SIDE_PX)):
-        yield "preprocessing.scale", scale, f"must be -1 or a whole number from 1 to {MAX_SIDE_PX:,}"
-    elif not is_whole(crop, 1, MAX_SIDE_PX if scale == -1 else scale):
+    if not (is_whole(scale, -1, -1) or is_whole(scale, 1, MAX_SIDE)):
+        yield "preprocessing.scale", scale, f"must be -1 or a whole number from 1 to {MAX_SIDE:,}"
+    elif not is_whole(crop, 1, MAX_SIDE if scale == -1 else scale):
         yield "preprocessing.crop", crop, "must be a whole number from 1 to the scale"
     for key in ("mean", "std"):
         values = images[key]

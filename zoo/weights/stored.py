@@ -22,6 +22,8 @@ from zoo.weights.record import ASKED_BY_NETWORK, REMEDY, NetworkRecord, check_re
 
 logger = logging.getLogger("zoo")
 
+NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
 
 @dataclass(frozen=True)
 class StoredWeights:
@@ -31,6 +33,11 @@ class StoredWeights:
     state_dict: dict[str, Tensor]
     record: NetworkRecord | None
     content: Mapping[Any, Any]
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of values that training changes: all tensors but the norms' running statistics and batch counters."""
+        return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
 
     def record_to_build(self) -> NetworkRecord | None:
         """Return the record for somebody who will build the network before the tensors are compared with it.

@@ -1,8 +1,8 @@
 """Norm, activation and convolution as one operation that computes the map between them again in backward.
 
 The paper's alternatives to the in-place norm (Rota Bulo et al., CVPR 2018, section 3.2): keep the input x (Figure 2 b),
-or x_hat (Figure 2 c), and compute z = f(g x_hat + b) again.  They take an operation over all three, because an ordinary
-convolution keeps z.  Where several inputs are concatenated first, and are kept anyway, as in a DenseNet, the former
+or x_hat (Figure 2 c), and compute z = f(g x_hat + b) again. They take an operation over all three, because an ordinary
+convolution keeps z. Where several inputs are concatenated first, and are kept anyway, as in a DenseNet, the former
 costs no memory at all; each layer of an ordinary DenseNet keeps a copy of everything before it.
 """
 
@@ -42,11 +42,11 @@ def norm_act_conv(
     """Return conv(f((|weight| + eps) x_hat + bias)) of the concatenated ``inputs``, which are left as they are.
 
     ``joined`` is `join` of the inputs without gradient, whose ``statistics`` have been taken; a concatenation is
-    overwritten.  ``kernel`` and ``offset`` are the convolution's weight and bias.  Backward keeps the inputs or, with
+    overwritten. ``kernel`` and ``offset`` are the convolution's weight and bias. Backward keeps the inputs or, with
     ``keep="xhat"``, x_hat instead, beside the parameters and per-channel vectors; it repeats the concatenation, the
     norm and the activation, neither the statistics nor the convolution, and sums over the group in one all-reduce.
     The norm's gradient is then taken from z, as precise as that of `inplace_abn`.
-    Under autocast the convolution has autocast's dtype, as an ordinary one.  Gradients can be taken once, not twice.
+    Under autocast the convolution has autocast's dtype, as an ordinary one. Gradients can be taken once, not twice.
     Raises RuntimeError in backward if an input that is kept has been modified.
     """
     if keep not in KEEP:

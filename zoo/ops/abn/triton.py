@@ -1,17 +1,17 @@
-"""The four kernels of the fused activated batch norm for CUDA, in Triton; functions and formulas of reference.py.
+"""The kernels for CUDA, in Triton; the formulas are those of reference.py, the code on the device is triton_kernels.py.
 
 Contiguous and channels_last tensors are computed as they are, with any number of elements; anything else goes through
-one contiguous copy per tensor.  A result per channel is reduced in two stages, partial results in a fixed split and
-their combination in a fixed order, without atomic operations: runs repeat bit for bit.  Nothing waits for the device,
-and memory comes from torch, so that CUDA graphs can record the kernels (after one call: the first one compiles).
+one contiguous copy per tensor. A result per channel is reduced in two stages, partial results in a fixed split and
+their combination in a fixed order, without atomic operations, so that runs repeat bit for bit. Nothing waits for the
+device, and memory comes from torch, so that CUDA graphs can record the kernels (after a first call, which compiles).
 
-Sizes are chosen by shape, nothing is tuned at run time.  A tile has 2048 elements, 16 per thread of 4 warps.  It is
-as wide as wastes at most a quarter of its lanes: up to 128 channels, or 1024 positions of one channel.  The reductions
-start about 1024 programs and the other two kernels about 4096, in view of 132 processors (H100) that hold 4 to 8 each.
-Their speed was not measured.
+How a tensor is cut into tiles depends on its shape alone; nothing is tuned at run time. A tile has 2048 elements, 16
+per thread of 4 warps. It is as wide as possible with at most a quarter of its lanes unused: up to 128 channels, or 1024
+positions of one channel. The reductions start about 1024 programs and the other two kernels about 4096, in view of 132
+processors (H100) that hold 4 to 8 each. Their speed was not measured.
 
-The kernels are registered as operators (zoo_triton::) that a compiler does not look into: there is nothing to fuse
-with, and what it runs is what is run without it.
+The kernels are registered as operators (zoo_triton::) that torch.compile does not look into. There is nothing to fuse
+them with, and so a compiled network runs the same kernels as any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILE = 2048
 WARPS = 4
 REDUCING_PROGRAMS = 1024
 ELEMENTWISE_PROGRAMS = 4096
-COMBINED_SPLITS = 256  # at a time
+COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
 
 
 backward = None
@@ -42,7 +42,7 @@ track_statistics = None
 def why_not() -> str | None:
     """Return why the kernels cannot be used, None where they can."""
     if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-        return None  # nothing will run them here, and importing Triton takes longer than all of this package
+        return None  # they will not run here, and importing Triton takes longer than importing all of zoo
     try:
         import zoo.ops.abn.triton_kernels  # noqa: F401
     except ImportError as error:
@@ -93,11 +93,12 @@ _library = torch.library.Library("zoo_triton", "FRAGMENT")
 
 
 def _operator(fake: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], None]:
-    """Register a function as an operator without autograd; ``fake`` makes its results without computing them."""
+    """Register a function as an operator without autograd; ``fake`` returns results without values."""
 
     def register(function: Callable[..., Any]) -> None:
         name = function.__name__.removeprefix("_run_")
-        # Any layout will do: asked for exact strides, the compiler copies what its convolutions make channels_last.
+        # With flexible_layout the operators take any layout. Without it the compiler copies the channels_last outputs
+        # of convolutions.
         tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
         _library.define(name + torch.library.infer_schema(function, mutates_args=mutates), tags=tags)
         _library.impl(name, function, "CompositeExplicitAutograd")
@@ -116,7 +117,7 @@ def _two_tensors(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
-    """Return an uninitialised tensor like z, without elements where there is no shortcut to have a gradient."""
+    """Return an uninitialised tensor for the gradient of the shortcut; without a shortcut it has no elements."""
     return z.new_empty(0) if shortcut is None else torch.empty_like(z)
 
 
@@ -226,7 +227,7 @@ def _run_backward_apply(
 
 
 def _constants(settings: NormSettings, z: Tensor | None = None) -> dict[str, Any]:
-    """Return what a kernel is compiled for; with the output z also the unit roundoff of its dtype."""
+    """Return the constants that a kernel is compiled with; given the output z, also the rounding unit of its dtype."""
     constants = {"EPS": settings.eps, "ACTIVATION": settings.activation, "PARAM": settings.activation_param}
     return constants if z is None else constants | {"ROUNDING": torch.finfo(z.dtype).eps / 2}
 
@@ -249,7 +250,7 @@ def _laid_out(x: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _restored(result: Tensor, like: Tensor, dense: Tensor) -> Tensor:
-    """Return a result with the layout of the tensor that it was asked for, not of its dense copy."""
+    """Return a result in the layout of the tensor ``like``, of which ``dense`` may be a copy in another layout."""
     return result if dense is like else torch.empty_like(like).copy_(result)
 
 
@@ -258,14 +259,14 @@ def _vector(x: Tensor | None) -> Tensor | None:
 
 
 def _launch(name: str, x: Tensor, tiling: Tiling, *tensors: Tensor | None, **constants: Any) -> None:
-    """Start one of the four kernels over the dense tensor x."""
+    """Start one of the kernels that read the dense tensor x."""
     *sizes, channels_last, unit, rows, cols = tiling
     constants |= {"CHANNELS_LAST": channels_last, "UNIT": unit, "ROWS": rows, "COLS": cols}
     _start(name, x, tiling.programs, WARPS, *tensors, *sizes, **constants)
 
 
 def _combine(name: str, partial: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the two (C,) tensors that a kernel combines (splits, C) ones to: with one split the first two of them."""
+    """Return two (C,) tensors, which a kernel combines from (splits, C) ones; with one split they are the first two."""
     splits, channels = partial[0].shape
     if splits == 1:
         return partial[0].view(channels), partial[1].view(channels)
@@ -282,14 +283,14 @@ def _start(name: str, x: Tensor, programs: int, warps: int, *arguments: Any, **c
     from zoo.ops.abn import triton_kernels
 
     accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
-    # Fused multiply-add is the default of today's Triton, but not of the next one.
+    # Fused multiply-add is the default of the present Triton, but not of the next one.
     options = {"num_warps": warps, "enable_fp_fusion": True}
     with torch.cuda.device_of(x):
         getattr(triton_kernels, name)[(programs,)](*arguments, ACC=accumulate, **constants, **options)
 
 
 class Tiling(NamedTuple):
-    """How a tensor's memory, (outer, groups, inner), is cut into the programs of one kernel; see triton_kernels.py."""
+    """How a tensor is cut into the programs of one kernel, by its shape alone; the words are in triton_kernels.py."""
 
     outer: int
     groups: int
@@ -331,13 +332,13 @@ def _tiling(outer: int, groups: int, inner: int, channels_last: bool, programs: 
     rows = min(TILE // cols, power_above(outer))
     pieces = max(1, programs // (groups * -(-inner // cols)))
     span = rows * -(-outer // (rows * pieces))
-    # A row that 32-bit numbers do not count is passed as it is: its indices are 64-bit then.
+    # A row too long for 32-bit numbers gets the unit 1, so that its units have 64 bits, and its indices, too.
     unit = math.gcd(inner, 16) if inner < 2**31 else 1
     return Tiling(outer, groups, inner // unit, span, channels_last, unit, rows, cols)
 
 
 def _width(length: int, smallest: int, largest: int) -> int:
-    """Return the widest power of two that pads ``length`` by at most a quarter, or else the least."""
+    """Return the widest power of two that pads ``length`` by at most a quarter, or else the one that pads least."""
     if length <= smallest:
         return power_above(length)
     padded = {
@@ -347,7 +348,7 @@ def _width(length: int, smallest: int, largest: int) -> int:
 
 
 def power_above(number: int) -> int:
-    """Return the smallest power of two that is not below a positive number."""
+    """Return the smallest power of two that is at least ``number``, which is positive."""
     return 1 << (number - 1).bit_length()
 
 

@@ -1,14 +1,15 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The four kernels of the fused activated batch norm in Triton, and the two that combine their partial results.
+"""The kernels of triton.py as they run on the device, and the two that combine their partial results.
 
 A tensor's memory is seen as (outer, groups, inner): (N, C, S) where it is contiguous, (N S, 1, C) where the channels
-are last.  A program moves a tile of ROWS outer by COLS inner indices of one group over ``span`` outer indices.  So a
-tile holds one channel, the group, or with ``CHANNELS_LAST`` COLS channels; but for the last step its lanes are masked
-by the inner index alone.  ``inner`` is passed as ``units`` times the constant UNIT, which shows the compiler what
-offsets are divisible by: without it loads are not 128 bits wide.  Offsets of rows have 64 bits.
+are last, S being the number of positions of a channel. Each program works on one group, on COLS inner indices and
+``span`` outer indices, in a tile of ROWS by COLS that moves along the outer ones. So a tile holds one channel (the
+group) or, with ``CHANNELS_LAST``, COLS channels; except in the last step its lanes are masked by the inner index alone.
+``inner`` is passed as ``units`` times the constant UNIT, which tells the compiler by what offsets are divisible:
+without it loads are not 128 bits wide. Offsets of rows have 64 bits.
 
 Nothing is added up atomically: each program stores its own result, and a second kernel combines them in a fixed order.
-ACC is the accumulation dtype.  Names and formulas are those of reference.py.
+ACC is the accumulation dtype. Names and formulas are those of reference.py.
 """
 
 import triton  # type: ignore
@@ -18,10 +19,17 @@ import triton.language as tl  # type: ignore
 @triton.jit
 def locate(program, outer, groups, units, span, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
            ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Return where a program works: channels and their mask, place in a (splits, C) tensor, the tile and its way.
+    """Return where a program works, in nine values.
 
-    The channels are a (1, COLS) tile or one number.  The tile is the mask of its columns, its first rows, the end of
-    the rows, its first offsets; the way the distance between two steps and their number.
+    - channel: the channels of the tile, (1, COLS), or with contiguous memory one number
+    - valid: the mask of these channels
+    - place: where their results go in a (splits, C) tensor
+    - inside: the mask of the tile's columns, (1, COLS)
+    - rows: the outer indices of the first step, (ROWS, 1)
+    - end: the outer index at which the program stops
+    - offsets: the offsets in memory of the first step, (ROWS, COLS)
+    - stride: how far the offsets move from one step to the next
+    - steps: the number of steps
     """
     inner = units * UNIT
     chunks = tl.cdiv(inner, COLS)
@@ -64,9 +72,9 @@ def bias_of(bias, channel, valid, ACC: tl.constexpr):
 
 @triton.jit
 def is_lost(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.constexpr):
-    """Return whether g is below the error with which y was stored near the bias: x_hat is then taken for 0."""
+    """Return whether g is smaller than the error with which z holds y near the bias: x_hat is then taken to be 0."""
     error = tl.abs(shift)
-    if ACTIVATION == "elu":  # whose inverse is steeper than 1 below 0
+    if ACTIVATION == "elu":  # the inverse of ELU is steeper than 1 below 0
         error = tl.where(shift < 0, tl.exp(-shift - 2 * scale) - 1, error)
     return scale < error * ROUNDING
 
@@ -82,7 +90,7 @@ def expm1(y):
 
 @triton.jit
 def log1p(y):
-    """Return log(1 + y) for y <= 0 without cancellation, in the same way."""
+    """Return log(1 + y) for y <= 0 without cancellation, in the same way as `expm1`."""
     total = 1 + y
     usable = total < 1
     return tl.where(usable, tl.log(total) * y / tl.where(usable, total - 1, 1), y)
@@ -100,7 +108,7 @@ def activate(y, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
 
 @triton.jit
 def invert(z, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr):
-    """Return f^-1(z); a saturated elu makes do with the pre-image of the number after -1, ROUNDING away from it."""
+    """Return f^-1(z); for a saturated elu the pre-image of the next larger ratio z / alpha, ROUNDING above -1."""
     if ACTIVATION == "leaky_relu":
         z = tl.where(z < 0, z * (1 / PARAM), z)
     if ACTIVATION == "elu":
@@ -139,7 +147,7 @@ def merge(mean, squares, count, CHANNELS_LAST: tl.constexpr):
 def statistics(x, means, variances, counts, outer, groups, units, span,
                ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
                ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write mean, biased variance and number of values of each split: Welford's update in every lane, then a merge."""
+    """Write mean, biased variance and number of values of each split, by Welford's update in every lane and a merge."""
     _, valid, place, inside, rows, end, offsets, stride, steps = locate(
         tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
     )
@@ -150,7 +158,7 @@ def statistics(x, means, variances, counts, outer, groups, units, span,
     for _ in range(steps):
         mask = (rows < end) & inside
         value = tl.load(x + offsets, mask=mask, other=0).to(ACC)
-        # A lane is masked always or in its last step only: the lanes that go on have all seen the same number.
+        # A lane is masked in all steps or in the last one only, so that all lanes that go on have seen as many values.
         seen += 1
         distance = tl.where(mask, value - mean, 0)
         mean += distance * (1 / seen)
@@ -192,7 +200,7 @@ def apply(x, out, shortcut, mean, var, weight, bias, outer, groups, units, span,
           EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr,
           ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
           ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write z into ``out``, which may be x; from the end, which the sweep before left in the cache."""
+    """Write z into ``out``, which may be x. Programs start at the end, which the kernel before left in the cache."""
     channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
         tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
     )
@@ -231,7 +239,7 @@ def backward_reduce(z, dz, shortcut, weight, bias, sums_dy, sums_dy_xhat, outer,
             rest += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
         dy = differentiate(value, gradient, ACTIVATION, PARAM)
         sum_dy += dy
-        # g dy x_hat = dy y - dy (bias + shortcut), subtracted per value: the sums of the two may nearly cancel.
+        # g dy x_hat = dy y - dy (bias + shortcut), subtracted per value, as the sums of the two may nearly cancel.
         if ACTIVATION == "elu":
             sum_dy_scaled += dy * (invert(value, ACTIVATION, PARAM, ROUNDING) - rest)
         else:
@@ -268,7 +276,7 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                    ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
                    ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write dx and, with a shortcut, its gradient; from the end, as in `apply`."""
+    """Write dx and, with a shortcut, its gradient, starting at the end as in `apply`."""
     channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
         tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
     )

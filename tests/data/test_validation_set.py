@@ -1,0 +1,85 @@
+"""A folder is taken for the ImageNet validation set only where its names and numbers are those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.imagenet import make_imagenet, shrink_imagenet
+from zoo.data.validation_set import describe_validation_set, expected_layout
+
+FIRST = Path("val/n01443537/ILSVRC2012_val_00000001.JPEG")
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shrink_imagenet(monkeypatch)
+    return make_imagenet(tmp_path)
+
+
+def test_the_right_names_and_numbers_are_imagenet(data: Path) -> None:
+    found = describe_validation_set(data)
+    assert found.is_imagenet
+    assert (found.images, found.classes) == (6, 2)
+
+
+def _remove(data: Path) -> None:
+    (data / FIRST).unlink()
+
+
+def _rename_class(data: Path) -> None:
+    (data / "val" / "n01443537").rename(data / "val" / "tench")
+
+
+def _move(data: Path) -> None:
+    (data / FIRST).rename(data / "val" / "n01440764" / FIRST.name)
+
+
+def _rename_image(data: Path) -> None:
+    (data / FIRST).rename(data / FIRST.with_name("n01443537_1.JPEG"))
+
+
+def _number_twice(data: Path) -> None:
+    (data / FIRST).rename(data / FIRST.with_name("ILSVRC2012_val_00000003_copy.JPEG"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "difference"),
+    [
+        (_remove, "5 images in 2 classes, not 6 in 2"),
+        (_rename_class, "not called like n01440764: tench"),
+        (_move, "not every class has 3 images"),
+        (_rename_image, "not called ILSVRC2012_val_00000001 to"),
+        (_number_twice, "not called ILSVRC2012_val_00000001 to"),
+    ],
+)
+def test_anything_else_is_not_and_the_difference_is_named(
+    data: Path, spoil: Callable[[Path], None], difference: str
+) -> None:
+    spoil(data)
+    found = describe_validation_set(data)
+    assert not found.is_imagenet
+    assert difference in str(found.difference)
+
+
+def test_the_digest_tells_data_sets_apart_but_not_their_places(data: Path, tmp_path: Path) -> None:
+    digest = describe_validation_set(data).digest
+    assert describe_validation_set(make_imagenet(tmp_path / "copy")).digest == digest
+    with (data / FIRST).open("ab") as file:
+        file.write(b"more")
+    assert describe_validation_set(data).digest != digest
+
+
+def test_a_missing_folder_is_described_and_not_raised(tmp_path: Path) -> None:
+    found = describe_validation_set(tmp_path / "none")
+    assert not found.is_imagenet
+    assert (found.images, found.classes, found.digest) == (0, 0, None)
+    assert f"no folder {tmp_path / 'none'}" in str(found.fault)
+
+
+def test_the_expected_layout_names_a_file_and_the_archive(tmp_path: Path) -> None:
+    text = expected_layout(tmp_path)
+    assert str(tmp_path / "val/n01440764/ILSVRC2012_val_00000293.JPEG") in text
+    assert "29b22e2961454d5413ddabcf34fc5622" in text

@@ -1,0 +1,241 @@
+"""Every image counts exactly once on any number of processes, and ten crops are averaged as published."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.spawn import run_distributed
+from zoo.data.folder import Batch
+from zoo.data.sampler import ValBatches
+from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.engine.validation import Result, unwrap, validate
+from zoo.errors import VerificationError, ZooError
+
+CPU = torch.device("cpu")
+CENTER, TEN_CROPS = Protocol(4, 4, False), Protocol(5, 4, True)
+CLASSES = 6
+
+
+class Net(nn.Module):
+    """A linear classifier of 4 px images with dropout, so that a forgotten eval() changes the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * 4 * 4, CLASSES)
+        self.drop = nn.Dropout(0.5)
+        weights = torch.randn(self.fc.weight.shape, generator=torch.Generator().manual_seed(1))
+        self.fc.load_state_dict({"weight": weights, "bias": torch.zeros(CLASSES)})
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert len(images), "some networks cannot do without images"
+        return self.fc(self.drop(images).flatten(1))
+
+
+class OutOfMemoryNet(Net):
+    """Fails like a full device for more than ``limit`` images at once; remembers the sizes it was given."""
+
+    def __init__(self, limit: int, error: type[RuntimeError], message: str) -> None:
+        super().__init__()
+        self.limit, self.error, self.message = limit, error, message
+        self.sizes: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.sizes.append(len(images))
+        if len(images) > self.limit:
+            raise self.error(self.message)
+        return super().forward(images)
+
+
+def _images(count: int, *crops: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(count, *crops, 3, 4, 4, generator=generator)
+    return images, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def _loader(images: Tensor, targets: Tensor, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+    for indices in ValBatches(len(images), batch_size, rank=rank, world_size=world_size):
+        chosen = [index for _, index in indices]
+        yield Batch(images[chosen], targets[chosen], [])
+
+
+def _validate(model: nn.Module, count: int, batch_size: int, protocol: Protocol = CENTER) -> Result:
+    images, targets = _images(count, *([10] if protocol.ten_crops else []))
+    return validate(model, _loader(images, targets, batch_size), CPU, num_images=count, protocol=protocol)
+
+
+def _validate_on_ranks(counts_and_batch_sizes: list[tuple[int, int]]) -> tuple[list[Result], int]:
+    """Return the results and the number of collectives that they took."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(Net())
+    results = []
+    with (
+        mock.patch.object(DistributedDataParallel, "forward", side_effect=AssertionError("ranks would wait")),
+        mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
+    ):
+        for count, batch_size in counts_and_batch_sizes:
+            loader = _loader(*_images(count), batch_size, rank, world_size)
+            results.append(validate(model, loader, CPU, world_size, num_images=count, protocol=CENTER))
+    return results, all_reduce.call_count
+
+
+UNEVEN = [(7, 1), (7, 2), (1, 3), (4, 4), (16, 3)]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_any_number_of_ranks_gives_the_scores_of_one_process(world_size: int) -> None:
+    expected = [_validate(Net(), count, count) for count, _ in UNEVEN]
+    for results, num_collectives in run_distributed(_validate_on_ranks, world_size, UNEVEN):
+        assert num_collectives == len(UNEVEN)
+        for result, wanted in zip(results, expected, strict=True):
+            assert (result.count, result.top1, result.top5) == (wanted.count, wanted.top1, wanted.top5)
+            assert result.loss == pytest.approx(wanted.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 50])
+def test_the_batch_size_does_not_change_the_scores(batch_size: int) -> None:
+    images, targets = _images(23)
+    logits = Net().eval()(images)
+    result = _validate(Net(), 23, batch_size)
+    assert result.count == 23
+    assert result.top1 == 100 * int((logits.argmax(1) == targets).sum()) / 23
+    assert result.loss == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-5)
+
+
+def test_ten_crop_logits_are_averaged_before_loss_and_accuracy() -> None:
+    images, targets = _images(3, 10)
+    net = Net().eval()
+    by_hand = torch.stack([sum(net(crop[None])[0] for crop in image) / 10 for image in images])
+    result = _validate(Net(), 3, 2, TEN_CROPS)
+    assert result.loss == pytest.approx(F.cross_entropy(by_hand, targets).item(), rel=1e-5)
+    assert result.top1 == 100 * int((by_hand.argmax(1) == targets).sum()) / 3
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 1 GiB"),
+        (
+            RuntimeError,
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+        ),
+    ],
+)
+def test_out_of_memory_halves_the_batch_keeps_it_and_says_so(
+    error: type[RuntimeError], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = OutOfMemoryNet(3, error, message)
+    with caplog.at_level(logging.WARNING):
+        result = _validate(net, 16, 8)
+    assert net.sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+    undisturbed = _validate(Net(), 16, 8)
+    # Smaller matrices may be multiplied in another order, so that the last bits of the loss are others.
+    assert result.loss == pytest.approx(undisturbed.loss, rel=1e-6)
+    assert result == dataclasses.replace(undisturbed, loss=result.loss)
+    assert "out of memory with 8 images at once: trying 4" in caplog.text
+
+
+def test_ten_crops_of_one_image_are_split_when_memory_is_short() -> None:
+    net = OutOfMemoryNet(5, torch.OutOfMemoryError, "full")
+    assert _validate(net, 2, 1, TEN_CROPS).loss == pytest.approx(_validate(Net(), 2, 1, TEN_CROPS).loss, rel=1e-6)
+    assert net.sizes == [10, 5, 5, 5, 5]
+
+
+def test_memory_too_small_for_one_image_is_a_clear_error() -> None:
+    with pytest.raises(ZooError, match=r"out of memory with one image of \(3, 4, 4\)"):
+        _validate(OutOfMemoryNet(0, torch.OutOfMemoryError, "full"), 2, 2)
+
+
+def test_other_errors_of_the_network_are_not_swallowed() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        _validate(OutOfMemoryNet(0, RuntimeError, "size mismatch"), 2, 2)
+
+
+def test_each_module_gets_its_own_mode_back_even_after_an_error() -> None:
+    net = OutOfMemoryNet(0, RuntimeError, "broken").train()
+    net.fc.eval()
+    with pytest.raises(RuntimeError, match="broken"):
+        _validate(net, 2, 2)
+    assert (net.training, net.fc.training, net.drop.training) == (True, False, True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11 warns of itself
+def test_the_wrapper_of_torch_compile_is_taken_off() -> None:
+    net = Net()
+    assert unwrap(torch.compile(net)) is net  # type: ignore[arg-type]
+    assert unwrap(net) is net
+
+
+def test_a_missing_image_fails_the_verification() -> None:
+    images, targets = _images(4)
+    with pytest.raises(VerificationError, match="4 images scored and 0 left out, but the data set has 5") as error:
+        validate(Net(), _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER)
+    assert error.value.exit_code == 3
+
+
+def test_unreadable_images_are_counted_apart_from_the_scored_ones() -> None:
+    images, targets = _images(3)
+    batches = [Batch(images, targets, ["broken.png"]), Batch(images[:0], targets[:0], ["a.png", "b.png"])]
+    result = validate(Net(), batches, CPU, num_images=6, protocol=CENTER)
+    assert (result.count, result.skipped) == (3, 3)
+    assert result.loss == _validate(Net(), 3, 3).loss
+
+
+def test_a_data_set_of_unreadable_images_has_no_score() -> None:
+    images, targets = _images(0)
+    with pytest.raises(VerificationError, match="none of 1 images"):
+        validate(Net(), [Batch(images, targets, ["a.png"])], CPU, num_images=1, protocol=CENTER)
+
+
+@pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: torch.dtype) -> None:
+    images, targets = _images(5)
+    with torch.autocast("cpu", dtype):
+        logits = Net().eval()(images)
+    assert logits.dtype == dtype
+    result = validate(Net(), _loader(images, targets, 5), CPU, num_images=5, protocol=CENTER, amp=amp)
+    assert result.loss == pytest.approx(F.cross_entropy(logits.float(), targets).item(), rel=1e-6)
+
+
+def test_the_progress_callback_hears_of_every_batch() -> None:
+    images, targets = _images(5)
+    heard: list[int] = []
+    validate(Net(), _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER, advance=heard.append)
+    assert heard == [1, 1, 1]
+
+
+def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:
+    result = Result(top1=1.0, top5=2.0, loss=math.nan, count=3, skipped=0, protocol="center224")
+    written = json.loads(json.dumps(result.to_json("abc", {"torch": "2"}), allow_nan=False))
+    assert written == {
+        "top1": 1.0,
+        "top5": 2.0,
+        "loss": None,
+        "count": 3,
+        "skipped": 0,
+        "protocol": "center224",
+        "weights_md5": "abc",
+        "environment": {"torch": "2"},
+    }
+
+
+def test_published_protocols_have_their_sizes_and_names() -> None:
+    assert PROTOCOLS == {
+        "center224": (256, 224, False),
+        "tencrop224": (256, 224, True),
+        "center320": (320, 320, False),
+    }
+    assert [protocol.name for protocol in PROTOCOLS.values()] == list(PROTOCOLS)
+    assert Protocol(36, 32, True).name == "tencrop32-scale36"

@@ -1,0 +1,132 @@
+"""The pooling that keeps bytes: torch's outputs and gradients bit for bit, and what it keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from zoo.benchmark.memory_use import measure_memory
+from zoo.layers.ends import MaxPool2d
+from zoo.ops.pooling import max_pool2d
+
+
+def gradients(pool, x, *args):
+    """Return output, gradient of the input for a gradient full of different numbers."""
+    x = x.detach().requires_grad_()
+    z = pool(x, *args)
+    numbers = torch.arange(z.numel(), dtype=torch.float64).cos().to(z.dtype)
+    (dx,) = torch.autograd.grad(z, x, numbers.view(z.shape))
+    return z, dx
+
+
+def all_equal(actual, expected):
+    return all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
+
+
+def same(actual, expected):
+    return torch.equal(actual.nan_to_num(nan=7e4), expected.nan_to_num(nan=7e4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(2, 3, 12, 12), (1, 1, 7, 5), (3, 2, 1, 1), (2, 3, 2, 9), (0, 3, 6, 6)])
+def test_outputs_gradients_and_layout_are_torchs(shape, layout, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
+    (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
+    assert torch.equal(z, their_z)
+    assert torch.equal(dx, their_dx)
+    assert z.stride() == their_z.stride()
+    assert dx.stride() == their_dx.stride()
+    assert dx.dtype == dtype
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_kind_of_window_has_torchs_gradient(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return tuple(torch.randint(low, high + 1, (2,), generator=generator).tolist())
+
+    kernel, stride, dilation = draw(1, 4), draw(1, 4), draw(1, 3)
+    padding = tuple(p % (k // 2 + 1) for p, k in zip(draw(0, 2), kernel, strict=True))
+    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    size = [max(1, r) + extra for r, extra in zip(reach, draw(0, 9), strict=True)]
+    x = torch.randint(0, 3, (2, 2, *size), generator=generator).float()  # many ties
+    args = (kernel, stride, padding, dilation, bool(seed % 2))
+    assert all_equal(gradients(max_pool2d, x, *args), gradients(F.max_pool2d, x, *args))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_ties_nan_and_infinities_choose_the_same_element(layout):
+    torch.manual_seed(0)
+    x = torch.randint(0, 2, (2, 3, 9, 9)).float()
+    x[0, 0, 2:5, 2:5] = float("nan")
+    x[0, 1, 0:6] = -float("inf")
+    x[1, 2, 4:] = float("inf")
+    x = x.contiguous(memory_format=layout)
+    (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
+    assert same(z, their_z)
+    assert torch.equal(dx, their_dx)
+
+
+def test_maps_narrower_than_the_window_and_maps_without_a_batch():
+    x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
+    args = (16, 1, 8)
+    assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
+    x = torch.randn(3, 8, 8)
+    assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
+
+
+def test_windows_too_large_for_a_byte_take_torchs_pooling():
+    x = torch.randn(1, 2, 40, 40)
+    assert torch.equal(gradients(max_pool2d, x, 17, 3)[1], gradients(F.max_pool2d, x, 17, 3)[1])
+
+
+@pytest.mark.parametrize("cut", [lambda x: x[:, 1:], lambda x: x[:, :, ::2], lambda x: x[:1].expand(3, -1, -1, -1)])
+def test_inputs_with_gaps_have_torchs_gradient(cut):
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 4, 12, 12).contiguous(memory_format=layout)
+        ours = gradients(lambda x: max_pool2d(cut(x), 3, 2, 1), x)
+        theirs = gradients(lambda x: F.max_pool2d(cut(x), 3, 2, 1), x)
+        assert all_equal(ours, theirs)
+
+
+def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices():
+    x = torch.randn(8, 16, 64, 64, requires_grad=True)
+    outputs = x.numel() // 4
+    memory = measure_memory(lambda: max_pool2d(x, 3, 2, 1).sum(), [x])
+    assert outputs <= memory.held < outputs + 5000
+    theirs = measure_memory(lambda: F.max_pool2d(x, 3, 2, 1).sum(), [x])
+    assert theirs.held >= 8 * outputs
+    assert memory.peak < theirs.peak + outputs + 5000  # the indices come back for the call, beside the bytes
+
+
+def test_taking_gradients_twice_is_refused():
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    (dx,) = torch.autograd.grad(max_pool2d(x, 3, 2, 1).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own decompositions
+def test_compiled_exported_and_transformed_it_is_torchs_pooling():
+    module = MaxPool2d(3, 2, 1)
+    x = torch.randn(2, 3, 8, 8)
+    expected = gradients(nn.MaxPool2d(3, 2, 1), x)
+    assert all_equal(gradients(torch.compile(module, fullgraph=True), x), expected)
+    assert torch.equal(torch.export.export(module, (x,)).module()(x), expected[0])
+    per_sample = torch.func.vmap(torch.func.grad(lambda x: module(x[None]).square().sum()))(x)
+    whole = torch.autograd.grad(module(leaf := x.clone().requires_grad_()).square().sum(), leaf)[0]
+    assert torch.equal(per_sample, whole)
+
+
+def test_the_module_is_a_drop_in_for_torchs_and_gives_indices_where_asked_to():
+    module, theirs = MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True), nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True)
+    x = torch.randn(2, 3, 11, 11)
+    assert all_equal(gradients(module, x), gradients(theirs, x))
+    z, index = MaxPool2d(2, return_indices=True)(x.requires_grad_())
+    assert index.dtype == torch.int64
+    assert z.requires_grad

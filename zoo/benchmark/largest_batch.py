@@ -1,0 +1,227 @@
+"""The largest batch that fits into an amount of memory, predicted without running a training step.
+
+The tensors of a step are counted on the meta device, where they take no memory. What convolutions take besides their
+inputs and outputs while they run is not seen there, although it is a sizeable part of a step that holds little, and no
+shape tells how much it is: on the CPU these are copies in layouts that suit the processor, on a GPU a workspace. So
+each distinct convolution is run on a few images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.benchmark.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.results import Results
+from zoo.benchmark.strategies import Strategy, build_all
+from zoo.errors import ConfigError, VerificationError
+from zoo.ops.abn import backend, reference
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+TOLERANCE = 0.05
+# Each convolution operator, and which of its arguments have the batch as their first dimension.
+CONVOLUTIONS = {torch.ops.aten.convolution.default: (0,), torch.ops.aten.convolution_backward.default: (0, 1)}
+# The scratch memory of a convolution is measured with these numbers of images. With fewer images, copies of the
+# weights may be the larger part of it.
+SCRATCH_BATCHES = (4, 8)
+
+
+class TrainingBytes(NamedTuple):
+    """Bytes that training takes.
+
+    - ``constant``: those that are always there: parameters, momentum, buffers and the images of a batch.
+    - ``step``: the most that a step has above these at one time.
+    """
+
+    constant: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        """The most bytes at one time."""
+        return self.constant + self.step
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that ``text`` stands for ("16GiB", "500 MB"); ConfigError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise ConfigError(f"{text!r} is no amount of memory; write it as 16GiB or 500MB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+class MemoryPrediction:
+    """Predicts what training a network with SGD and momentum takes, from the network on the meta device.
+
+    Raises ConfigError for a strategy that the network does not have.
+
+    Args:
+        setup: the network and the size of its images; the batch is given to each prediction.
+        strategy: how the network saves memory.
+    """
+
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
+        self._setup = replace(setup, device=torch.device("meta"))
+        self._model = strategy.build(self._setup)
+        self._scratch = ConvolutionScratch(setup.device)
+        # Tensors on the meta device are to be treated by the kernels that the real device would use.
+        self._reference = backend.kernels_for(torch.empty(0, device=setup.device)) is reference
+
+    def bytes_for(self, batch: int) -> TrainingBytes:
+        """Return the bytes that training with ``batch`` images takes."""
+        setup = replace(self._setup, batch=batch)
+        with backend.forced("reference") if self._reference else nullcontext():
+            log = _StorageAndScratchLog(self._scratch)
+            step = count_memory(setup.forward_of(self._model), self._model.parameters(), log)
+        return TrainingBytes(constant_bytes(self._model, setup), step.peak)
+
+    def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
+        """Return the largest batch for which training takes at most ``memory_bytes``, and what it takes.
+
+        The bytes grow with the batch along pieces of straight lines, so that the next guess follows from two batches.
+        Where not even 2 images fit, the batch is 0 and the bytes are those of 2 images: a norm needs that many.
+        """
+        fits, taken = 2, self.bytes_for(2)
+        if taken.total > memory_bytes:
+            return 0, taken
+        batch, too_large = 4, None
+        while too_large is None or too_large - fits > 1:
+            tried = self.bytes_for(batch)
+            per_image = (tried.total - taken.total) / (batch - fits)
+            if tried.total <= memory_bytes:
+                fits, taken = batch, tried
+            else:
+                too_large = batch
+            guess = fits + int((memory_bytes - taken.total) / per_image)
+            batch = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
+        return fits, taken
+
+
+class ConvolutionScratch:
+    """The scratch memory of convolutions on ``device``, where each distinct convolution is measured once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._measured: dict[str, list[int]] = {}
+
+    def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the peak of one of the `CONVOLUTIONS` without its results; ``args`` may be on the meta device.
+
+        The scratch memory grows linearly with the batch: that of any batch follows from two.
+        """
+        key = f"{func} {[_without_batch(arg, index in CONVOLUTIONS[func]) for index, arg in enumerate(args)]}"
+        if key not in self._measured:
+            self._measured[key] = [self._measure(func, args, kwargs, batch) for batch in SCRATCH_BATCHES]
+        first, second = self._measured[key]
+        per_image = (second - first) / (SCRATCH_BATCHES[1] - SCRATCH_BATCHES[0])
+        return max(0, int(first + per_image * (args[0].shape[0] - SCRATCH_BATCHES[0])))
+
+    def _measure(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> int:
+        def on_device(index: int, value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            shape = (batch, *value.shape[1:]) if index in CONVOLUTIONS[func] else value.shape
+            zeros = torch.zeros(shape, dtype=value.dtype, device=self._device)
+            return zeros.contiguous(memory_format=_layout(value))
+
+        inputs = [on_device(index, value) for index, value in enumerate(args)]
+        sizes: list[int] = []
+
+        def call() -> object:
+            result = func(*inputs, **kwargs)
+            sizes[:] = [storage.nbytes() for storage in storages_of(result)]
+            return result
+
+        call()  # fills caches
+        return measure_peak(call, self._device) - sum(sizes)
+
+
+class _StorageAndScratchLog(StorageLog):
+    """Logs storages, and the scratch memory of each convolution as if the device of ``scratch`` ran it."""
+
+    def __init__(self, scratch: ConvolutionScratch) -> None:
+        super().__init__()
+        self._scratch = scratch
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in CONVOLUTIONS:
+            scratch_bytes = self._scratch.bytes_of(func, args, kwargs or {})
+            self.changes += [Change(id(self), scratch_bytes), Change(id(self), 0)]
+        return result
+
+
+def _without_batch(value: Any, has_batch: bool) -> Any:
+    """Return an argument of a convolution, or of a tensor dtype, layout and shape without the batch."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.dtype, _layout(value), tuple(value.shape[1:] if has_batch else value.shape)
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def constant_bytes(model: nn.Module, setup: Setup) -> int:
+    """Return the bytes of the parameters, of their momentum, of the buffers and of a batch of images."""
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    return 2 * parameters + buffers + setup.batch * 3 * setup.size**2 * 4
+
+
+def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> bool:
+    """Add the largest batch of each strategy that the network has, and what it takes; return whether any fits."""
+    case, largest = replace(setup.case, shape=(3, setup.size, setup.size)), 0
+    for strategy in _available(results, setup, strategies):
+        batch, taken = MemoryPrediction(setup, strategy).largest_batch(memory_bytes)
+        largest = max(largest, batch)
+        results.add(case, strategy.name, "largest batch", "images", [batch])
+        if batch == 0:
+            results.note(
+                f"does not fit: {strategy.name} needs {taken.total:,} bytes for a batch of 2 at {setup.size} px, there "
+                f"are {memory_bytes:,}"
+            )
+            continue
+        results.add(case, strategy.name, "needed", "MB", [taken.total / 1e6])
+        results.add(case, strategy.name, "of it constant", "MB", [taken.constant / 1e6])
+    return largest > 0
+
+
+def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strategy], batches: Sequence[int]) -> None:
+    """Add what each strategy was predicted to take, and what a real step takes.
+
+    VerificationError, once all have been added, if any of them differ by more than 5 %.
+    """
+    wrong = []
+    for strategy in _available(results, setup, strategies):
+        for batch in batches:
+            here = replace(setup, batch=batch)
+            predicted, model = MemoryPrediction(here, strategy).bytes_for(batch), strategy.build(here)
+            taken = predicted.constant + measure_memory(here.forward_of(model), model.parameters()).peak
+            difference = predicted.total / taken - 1
+            results.add(here.case, strategy.name, "predicted", "MB", [predicted.total / 1e6])
+            results.add(here.case, strategy.name, "taken", "MB", [taken / 1e6])
+            results.add(here.case, strategy.name, "difference", "%", [100 * difference])
+            if abs(difference) > TOLERANCE:
+                wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
+    if wrong:
+        raise VerificationError(f"predictions are off by more than {100 * TOLERANCE:.0f} %: {'; '.join(wrong)}")
+
+
+def _available(results: Results, setup: Setup, strategies: Sequence[Strategy]) -> list[Strategy]:
+    """Return the strategies that the network has, and note which it does not have.
+
+    To learn this, the networks are built on the meta device, which takes neither time nor memory. ConfigError where
+    even the baseline cannot be built.
+    """
+    return list(build_all(results, strategies, replace(setup, device=torch.device("meta"))))

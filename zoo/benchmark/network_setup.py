@@ -1,0 +1,111 @@
+"""The networks of a benchmark: built in training mode in a given variant, and fed with random images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
+
+from zoo.architectures import REVERSIBLE_TWINS
+from zoo.benchmark.memory_use import clear_gradients
+from zoo.benchmark.results import Case
+from zoo.benchmark.timing import Step
+from zoo.errors import ConfigError
+from zoo.layers.init import init_weights
+from zoo.layers.norm import norm_act
+from zoo.models import build_network
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A network and what it is fed with.
+
+    Args:
+        arch: name of the architecture, such as "resnet50".
+        batch: images per step.
+        size: side of an image, in pixels.
+        structure: blocks per stage, or None for those that the architecture has by its name.
+        input_3x3: whether the stem is of three 3x3 convolutions.
+        dtype: "float32", or "bfloat16" for autocast.
+        layout: of weights and images, one of `LAYOUTS`.
+        device: where the network is; on the meta device nothing is computed.
+    """
+
+    arch: str
+    batch: int
+    size: int
+    structure: tuple[int, ...] | None = None
+    input_3x3: bool = False
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def case(self) -> Case:
+        """The name, input shape, dtype and layout that it has in the results."""
+        blocks = "" if self.structure is None else f" ({'-'.join(map(str, self.structure))})"
+        stem = " 3x3 stem" if self.input_3x3 else ""
+        return Case(self.arch + blocks + stem, (self.batch, 3, self.size, self.size), self.dtype, self.layout)
+
+    def build(self, norm: str, memory: str) -> nn.Module:
+        """Return the initialised network in training mode; ConfigError if the architecture does not have an option."""
+        options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
+        with torch.device("meta" if self.device.type == "meta" else "cpu"):
+            model = build_network(self.arch, norm_act(norm), classes=1000, structure=self.structure, **options)
+        init_weights(model)
+        return self.place(model)
+
+    def reversible_twin(self) -> Setup:
+        """Return the setup of the RevNet that the paper compares with this network; ConfigError where there is none."""
+        ordinary = {reversible: arch for arch, reversible in REVERSIBLE_TWINS.items()}.get(self.arch)
+        if ordinary is not None:
+            raise ConfigError(f"benchmark {ordinary}, whose reversible twin it is")
+        if self.arch not in REVERSIBLE_TWINS or self.structure is not None:
+            raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} in their own structure have a reversible twin")
+        return replace(self, arch=REVERSIBLE_TWINS[self.arch])
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Return the model on the device, in the layout, in training mode."""
+        return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
+
+    def forward_of(self, model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+        """Return a function that computes the loss of the model for random images, which are made now."""
+        layout = LAYOUTS[self.layout]
+        images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
+        classes = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        if self.dtype == "float32":
+            return lambda: F.cross_entropy(model(images), classes)
+
+        def forward() -> Tensor:
+            with torch.autocast(self.device.type, DTYPES[self.dtype]):
+                return F.cross_entropy(model(images), classes)
+
+        return forward
+
+
+def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
+    """Return the step to time: forward and backward pass, after which the gradients are dropped.
+
+    The optimizer's step is left out, as it is the same for all.
+    """
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            forward().backward()
+            clear_gradients(model.parameters())
+
+    return Step(run)
+
+
+def room_for_compilations() -> AbstractContextManager[Any]:
+    """Return a context in which any number of compiled models may be run; outside of it torch gives up after a few."""
+    return dynamo_config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)

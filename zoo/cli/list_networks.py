@@ -1,0 +1,96 @@
+"""``zoo list``: a table of the networks, their sizes and their published scores."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zoo.errors import ConfigError, nearest, printable
+
+if TYPE_CHECKING:
+    from zoo.models import Network
+
+PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320"}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``list``."""
+    parser = commands.add_parser("list", help="print a table of the networks and their published scores")
+    parser.add_argument(
+        "patterns", metavar="PATTERN", nargs="*", default=["*"],
+        help="networks whose names match, with wildcards as in a shell ('resnext*') (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--pretrained", action="store_true", help="only networks with published weights")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line per network whose name matches; returns 0."""
+    from zoo.registry import list_models
+    from zoo.report.tables import markdown_table
+
+    for pattern in args.patterns:
+        if not list_models(pattern, args.pretrained):
+            near = ", ".join(nearest(pattern, list_models(pretrained=args.pretrained)))
+            raise ConfigError(f"no network is called {printable(pattern)!r}; PATTERN: the nearest names are {near}")
+    entries = [describe(name, model) for name, model in _build_all(list_models(args.patterns, args.pretrained))]
+    if args.json:
+        print(json.dumps(entries, indent=2))
+        return 0
+    headers = ["name", "parameters, M", "norms", "channels of the stages", *PROTOCOL_TITLES.values()]
+    rows = [
+        [
+            entry["name"],
+            entry["parameters"] / 1e6,
+            entry["norms"],
+            " ".join(map(str, entry["channels"])),
+            *(_score_cell(entry["scores"].get(protocol)) for protocol in PROTOCOL_TITLES),
+        ]
+        for entry in entries
+    ]
+    print(markdown_table(headers, rows))
+    print("Scores: top-1 / top-5 in percent on ImageNet, as published with the weights; zoo show NAME tells more.")
+    return 0
+
+
+def describe(name: str, model: Network) -> dict[str, Any]:
+    """Return what ``zoo list`` and ``zoo show`` say of a network: its name, sizes and published scores."""
+    from zoo.models.size import count_network
+    from zoo.registry import published
+
+    about, size = published().get(name), count_network(model)
+    return {
+        "name": name,
+        "arch": name if about is None else about.arch,
+        "parameters": size.parameters,
+        "parameters_headless": size.parameters_headless,
+        "norms": size.norms,
+        "channels": model.feature_info.channels(),
+        "scores": {} if about is None else about.scores,
+    }
+
+
+def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
+    """Yield each name with its network, which has shapes and names, but no weights.
+
+    Published networks that differ only in their norms have the same sizes: one of them is built for all.
+    """
+    from zoo.layers.conv import counting
+    from zoo.registry import get, published
+
+    built: dict[tuple[str, bool], Network] = {}
+    for name in names:
+        about = published().get(name)
+        settings = None if about is None or about.experiment is None else about.experiment.network
+        shape = (name, False) if settings is None else (settings.arch, settings.has_3x3_stem)
+        if shape not in built:
+            with counting():
+                built[shape] = get(name)
+        yield name, built[shape]
+
+
+def _score_cell(score: dict[str, float] | None) -> str:
+    return f"{score['top1']:.2f} / {score['top5']:.2f}" if score else ""

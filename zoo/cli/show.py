@@ -1,0 +1,237 @@
+"""``zoo show``: everything known about a network, an experiment, or a checkpoint or weights file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.cli.list_networks import describe
+from zoo.cli.settings import print_schema, print_settings
+from zoo.errors import ConfigError, listed, printable
+
+if TYPE_CHECKING:
+    from zoo.config import Experiment
+    from zoo.engine.checkpoint import CheckpointProgress
+    from zoo.weights import NetworkRecord
+    from zoo.weights.published import Published
+
+WIDTH = 110
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``show``."""
+    parser = commands.add_parser(
+        "show", help="print everything known about one network or weights file, or the settings of an experiment"
+    )
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?",
+        help="an architecture, a published network, a bundled experiment (with .json where a network has its name too) "
+        "or an experiment file, a checkpoint or weights file",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schema", action="store_true", help="print all keys of experiment files: type, default, bounds and meaning"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; with --schema a JSON schema")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is known about NAME, or with ``--schema`` all keys of experiment files; returns 0."""
+    if args.schema:
+        if args.name is not None:
+            name = printable(args.name)
+            raise ConfigError(f"--schema is about all experiment files; command line: leave {name!r} out")
+        if args.json:
+            print_schema()
+        else:
+            print_settings()
+    elif args.name is None:
+        raise ConfigError("nothing to show; command line: give the name of a network or an experiment, or --schema")
+    elif args.name.endswith(".json") or _is_bundled_only(args.name):
+        _show_experiment(args.name, args.json)
+    elif os.path.isfile(args.name) or _is_path_only(args.name):
+        _show_file(Path(args.name), args.json)
+    else:
+        _show_network(args.name, args.json)
+    return 0
+
+
+def _is_bundled_only(name: str) -> bool:
+    """Return whether a bundled experiment has this name, and no network or file has it."""
+    from zoo.config import experiment_names
+    from zoo.registry import list_models
+
+    return name in experiment_names() and name not in list_models() and not os.path.exists(name)
+
+
+def _is_path_only(name: str) -> bool:
+    """Return whether something that is no plain file (a folder, a pipe) has this name, and no network has it."""
+    from zoo.registry import list_models
+
+    return os.path.lexists(name) and name not in list_models()
+
+
+def _show_experiment(name: str, as_json: bool) -> None:
+    """Print all settings as an experiment file, and which of them are not the defaults."""
+    from zoo.config import differences, load_experiment
+
+    experiment = load_experiment(name)
+    print(json.dumps(experiment.model_dump(mode="json"), indent=2))
+    if not as_json:
+        print("\nnot the defaults:")
+        for path, value in differences(experiment).items():
+            print(f"  {path:<34}{json.dumps(value)}")
+        for doubt in experiment.doubts():
+            print(f"\nwarning: {doubt}")
+
+
+def _show_network(name: str, as_json: bool) -> None:
+    """Print what a network is made of, how it was trained and scored, and where its weights are."""
+    from zoo.architectures import ARCHITECTURES, OPTIONS
+    from zoo.layers.conv import counting
+    from zoo.models.size import count_network
+    from zoo.registry import get, published
+    from zoo.report.tables import markdown_table
+
+    with counting():
+        model = get(name)
+    entry, about = describe(name, model), published().get(name)
+    record = ARCHITECTURES[entry["arch"]]
+    options = {option: OPTIONS[option].meaning for option in record.options}
+    options["memory"] += f": {', '.join(record.memory)}"
+    stages = model.feature_info.get_dicts()
+    if as_json:
+        publication = None if about is None else about.to_json()
+        print(json.dumps({**entry, "options": options, "stages": stages, "published": publication}, indent=2))
+        return
+    facts = {
+        "architecture": entry["arch"],
+        "parameters": f"{entry['parameters']:,}",
+        "without classifier": f"{entry['parameters_headless']:,}",
+        "norm layers": entry["norms"],
+        "state dict": f"{count_network(model).tensors} entries",
+    }
+    _print_facts(facts if about is None else {**facts, **_publication(about)})
+    print("\noptions of zoo.get:")
+    for option, meaning in options.items():
+        print(textwrap.fill(meaning, WIDTH, initial_indent=f"  {option:<18}", subsequent_indent=" " * 20))
+    rows = [[stage["module"], stage["num_chs"], stage["reduction"]] for stage in stages]
+    print(f"\n{markdown_table(['stage', 'channels', 'reduction'], rows)}")
+    if entry["scores"]:
+        scores = [[name, score["top1"], score["top5"]] for name, score in entry["scores"].items()]
+        print(f"\n{markdown_table(['protocol', 'top-1 %', 'top-5 %'], scores)}")
+
+
+def _publication(published: Published) -> dict[str, Any]:
+    """Return the settings and the origin of published weights."""
+    about = published.to_json()
+    return {
+        "norm": about["norm"],
+        "activation": f"{about['activation']} ({about['activation_param']})",
+        "stem": "three 3x3" if about["input_3x3"] else "as the architecture's",
+        "trained with": f"batches of {about['batch']}",
+        "weights md5": about["md5"],
+        "weights at": published.page,
+        "licence of weights": about["licence"],
+        "source": about["source"],
+    }
+
+
+def _show_file(path: Path, as_json: bool) -> None:
+    """Print what a checkpoint or weights file holds and says of itself, without building a network.
+
+    Raises WeightsError if it cannot be read, ConfigError for a folder, with the files in it that can be shown.
+    """
+    from zoo.engine.checkpoint import BEST, CHECKPOINT, progress_in
+    from zoo.weights import md5_of, read_weights
+    from zoo.weights.record import experiment_in
+
+    if path.is_dir():
+        files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
+        advice = f"show a file in it: {', '.join(f'zoo show {printable(file)}' for file in files)}" if files else ""
+        raise ConfigError(f"{printable(path)}: is a folder; {advice or 'give a weights file'}")
+    stored = read_weights(path)
+    progress = progress_in(stored.content)
+    experiment = None if stored.record is None else experiment_in(stored.content, printable(path))
+    if as_json:
+        content = {
+            "file": printable(path),
+            "bytes": path.stat().st_size,
+            "md5": md5_of(path),
+            "network": None if stored.record is None else stored.record.to_json(),
+            "parameters": stored.num_parameters,
+            **asdict(progress),
+            "settings": None if experiment is None else experiment.model_dump(mode="json"),
+        }
+        print(json.dumps(content, indent=2))
+        return
+    facts = {
+        "file": f"{printable(path)}, {path.stat().st_size:,} bytes",
+        "md5": md5_of(path),
+        **_facts_of_record(stored.record),
+        "parameters": f"{stored.num_parameters:,}",
+        **_facts_of_progress(progress),
+    }
+    _print_facts(facts if experiment is None else {**facts, "settings": _changed_settings(experiment)})
+
+
+def _facts_of_record(record: NetworkRecord | None) -> dict[str, str]:
+    from zoo.weights.record import WITH_PARAMETER, shown
+
+    if record is None:
+        return {"network": "the file does not say which network it belongs to"}
+    has_parameter = record.activation in WITH_PARAMETER
+    facts = {
+        "architecture": record.arch,
+        "norm": record.norm + (", folded into the convolutions" if record.folded else ""),
+        "activation": f"{record.activation} ({record.activation_param:g})" if has_parameter else record.activation,
+        "options": ", ".join(f"{key}={shown(value)}" for key, value in record.options.items()) or "none",
+        "classes": _classes(record),
+    }
+    if record.preprocessing is not None:
+        scale, crop = record.preprocessing.scale, record.preprocessing.crop
+        facts["images"] = f"{'not resized' if scale == -1 else f'shorter side {scale} px'}, crop {crop} px"
+    return facts
+
+
+def _classes(record: NetworkRecord) -> str:
+    if not record.class_names:
+        return f"{record.classes}"
+    names = listed(record.class_names)
+    if (num_named := len(record.class_names)) < record.classes:
+        return f"{record.classes} outputs, {num_named} of them named: {names}"
+    return f"{record.classes}: {names}"
+
+
+def _facts_of_progress(progress: CheckpointProgress) -> dict[str, str]:
+    """Return the facts that a checkpoint states; none of a file that holds weights alone."""
+    facts = {
+        "epochs done": None if progress.epochs_done is None else f"{progress.epochs_done:,}",
+        "steps done": None if progress.steps_done is None else f"{progress.steps_done:,}",
+        "best top-1": None if progress.best_top1 is None else f"{progress.best_top1:.2f} %",
+        "moving average": "of the weights, which is what is loaded" if progress.moving_average else None,
+        "torch": progress.torch,
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _changed_settings(experiment: Experiment) -> str:
+    """Return the settings that are not at their defaults, a line for each."""
+    from zoo.config import Experiment, leaves
+    from zoo.weights.record import shown
+
+    defaults = dict(leaves(Experiment().model_dump(mode="json")))
+    own = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
+    changed = [f"{key} = {shown(value)}" for key, value in own if value != defaults.get(key)]
+    return f"\n{'':<20}".join(changed) or "all at their defaults"
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    for name, fact in facts.items():
+        print(f"{name:<20}{fact}")

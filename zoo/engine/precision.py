@@ -1,0 +1,24 @@
+"""Number formats by name, and the context in which a network computes in one of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the words of ``training.amp``
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Return the context in which torch computes matrix products and convolutions on ``device`` in ``dtype``.
+
+    With float32 the context does nothing: every operation computes in the format of its inputs.
+    """
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or in its own format if that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

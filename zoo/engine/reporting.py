@@ -1,0 +1,167 @@
+"""What the training loop reports: the numbers of a log interval, and the interface of the log that receives them.
+
+zoo/report implements the interface.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from zoo.engine.meters import Reading
+from zoo.engine.state import TrainState
+from zoo.engine.validation import Result
+
+BatchT = TypeVar("BatchT")
+Average = Literal["loss", "top1", "top5"]
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """The numbers of a log interval, over all ranks; accuracies in percent, losses in nats per image."""
+
+    step: int
+    """Optimizer steps done since the start of training: the x of every curve."""
+    epoch: int
+    """Index of the running epoch, from 0."""
+    batch: int
+    """Batches done of the running epoch, from 1 to ``num_batches``."""
+    num_batches: int
+    loss: float
+    """Mean over the images since the last report, like ``top1`` and ``top5``."""
+    top1: float
+    top5: float
+    epoch_loss: float
+    """Mean over the images of the epoch so far, like ``epoch_top1`` and ``epoch_top5``."""
+    epoch_top1: float
+    epoch_top5: float
+    lr: float
+    """The rate that the last step was done with (first parameter group)."""
+    images_per_s: float
+    """Of all ranks together, over the time since the last report."""
+    step_s: float
+    """Mean duration of a step since the last report, waiting for data included."""
+    data_s: float
+    """The part of ``step_s`` that was spent waiting for the loader."""
+    peak_memory_bytes: int
+    """CUDA: most memory ever allocated on the device; CPU: largest resident size of the process."""
+    eta_s: float
+    """Expected time to the end of the last epoch's training, validations not included."""
+
+
+class Log(Protocol):
+    """The log that a run reports to. Every rank calls all methods; the log decides what each rank writes.
+
+    No method may wait for the device, except those that are given tensors or modules.
+    """
+
+    def message(self, text: str) -> None:
+        """Record one line of text: notices, warnings, what was loaded."""
+
+    def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], object]]:
+        """Open a progress bar of ``total`` batches of which ``done`` are done; yields ``advance(count)``."""
+
+    def train_metrics(self, metrics: TrainMetrics) -> None:
+        """Record the numbers of a log interval."""
+
+    def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
+        """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
+
+    def images(self, step: int, images: Tensor) -> None:
+        """Record a few images of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Offer the raw model's parameters for histograms; called at each log interval."""
+
+
+class Pace:
+    """Measures how long the steps since the last `take` lasted, in seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._data_s = 0.0
+        self._begin = time.perf_counter()
+        self._all_steps = 0
+        self._all_s = 0.0
+
+    def timed(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
+        """Yield the batches of ``loader``; count each as a step, and the time until it comes as waiting for data."""
+        self._begin = time.perf_counter()
+        batches = iter(loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self._data_s += time.perf_counter() - asked
+            if batch is None:
+                return
+            self._num_steps += 1
+            yield batch
+
+    def take(self) -> tuple[float, float, float]:
+        """Return the seconds since the last call, the seconds per step, and those of a step that it waited for data."""
+        now = time.perf_counter()
+        elapsed, num_steps = now - self._begin, max(self._num_steps, 1)
+        times = elapsed, elapsed / num_steps, self._data_s / num_steps
+        self._all_steps += self._num_steps
+        self._all_s += elapsed
+        self._begin, self._num_steps, self._data_s = now, 0, 0.0
+        return times
+
+    def expected_s(self, num_steps: int) -> float:
+        """Return how long ``num_steps`` steps take at the average pace of all steps up to the last `take`."""
+        return num_steps * self._all_s / max(self._all_steps, 1)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the peak of the memory of tensors on a CUDA device so far; for the CPU that of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource  # not there on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def metrics_since(
+    before: Reading, now: Reading, state: TrainState, num_batches: int, lr: float, pace: Pace
+) -> TrainMetrics:
+    """Return the numbers of the steps between two readings of one epoch; ``pace`` begins a new interval.
+
+    ``num_batches`` is the number of batches of an epoch and ``lr`` the rate of the last step.
+    """
+    elapsed_s, step_s, data_s = pace.take()
+    return TrainMetrics(
+        step=state.step,
+        epoch=state.epoch,
+        batch=state.batch,
+        num_batches=num_batches,
+        loss=_mean_between(before, now, "loss"),
+        top1=_mean_between(before, now, "top1"),
+        top5=_mean_between(before, now, "top5"),
+        epoch_loss=now["loss"],
+        epoch_top1=now["top1"],
+        epoch_top5=now["top5"],
+        lr=lr,
+        images_per_s=(now["count"] - before["count"]) / elapsed_s,
+        step_s=step_s,
+        data_s=data_s,
+        peak_memory_bytes=peak_memory_bytes(state.process.device),
+        eta_s=pace.expected_s(state.config.optimizer.schedule.epochs * num_batches - state.step),
+    )
+
+
+def _mean_between(before: Reading, now: Reading, key: Average) -> float:
+    total_before = before[key] * before["count"] if before["count"] else 0.0  # the mean of nothing is NaN
+    return (now[key] * now["count"] - total_before) / (now["count"] - before["count"])

@@ -1,0 +1,93 @@
+"""What training puts around a network: torch.compile, and the averaging of gradients over processes."""
+
+# No postponed annotations here: DistributedDataParallel checks those of its communication hook.
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo import lookup_backend
+from torch._functorch import config as functorch_config
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from zoo.engine.process import Process
+
+_NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
+_BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(DistributedDataParallel).parameters)
+
+
+def compile_network(
+    model: nn.Module, activation_memory_budget: float | None, *, fullgraph: bool = False, dynamic: bool | None = None
+) -> nn.Module:
+    """Return the compiled model, which keeps for backward what the budget (0 to 1, None: torch's own choice) allows.
+
+    ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of a network,
+    new in 2.15, refuses regions that update running statistics.)
+    """
+    if activation_memory_budget is None:
+        return torch.compile(model, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
+    inductor = lookup_backend("inductor")
+
+    # The budget guards nothing: compiled twice, a model would keep the first one. With a backend of its own each
+    # compiled model is another one.
+    def backend(graph: Any, inputs: Any) -> Any:
+        with functorch_config.patch(activation_memory_budget=activation_memory_budget):
+            return inductor(graph, inputs)
+
+    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
+
+
+def distribute(network: nn.Module, process: Process) -> nn.Module:
+    """Return ``network`` as it is for a process alone, else in a wrapper that averages gradients over all ranks.
+
+    All ranks get rank 0's weights now. Buffers are not broadcast at each step: in training nothing reads the
+    running statistics, so that rank 0's are the same with and without; `zoo.engine.state.settle_buffers` spreads
+    them where they are read or saved.
+    """
+    if process.world_size == 1:
+        return network
+    options: dict[str, Any] = {_BUFFER_OPTION: False}
+    if process.device.type == "cuda":
+        options["device_ids"] = [process.device]
+    wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True, **options)
+    if process.device.type == "cpu" and process.world_size > 2:
+        wrapped.register_comm_hook(None, _average_in_rank_order)
+    return wrapped
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside DistributedDataParallel and torch.compile, or ``model`` itself if it has no wrapper.
+
+    Calling the network inside starts no collective operation, and no compilation for a batch of another size.
+    """
+    inner: Any = model
+    while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
+        # "_orig_mod" is the attribute of torch.compile's wrapper, whose class is not public.
+        inner = inner.module if isinstance(inner, DistributedDataParallel) else inner._orig_mod
+    network: nn.Module = inner
+    return network
+
+
+def _average_in_rank_order(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Overwrite the bucket with its mean over all ranks, each element added up from rank 0 to the last.
+
+    Gloo's own sum starts at another rank for each part of a bucket, and DistributedDataParallel fills its buckets
+    anew after the first step. With more than two ranks the first step after a resume would so differ, in the last
+    bit, from the same step of an uninterrupted run. As in a ring, two times the bucket is sent and received.
+    """
+    world_size, flat = dist.get_world_size(), bucket.buffer()
+    parts = F.pad(flat, (0, -flat.numel() % world_size)).view(world_size, -1)
+    # Rank r adds up part r of all ranks, then everybody gets all sums.
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts)
+    total = received[0]
+    for part in received[1:]:
+        total += part
+    sums = parts.view(-1)
+    dist.all_gather_into_tensor(sums, total)
+    flat.copy_(sums[: flat.numel()] / world_size)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(flat)
+    return done

@@ -1,0 +1,121 @@
+"""The networks that Hascoet et al. 2023 compare RevNeXt with: a ResNet-18, a RevNet and an i-RevNet of their own.
+
+The totals in the paper fix the widths and depths. ResNet and RevNet: four levels of 32 to 256 channels, constant within
+a level, so that the weights of the convolutions are 12.5 MB, and three pools in between, which section 3.4 calls
+max-pooling. The paper does not say how these double the channels without weights; here zeros are added. i-RevNet: 171
+MB of weights, which 2, 2, 2 and 1 blocks have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from zoo.layers.conv import conv2d
+from zoo.layers.ends import MaxPool2d
+from zoo.layers.norm import NormFactory
+from zoo.layers.residual import ResidualBlock
+from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
+from zoo.layers.revnet_blocks import add_zero_channels
+from zoo.layers.stages import FUSE_OF_MEMORY
+from zoo.models.revnext import LargestValueNetwork
+
+
+class RevNeXtBaseline(LargestValueNetwork):
+    """ResNet-18 or RevNet of the paper: ``stem``, ``level0``, then levels of a `WideningPool` and blocks.
+
+    Args:
+    - `reversible`: the blocks are reversible ones, of two branches of two convolutions. Otherwise they are
+      post-activation residual blocks of two convolutions.
+    - `blocks`: the number of blocks of each level.
+    - `channels`: those of the stem and of the first level.
+    - `memory`: what is kept for backward. "auto": of reversible levels the output, of others what `ResNet` keeps;
+      "plain": what autograd keeps.
+    - All others are those of `Network`.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        reversible: bool,
+        blocks: Sequence[int],
+        features_only: bool = False,
+        channels: int,
+        memory: str,
+    ) -> None:
+        super().__init__(features_only)
+        self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
+        self._add_stage("stem", channels=channels, reduction=1)
+        for level, depth in enumerate(blocks):
+            modules: list[nn.Module] = []
+            if level > 0:
+                modules.append(WideningPool(channels, memory))
+                channels *= 2
+            if reversible:
+                chain = [build_two_branch_block(channels, norm) for _ in range(depth)]
+                modules.append(ReversibleSequential(chain, store=memory == "plain"))
+            else:
+                fuse = FUSE_OF_MEMORY[memory]
+                modules += [ResidualBlock(channels, (channels, channels), norm, fuse=fuse) for _ in range(depth)]
+            self.add_module(f"level{level}", nn.Sequential(*modules))
+            self._add_stage(f"level{level}", channels=channels, reduction=2**level)
+        self._add_classifier(classes)
+
+
+class WideningPool(nn.Module):
+    """Maxima of 2x2 windows, then as many channels of zeros as there were, one half of them before and one behind.
+
+    Backward keeps one byte per maximum, and with ``memory`` "plain" what torch's own pooling keeps.
+    """
+
+    def __init__(self, channels: int, memory: str) -> None:
+        super().__init__()
+        self.channels = channels
+        self.pool = (nn.MaxPool2d if memory == "plain" else MaxPool2d)(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N, 2 C, H / 2, W / 2) of x (N, C, H, W); a last odd row or column is left out."""
+        return add_zero_channels(self.pool(x), self.channels)
+
+
+class TwoBranchIRevNet(LargestValueNetwork):
+    """i-RevNet of the paper: ``stem``, then one ``chain`` of reversible blocks and channel pools.
+
+    Args:
+    - `blocks`: the number of reversible blocks of each level.
+    - `channels`: those of the stem; each pool makes them four times as many.
+    - `memory`: what is kept for backward. "auto": the input and output of the chain; "plain": what autograd keeps.
+    - All others are those of `Network`.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        features_only: bool = False,
+        blocks: Sequence[int],
+        channels: int,
+        memory: str,
+    ) -> None:
+        super().__init__(features_only)
+        self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
+        links: list[nn.Module] = []
+        for level, depth in enumerate(blocks):
+            if level > 0:
+                links.append(PairPool())
+                channels *= 4
+            links += [build_two_branch_block(channels, norm) for _ in range(depth)]
+        self.chain = ReversibleSequential(links, store=memory == "plain")
+        self._add_stage("stem", "chain", channels=channels, reduction=2 ** (len(blocks) - 1))
+        self._add_classifier(classes)
+
+
+def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:
+    """Return a block whose branches are twice 3x3 convolution and norm, of half the channels."""
+    half = channels // 2
+    f, g = (nn.Sequential(conv2d(half, half, 3), norm(half), conv2d(half, half, 3), norm(half)) for _ in "fg")
+    return ReversibleBlock(f, g)

@@ -1,0 +1,280 @@
+"""The log of a training run: text, JSON lines, TensorBoard and the progress bar (`zoo.engine.reporting.Log`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.config import Experiment
+from zoo.engine.reporting import TrainMetrics
+from zoo.engine.validation import Result
+from zoo.report.board import Board
+from zoo.report.console import PlainFormatter, Progress, format_duration
+from zoo.report.environment import describe_environment
+from zoo.report.log_folder import METRICS_FILE, writable, write_settings
+
+logger = logging.getLogger(__name__)
+
+
+class TextLog(logging.FileHandler):
+    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self.setFormatter(PlainFormatter("%(asctime)s - %(message)s"))
+        self._has_complained = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say on stderr, the first time only, why a record is missing: the log itself cannot say it."""
+        if not self._has_complained:
+            self._has_complained = True
+            print(f"{self.baseFilename}: lines are missing from here on: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file, even if the disk is full and what is still in memory is lost."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def kept_records() -> Iterator[MemoryHandler]:
+    """Keep zoo's log records until the run is known to be able to begin and its log is opened."""
+    handler = MemoryHandler(capacity=0)
+    logging.getLogger("zoo").addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logging.getLogger("zoo").removeHandler(handler)
+
+
+class JsonLines:
+    """Appends records to a file of one JSON object a line, which a run and all its resumptions share.
+
+    A killed process or a full disk leaves whole lines only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        _drop_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one object: ``event``, ``time_s`` (seconds since 1970) and the ``fields``.
+
+        NaN and infinities become null. If the system cannot write the record, OSError is raised and no part of the
+        record is in the file.
+        """
+        record = {"event": event, "time_s": round(time.time(), 3), **fields}
+        text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
+        end, left = os.fstat(self._file.fileno()).st_size, f"{text}\n".encode()
+        try:
+            while left:  # a disk that is nearly full takes only a part of the record
+                left = left[self._file.write(left) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> None:
+        """Wait until all records are on the disk and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+class RunLog:
+    """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
+
+    A context manager. Raises ConfigError if the files cannot be opened. A record that cannot be written later is left
+    out, with one warning, and training goes on: a checkpoint is worth more than a line, and if it cannot be written
+    either, that ends the run.
+
+    Args:
+        log_dir: folder of all files, which is made. A second run with the same folder appends to them.
+        rank: of this process.
+        config: settings of the run.
+        histograms: whether TensorBoard gets histograms of some parameters.
+        earlier: records from before the log was opened, see `kept_records`; they come first in the text log.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        rank: int,
+        config: Experiment,
+        *,
+        histograms: bool = False,
+        earlier: MemoryHandler | None = None,
+    ) -> None:
+        self._log_dir = log_dir
+        self._config = config
+        self._histograms = histograms
+        self._is_main = rank == 0
+        self._progress: Progress | None = None
+        self._board: Board | None = None
+        self._metrics: JsonLines | None = None
+        self._num_lost = 0
+        with writable(log_dir), ExitStack() as opened:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            self._text = TextLog(log_dir / f"training_{rank}.log")
+            opened.callback(self._text.close)
+            if self._is_main:
+                self._metrics = JsonLines(log_dir / METRICS_FILE)
+            opened.pop_all()
+        if earlier is not None:
+            earlier.setTarget(self._text)
+            earlier.flush()
+        logging.getLogger("zoo").addHandler(self._text)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            reason = f"stopped: {type(error).__name__}: {error}"
+            logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
+        if self._metrics is not None:
+            self._write(self._metrics.close)
+        if self._board is not None:
+            self._write(self._board.close)
+        if self._num_lost:
+            logger.warning("%d records of this run are missing in %s", self._num_lost, self._log_dir)
+        logging.getLogger("zoo").removeHandler(self._text)
+        self._text.close()
+
+    def begin(self, step: int, device: torch.device, world_size: int) -> None:
+        """Record the settings and the machine, and with ``step`` > 0 that a run is resumed after that many steps.
+
+        TensorBoard then hides what the interrupted run had written beyond this step. ConfigError if the settings
+        cannot be written.
+        """
+        if not self._is_main:
+            return
+        write_settings(self._log_dir, self._config)
+        self._add_line(
+            "resume" if step else "start",
+            step=step,
+            world_size=world_size,
+            config_digest=self._config.digest(),
+            environment=describe_environment(device),
+        )
+        with writable(self._log_dir):
+            self._board = Board(self._log_dir, self._config, step)
+
+    def _add_line(self, event: str, **fields: Any) -> None:
+        if self._metrics is not None:
+            self._write(partial(self._metrics.write, event, **fields))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        """Call ``write``. If the system cannot write, count the lost record, and the first time warn."""
+        try:
+            write()
+        except OSError as error:
+            self._num_lost += 1
+            if self._num_lost == 1:
+                logger.warning(
+                    "the log cannot be written (%s); %s: training goes on without these records", error, self._log_dir
+                )
+
+    def message(self, text: str) -> None:
+        """Record one line of text."""
+        logger.info("%s", text)
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
+        """Open a bar of ``total`` batches of which ``done`` are done; yields a function that counts further batches."""
+        with Progress(title, total, done, show=self._is_main) as progress:
+            self._progress = progress
+            try:
+                yield progress.advance
+            finally:
+                self._progress = None
+
+    def train_metrics(self, metrics: TrainMetrics) -> None:
+        """Record the means of the batches since the last record, and the averages of the epoch."""
+        logger.info("%s", _train_line(metrics), extra={"shown_by_bar": True})
+        if self._progress is not None:
+            self._progress.tell(_bar_text(metrics))
+        self._add_line("train", **asdict(metrics))
+        if self._board is not None:
+            self._write(partial(self._board.train, metrics))
+
+    def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
+        """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
+        logger.info("%s", _validation_line(epoch, result, is_best))
+        self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **asdict(result))
+        if self._board is not None:
+            self._write(partial(self._board.validation, step, result))
+
+    def images(self, step: int, images: Tensor) -> None:
+        """Record the first images of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
+        if self._board is not None:
+            self._write(partial(self._board.images, step, images))
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        """Record the relative reconstruction error of each block of reversible chains."""
+        self._add_line("reconstruction", step=step, errors=dict(errors))
+        if self._board is not None:
+            self._write(partial(self._board.reconstruction, step, errors))
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Record histograms of the classifier and of the last norm, if they were asked for."""
+        if self._board is not None and self._histograms:
+            self._write(partial(self._board.parameters, step, model))
+
+
+def _train_line(metrics: TrainMetrics) -> str:
+    """Return the means since the last line, and in brackets the averages of the epoch."""
+    return (
+        f"epoch {metrics.epoch + 1} [{metrics.batch}/{metrics.num_batches}] "
+        f"time {metrics.step_s:.3f} s, data {metrics.data_s:.3f} s, "
+        f"loss {metrics.loss:.4f} ({metrics.epoch_loss:.4f}), "
+        f"top-1 {metrics.top1:.2f} ({metrics.epoch_top1:.2f}), "
+        f"top-5 {metrics.top5:.2f} ({metrics.epoch_top5:.2f}), "
+        f"lr {metrics.lr:.3g}, {metrics.images_per_s:.0f} images/s, "
+        f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {format_duration(metrics.eta_s)}"
+    )
+
+
+def _bar_text(metrics: TrainMetrics) -> str:
+    return (
+        f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, top-1 {metrics.top1:.1f}, "
+        f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
+    )
+
+
+def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
+    skipped = f", {result.skipped} left out" if result.skipped else ""
+    return (
+        f"epoch {epoch + 1} validation: top-1 {result.top1:.2f}, top-5 {result.top5:.2f}, "
+        f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off an incomplete last line, which a full disk or a power failure may have left."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,190 @@
+"""Training an experiment on a folder of images, from the settings to the checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.config import Experiment, check_world_size
+from zoo.data.classes import check_same_classes
+from zoo.data.folder import OnBadImage
+from zoo.data.loader import Loader, build_train_loader, build_val_loader
+from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.engine.agreement import check_agreement, image_facts, program_facts
+from zoo.engine.checkpoint import BEST
+from zoo.engine.loop import train
+from zoo.engine.process import Process
+from zoo.engine.start import AUTO, start
+from zoo.engine.state import TrainState
+from zoo.errors import DataError, printable
+from zoo.registry import build_from_config
+from zoo.report.log_folder import check_place, log_folder
+from zoo.report.run_log import RunLog, kept_records
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a run is carried out, beside the settings of its experiment.
+
+    Args:
+        workers: processes that read images, for each process of the run; 0 reads them in the process itself.
+        on_bad_image: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
+        log_interval: batches between two lines of the log.
+        resume: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there
+            is one; None for a new run.
+        weights: path of a file of initial weights; None for random ones.
+        overwrite: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
+        histograms: whether TensorBoard gets histograms of the classifier and the last norm.
+        allow_world_size_change: whether a run may be resumed with another number of processes, which gives another
+            run in the last bits.
+    """
+
+    workers: int = 0
+    on_bad_image: OnBadImage = "stop"
+    log_interval: int = 10
+    resume: str | None = None
+    weights: str | None = None
+    overwrite: bool = False
+    histograms: bool = False
+    allow_world_size_change: bool = False
+
+
+Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
+
+
+def train_experiment(
+    config: Experiment, data: Path, log_dir: Path, process: Process, options: TrainOptions | None = None
+) -> TrainState:
+    """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
+
+    Every process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs are
+    written to ``log_dir``. A resumed run of which all epochs are done is not trained any further; the log says so.
+    Nothing is written before settings, images and network are known to be good, and the same on all processes.
+
+    Raises ConfigError, DataError, WeightsError and CheckpointError for what does not fit, and what
+    `zoo.engine.loop.train` raises.
+    """
+    options = options or TrainOptions()
+    _check_settings_agree(config, process, options)
+    check_world_size(config, process.world_size)
+    process.on_main(lambda: check_place(log_dir, data))
+    with kept_records() as earlier:
+        loaders = _build_loaders(config, data, process, options)
+    _check_images_agree(process, loaders)
+    num_parameters = _count_parameters(config)
+    with (
+        log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
+        RunLog(log_dir, process.rank, config, histograms=options.histograms, earlier=earlier) as log,
+    ):
+        state = start(
+            config,
+            process,
+            log_dir,
+            log,
+            resume=options.resume,
+            weights=options.weights,
+            allow_world_size_change=options.allow_world_size_change,
+        )
+        epochs = config.optimizer.schedule.epochs
+        if state.epoch >= epochs:
+            log.message(f"all {epochs} epochs are done; {printable(log_dir)}: nothing to train")
+        else:
+            log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
+            log.begin(state.step, process.device, process.world_size)
+            train(state, *loaders, log, log_dir, log_interval=options.log_interval)
+        log.message(_end_summary(state, data, log_dir))
+    return state
+
+
+def _check_settings_agree(config: Experiment, process: Process, options: TrainOptions) -> None:
+    check_agreement(
+        process,
+        lambda: {
+            **program_facts(process, "train"),
+            **config.model_dump(mode="json", exclude={"expected"}),
+            "--on-bad-image": options.on_bad_image,
+            "--print-freq": options.log_interval,
+            "--allow-world-size-change": options.allow_world_size_change,
+        },
+        "give every process the same experiment, options and version of zoo",
+    )
+
+
+def _build_loaders(config: Experiment, data: Path, process: Process, options: TrainOptions) -> Loaders:
+    """Return the loaders of DATA/train and DATA/val; DataError unless both have the same classes."""
+    shares: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
+              "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
+    train_loader = build_train_loader(data, config, **shares)
+    val_loader = build_val_loader(
+        data,
+        scale=config.input.scale_val,
+        crop=config.input.crop_val,
+        mean=config.input.mean,
+        std=config.input.std,
+        batch_size=max(1, config.optimizer.batch_size // process.world_size),
+        **shares,
+    )
+    check_same_classes(train_loader.dataset, val_loader.dataset)
+    return train_loader, val_loader
+
+
+def _check_images_agree(process: Process, loaders: Loaders) -> None:
+    train_loader, val_loader = loaders
+    check_agreement(
+        process,
+        lambda: {
+            "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
+            "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
+        },
+        "copy the same DATA to every machine",
+        DataError,
+    )
+
+
+def _count_parameters(config: Experiment) -> int:
+    """Return the number of parameters; ConfigError for a network that does not exist. Nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_from_config(config.network).parameters())
+
+
+def _continues(log_dir: Path, resume: str | None) -> bool:
+    """Return whether a resume goes on with the very run of the log folder."""
+    # Unlike Path.resolve this takes links that lead in a circle.
+    return resume == AUTO or (
+        resume is not None and os.path.dirname(os.path.realpath(resume)) == os.path.realpath(log_dir)
+    )
+
+
+def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: Path, log_dir: Path) -> str:
+    """Return what is about to be trained, on what and where, a line for each."""
+    config, process = state.config, state.process
+    network, optimizer = config.network, config.optimizer
+    num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
+    processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
+    lines = [
+        f"training {network.arch}: {num_parameters:,} parameters, {network.bn_mode} norms with {network.activation}, "
+        f"{network.classes} classes",
+        f"images      {num_train:,} to train on, {num_val:,} to validate on; {printable(data)}",
+        f"schedule    {optimizer.schedule.epochs} epochs of {len(loaders[0])} steps, batch {optimizer.batch_size}",
+        f"device      {process.device}, {processes}",
+        f"log folder  {printable(log_dir)}",
+    ]
+    return "\n".join(lines)
+
+
+def _end_summary(state: TrainState, data: Path, log_dir: Path) -> str:
+    """Return the best score and, if the names can be printed as they are, the commands that a user may want next."""
+    best, images = str(log_dir / BEST), str(data)
+    after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
+    lines = [f"best top-1 {state.best_top1:.2f} %{after}; {printable(best)}"]
+    if printable(best + images) == best + images:  # with escapes the commands would name files that do not exist
+        lines += [
+            f"score it    zoo validate {shlex.quote(best)} {shlex.quote(images)}",
+            f"use it      zoo predict {shlex.quote(best)} IMAGE",
+        ]
+    return "\n".join(lines)
