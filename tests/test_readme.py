@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import readme
+from tests.test_architecture import ROWS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
 from zoo.weights.published import all_published, published
@@ -122,6 +123,24 @@ def test_paths_and_names_in_them_exist() -> None:
         assert matching, found
         for part in name.split(".") if name else ():
             assert re.search(rf"(def|class) {part}\b|^{part}\b.*=", matching[0].read_text(), re.MULTILINE), found
+
+
+def test_walks_count_their_files() -> None:
+    """A heading of docs/architecture.md that ends in "(5 files)" is followed by a walk that names five files."""
+    parts = re.split(r"^(#+ .*)$", TEXTS["docs/architecture.md"], flags=re.MULTILINE)
+    walks = [(heading, text) for heading, text in zip(parts[1::2], parts[2::2], strict=True) if " files)" in heading]
+    assert len(walks) >= 4
+    for heading, text in walks:
+        files = {found.partition(": ")[0] for found in re.findall(r"`((?:zoo|scripts)/[^`\n]*\.py[^`\n]*)`", text)}
+        assert f"({len(files)} files)" in heading, sorted(files)
+
+
+def test_every_room_is_drawn_and_described_in_the_order_of_imports() -> None:
+    drawn = re.findall(r"<text[^>]*>(\w+)</text>", (ROOT / "docs" / "rooms.svg").read_text())
+    assert [word for word in drawn if word in ROWS] == ROWS
+    first_columns = re.findall(r"^\| `zoo/[^|]*", TEXTS["docs/architecture.md"], re.MULTILINE)
+    described = re.findall(r"`zoo/(\w+)[./]", "".join(first_columns))
+    assert described == ROWS
 
 
 def test_checksums_name_the_published_files() -> None:
