@@ -1,4 +1,4 @@
-"""``zoo benchmark`` for a checkout."""
+"""``zoo benchmark`` for a checkout that is not installed."""
 
 import sys
 

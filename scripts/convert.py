@@ -1,4 +1,4 @@
-"""``zoo convert``: KIND SOURCE TARGET --arch NAME."""
+"""``zoo convert`` for a checkout that is not installed: KIND SOURCE TARGET."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``zoo quickstart`` for a checkout."""
+"""``zoo quickstart`` for a checkout that is not installed."""
 
 import sys
 

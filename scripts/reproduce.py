@@ -1,4 +1,4 @@
-"""``zoo reproduce`` for a checkout, also for torch.distributed.launch and torchrun."""
+"""``zoo reproduce`` for a checkout that is not installed, and for torch.distributed.launch and torchrun."""
 
 import sys
 

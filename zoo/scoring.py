@@ -55,17 +55,15 @@ class LoadedNetwork:
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
         """Return the contents of a result file: the scores, the md5 of the weights, the machine and the versions."""
-        return result.to_json(self._weights_md5(), describe_environment((process or _only_process()).device))
-
-    def _weights_md5(self) -> str | None:
-        if self.weights is None:
-            return None
-        name = published_name(self.weights)  # the md5 of published weights was compared when they were read
-        return md5_of(Path(self.weights)) if name is None else entry_of(name).md5
+        md5 = None
+        if self.weights is not None:
+            name = published_name(self.weights)  # the md5 of published weights was compared when they were read
+            md5 = md5_of(Path(self.weights)) if name is None else entry_of(name).md5
+        return result.to_json(md5, describe_environment((process or _only_process()).device))
 
 
 def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> LoadedNetwork:
-    """Return a network with weights, ready for `score`.
+    """Return a network with weights, ready for `score`; of a run with a moving average of the weights it has that.
 
     Args:
         name: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
@@ -77,28 +75,30 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     classifier included), or that say that they belong to another network.
     """
     name = os.fspath(name)
-    stored = None if weights is None else read_weights(weights)
     file = find_experiment(name)
     title = printable(name if file is None else file.stem)
     if file is not None:
         experiment = load_experiment(file)
-        if weights is None:
-            _check_published(title)
-            weights, stored = title, read_weights(title)
+        weights = _published(title) if weights is None else weights
+        stored = read_weights(weights)
     elif os.path.isfile(name):
         own = read_weights(name)
-        weights, stored = weights or name, stored or own
         experiment = _experiment_of(own)
-    elif stored is None:
+        weights, stored = (name, own) if weights is None else (weights, read_weights(weights))
+    elif weights is None:
         _check_known(name)
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
         _check_known(name)
+        stored = read_weights(weights)
         experiment = _experiment_of_architecture(name, stored)
-    assert weights is not None
-    assert stored is not None
     model = registry.build_from_config(experiment.network)
-    _load(model, stored, "the checkpoint" if file is None else "the experiment")
+    report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
+    if report.classifier != "loaded":
+        raise WeightsError(
+            f"the classifier of the file does not fit the network; {printable(stored.path)}: "
+            f"a random classifier is not worth a score, give the experiment that the weights were trained with"
+        )
     return LoadedNetwork(title, model, experiment, os.fspath(weights), _class_names(title, weights, stored))
 
 
@@ -147,21 +147,13 @@ def _check_known(name: str) -> None:
         )
 
 
-def _check_published(title: str) -> None:
+def _published(title: str) -> str:
+    """Return the name of an experiment's published weights, which is its own."""
     if title not in registry.published():
         raise WeightsError(
             f"there are no published weights of {title}; command line: give those to score, --weights FILE"
         )
-
-
-def _load(model: nn.Module, stored: StoredWeights, asked_by: str) -> None:
-    """Load a file strictly; of a run with a moving average this is that average, which its validations scored."""
-    report = load_stored(model, stored, asked_by)
-    if report.classifier != "loaded":
-        raise WeightsError(
-            f"the classifier of the file does not fit the network; {printable(stored.path)}: "
-            f"a random classifier is not worth a score, give the experiment that the weights were trained with"
-        )
+    return title
 
 
 def score(

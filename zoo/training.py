@@ -62,9 +62,10 @@ def train_experiment(
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
-    Every process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs are
-    written to ``log_dir``. A resumed run of which all epochs are done is not trained any further; the log says so.
-    Nothing is written before settings, images and network are known to be good, and the same on all processes.
+    Each step leads from `zoo.engine.loop.train` to `zoo.engine.step.train_step` and from there to the network's
+    forward. Every process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and
+    logs are written to ``log_dir``. A resumed run of which all epochs are done is not trained any further; the log says
+    so. Nothing is written before settings, images and network are known to be good, and the same on all processes.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for what does not fit, and what
     `zoo.engine.loop.train` raises.

@@ -1,4 +1,4 @@
-"""The helper of the distributed tests is itself right: results by rank, and errors that name the rank."""
+"""The helper of the distributed tests returns results by rank, and its errors name the rank."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _frozen_and_features_under_ddp() -> bool:
     features = zoo.get("densenet121", norm="sync", features_only=True)
     for network in (frozen, features):
         model = nn.parallel.DistributedDataParallel(network)
-        for _ in range(2):  # the second step finds gradients that the first did not deliver
+        for _ in range(2):  # in the second step DDP reports gradients that were missing in the first
             out = model(x)
             sum(o.square().mean() for o in (out if isinstance(out, list) else [out])).backward()
     return all(p.grad is not None for n in (frozen, features) for p in n.parameters() if p.requires_grad)

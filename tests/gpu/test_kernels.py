@@ -190,7 +190,7 @@ def run_network(function: Any, layout: str, dtype: torch.dtype, activation: str,
 
 @pytest.fixture
 def _full_precision(monkeypatch):
-    """Convolutions of float32 in float32: in another order they then differ by roundings only."""
+    """Compute float32 convolutions in float32, so that results in another order differ by roundings only."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch._dynamo.reset()
 
@@ -226,7 +226,7 @@ def test_a_network_gives_the_outputs_and_gradients_of_the_reference(dtype, toler
     ours = run_network(network, layout, dtype, "leaky_relu", inplace)
     with forced("reference"):
         truth = run_network(network, layout, dtype, "leaky_relu", inplace)
-    # Roundings of bfloat16 grow over six layers: its largest gradient is as far from the one of float32.
+    # Roundings of bfloat16 grow over six layers: its largest gradient is as far from that of float32.
     for result, expected in zip(ours, truth, strict=True):
         assert relative_error(result, expected) < tolerance
 

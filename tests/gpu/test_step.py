@@ -29,7 +29,7 @@ def test_a_step_never_waits_for_the_device(amp: str) -> None:
         state = _state(process, amp=amp, channels_last=True)
         images = torch.randn(8, 3, 8, 8, device=process.device)
         batch = StepBatch(images, torch.arange(8, device=process.device) % 2, global_size=8)
-        for _ in range(2):  # the first steps set things up
+        for _ in range(2):  # the first steps compile and allocate
             train_step(state, batch)
         torch.cuda.set_sync_debug_mode("error")
         try:

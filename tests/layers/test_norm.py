@@ -150,7 +150,7 @@ def test_state_dicts_without_version_may_lack_the_counter_and_newer_ones_may_not
         cls(3).load_state_dict(state)
     layer = cls(3)
     layer.num_batches_tracked.fill_(9)
-    layer.load_state_dict(dict(state))  # a plain dict has lost the version
+    layer.load_state_dict(dict(state))  # a plain dict does not have the version
     assert layer.num_batches_tracked.dtype == torch.long
 
 

@@ -62,7 +62,7 @@ def step(model, network, x):
 
 
 def compare(make, compile_model, tolerance=2e-4):
-    """Run the same step eagerly and compiled, twice, and compare all that comes of it."""
+    """Run the same step eagerly and compiled, twice, and compare all results."""
     eager, network = make(), make()
     compiled = compile_model(network)
     for seed in range(2):
@@ -123,7 +123,7 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
     ("norm", "activation"), [(norm, activation) for norm in (ABN, InPlaceABN) for activation in norm.activations]
 )
 def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, momentum):
-    """The compiler makes symbols of a layer's numbers there, which no check may ask for more than a comparison."""
+    """The compiler then replaces a layer's numbers by symbols, which checks can only compare."""
     assert compare_dynamic(norm, activation, momentum, "eager") == 1
 
 

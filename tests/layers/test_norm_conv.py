@@ -1,4 +1,4 @@
-"""A norm and its convolution with the map between them made again: the same as one after the other, with less kept."""
+"""A norm and its convolution that compute the map between them again give the results of the two modules in order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms
 from zoo.layers.norm_conv import norm_conv
-
-KEEP = ["input", "xhat"]
 
 
 def pair(norm=InPlaceABN, **settings):
@@ -53,10 +51,9 @@ def recomputes(out):
     return type(out.grad_fn).__name__ == "_NormActConvBackward"
 
 
-@pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("state", ["training", "evaluation", "frozen", "no statistics", "cumulative"])
 @pytest.mark.parametrize("norm", [InPlaceABN, InPlaceABNSync])
-def test_outputs_gradients_and_buffers_are_those_of_the_two_modules(norm, state, keep):
+def test_outputs_gradients_and_buffers_are_those_of_the_two_modules(norm, state):
     layer, conv = pair(norm, momentum=None if state == "cumulative" else 0.1)
     if state == "frozen":
         freeze_norms(layer)
@@ -65,7 +62,7 @@ def test_outputs_gradients_and_buffers_are_those_of_the_two_modules(norm, state,
     layer.train(state != "evaluation")
     twin = copy.deepcopy(layer)
     for seed in range(2):
-        found = outcome(lambda *args: norm_conv(*args, keep=keep), layer, conv, parts(seed))
+        found = outcome(norm_conv, layer, conv, parts(seed))
         assert recomputes(found[0])
         assert worst(found, outcome(unfused, twin, conv, parts(seed))) < 1e-10
 
@@ -146,7 +143,7 @@ def test_what_it_does_not_know_runs_one_after_the_other(norm, conv):
 def test_hooks_see_the_map(kind):
     for index in range(2):
         modules, seen = pair(), []
-        modules[0].inplace = False  # torch gives a hooked module of gradients a view, which nobody may overwrite
+        modules[0].inplace = False  # a module with backward hooks gets a view, which may not be overwritten
 
         def hook(module, *args, seen=seen):
             seen.append(module)
@@ -190,13 +187,12 @@ def test_it_can_itself_be_run_again_and_its_tensors_be_kept_elsewhere():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
-@pytest.mark.parametrize("keep", KEEP)
-def test_compiled_it_equals_eager(keep):
+def test_compiled_it_equals_eager():
     norm, conv = pair()
     twin = copy.deepcopy(norm)
     torch._dynamo.reset()
     compiled = torch.compile(norm_conv, fullgraph=True, backend="aot_eager")
-    found = outcome(lambda *args: compiled(*args, keep=keep), norm, conv, parts())
+    found = outcome(compiled, norm, conv, parts())
     assert worst(found, outcome(norm_conv, twin, conv, parts())) < 1e-10
 
 
@@ -216,7 +212,7 @@ def test_torch_func_differentiates_it():
     assert worst(found.values(), truth) < 1e-10
 
 
-def _sync_step(sizes: tuple[int, ...], keep: str) -> tuple[list[torch.Tensor], Counter]:
+def _sync_step(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], Counter]:
     torch.manual_seed(0)
     layer, conv = pair(InPlaceABNSync)
     whole = torch.randn(sum(sizes), 5, 4, 3, dtype=torch.float64) * 3 + 100
@@ -231,7 +227,7 @@ def _sync_step(sizes: tuple[int, ...], keep: str) -> tuple[list[torch.Tensor], C
             return original(*args, **kwargs)
 
         setattr(dist, name, counted)
-    out = norm_conv(layer, conv, x[:, :2], x[:, 2:], keep=keep)
+    out = norm_conv(layer, conv, x[:, :2], x[:, 2:])
     out.square().sum().backward()
     for name, original in originals.items():
         setattr(dist, name, original)
@@ -240,10 +236,9 @@ def _sync_step(sizes: tuple[int, ...], keep: str) -> tuple[list[torch.Tensor], C
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("keep", KEEP)
 @pytest.mark.parametrize("sizes", [(3, 2), (4, 0)])
-def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes, keep):
-    results = run_distributed(_sync_step, 2, sizes, keep)
+def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes):
+    results = run_distributed(_sync_step, 2, sizes)
     torch.manual_seed(0)
     layer, conv = pair()
     x = (torch.randn(sum(sizes), 5, 4, 3, dtype=torch.float64) * 3 + 100).requires_grad_()

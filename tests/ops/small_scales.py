@@ -56,7 +56,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 def measure_kernels(kernels: Any, x: Tensor, dz: Tensor, settings: NormSettings) -> Errors:
-    """Return the errors of a back end's four functions, called as the autograd function does."""
+    """Return the errors of the kernels of a back end, called as the autograd function calls them."""
     mean, var = kernels.statistics(x)
     z = kernels.apply(x, mean, var, settings)
     sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings)
@@ -77,7 +77,7 @@ def measure_autograd(
 
 
 def assert_bounded(errors: Errors, dtype: str) -> None:
-    """Check the bounds that csrc/README.md states, and that nothing but roundings is lost where the scale is 1."""
+    """Check the bounds of csrc/README.md, and that errors are mere roundings where the scale is 1."""
     roundings = 16 * torch.finfo(getattr(torch, dtype)).eps
     for (scale, bias), dx, dweight in zip(CHANNELS, errors["dx"], errors["dweight"], strict=True):
         assert dx < (roundings if scale == 1 else 3), (scale, bias)

@@ -1,4 +1,4 @@
-"""The kernels for tensors without numbers make what the reference's make: shapes, dtypes, layouts."""
+"""The kernels for meta tensors return tensors of the same shapes, dtypes and layouts as those of the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norm, residual sum and activation in one: against float64 autograd of the formula, and where precision ends."""
+"""Norm, residual sum and activation in one operation against float64 autograd, and the limits of its precision."""
 
 from __future__ import annotations
 

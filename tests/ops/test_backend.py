@@ -17,19 +17,20 @@ from zoo.ops.abn import backend, kernels, meta, native, reference, triton
 
 @pytest.mark.parametrize("module", [reference, native, triton, meta], ids=lambda module: module.__name__)
 def test_every_back_end_has_the_kernels_of_the_contract_with_its_arguments(module):
-    optional = {"backward": kernels.Backward.__call__, "track_statistics": kernels.TrackStatistics.__call__}
-    required = {name: f for name, f in vars(kernels.Kernels).items() if inspect.isfunction(f) and name[0] != "_"}
+    members = vars(kernels.Kernels).items()
+    required = {name: member for name, member in members if inspect.isfunction(member) and name[0] != "_"}
     assert required.keys() == {"why_not", "statistics", "apply", "apply_", "backward_reduce", "backward_apply"}
-    for name, contract in {**required, **optional}.items():
-        kernel = getattr(module, name)
-        if kernel is None:
-            assert name in optional
-            continue
+    for name, contract in required.items():
         expected = list(inspect.signature(contract).parameters.values())[1:]  # without self
-        found = inspect.signature(kernel).parameters.values()
+        found = inspect.signature(getattr(module, name)).parameters.values()
         assert [(p.name, p.default, p.annotation) for p in found] == [
             (p.name, p.default, p.annotation) for p in expected
         ]
+    optional = {name: member.__doc__ for name, member in members if isinstance(member, property)}
+    assert optional.keys() == {"backward", "track_statistics"}
+    for name, contract in optional.items():
+        kernel = getattr(module, name)
+        assert kernel is None or contract.startswith(f"{name}({', '.join(inspect.signature(kernel).parameters)}): ")
 
 
 def test_the_reference_can_be_forced_and_the_choice_comes_back():

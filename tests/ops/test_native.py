@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 2.0), ("elu", 1.0), ("elu", 0.3), ("identity", 0.0)]
-# One channel, one value per channel, sizes that no vector divides, planes shorter and longer than a vector and than
-# what is summed at once, more channels than a period, tensors that are split between threads, nothing at all.
+# One channel; one value per channel; sizes that no vector length divides; planes shorter and longer than a vector and
+# than what is summed at once; more channels than a period; tensors that are split between threads; empty tensors.
 SHAPES = [
     (2, 3, 7, 5),
     (1, 1, 7, 5),
@@ -35,7 +35,7 @@ SHAPES = [
 
 
 def arrange(x: Tensor, layout: str) -> Tensor:
-    """Return the values of x in contiguous or channels_last memory, or with strides that the kernels do not know."""
+    """Return x in contiguous or channels_last memory, or with strides that the kernels cannot read directly."""
     if layout == "channels_last":
         return x.movedim(1, -1).contiguous().movedim(-1, 1)
     if layout == "strided":
@@ -54,7 +54,7 @@ def make(shape, dtype=torch.float64, layout="contiguous", seed=0):
 
 
 def exact(function, *arguments):
-    """Return what the reference makes of the arguments in float64."""
+    """Return the results of a reference function for the arguments in float64."""
 
     def convert(value):
         if isinstance(value, tuple):
@@ -72,14 +72,14 @@ def assert_near(ours, truths, tolerance: float) -> None:
 
 
 def located(mean, var):
-    """Return mean and standard deviation in one tensor: a mean is right to a fraction of the deviation."""
+    """Return mean and standard deviation in one tensor, as errors of a mean are relative to the deviation."""
     return torch.stack([mean, var.sqrt()])
 
 
 def compare(x, dz, shortcut, settings, evaluation=False):
     """Compare the five functions with the reference in float64, each given the same inputs."""
     unit, accumulated = torch.finfo(x.dtype).eps, torch.finfo(accumulate_dtype(x.dtype)).eps
-    if x.dtype == torch.float64:  # the reference rounds as we do
+    if x.dtype == torch.float64:  # here the reference rounds as the kernels do
         unit, accumulated = 16 * unit, 16 * accumulated
     mean, var = native.statistics(x)
     assert mean.dtype == var.dtype == accumulate_dtype(x.dtype)
@@ -104,7 +104,7 @@ def compare(x, dz, shortcut, settings, evaluation=False):
 def test_every_function_agrees_with_the_reference_in_float64(dtype, layout, activation, param):
     for shape in SHAPES:
         x, dz, shortcut, weight, bias = make(shape, dtype, layout)
-        if activation == "elu":  # away from saturation, which has a test of its own
+        if activation == "elu":  # keep away from saturation, which has a test of its own
             shortcut, weight, bias = (t / 4 for t in (shortcut, weight, bias))
         settings = NormSettings(weight, bias, 1e-5, activation, param)
         compare(x, dz, None, settings)
@@ -210,7 +210,7 @@ def test_nan_stays_nan_and_in_its_channel(dtype, layout):
 @pytest.mark.parametrize("shape", [(64, 3, 40, 50), (256, 24, 2, 2), (3000, 5)])
 def test_the_variance_survives_a_mean_that_is_large_against_it(shape, layout):
     x = arrange(torch.randn(shape, dtype=torch.float64).float() + 3000, layout)
-    x[0] += 500  # and a first image that is unlike the others
+    x[0] += 500  # and let the first image be unlike the others
     mean, var = native.statistics(x)
     assert_near((mean, var), exact(reference.statistics, x), 1e-5)
 

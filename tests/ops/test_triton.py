@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: their numbers through Triton's interpreter, their code compiled ahead of time."""
+"""The Triton kernels without a GPU: their results in Triton's interpreter, and their code, compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_six_norms_compiled_in_one_graph_equal_eager_ones(interpreted):
 
 
 class Recorder:
-    """Stands in for a kernel: compiles what would be launched, and keeps the code and the tile."""
+    """Replaces a kernel: compiles what would be launched, and records the code and the tile."""
 
     def __init__(self, kernel: Any, record: list[tuple[str, int]]) -> None:
         self.kernel, self.record = kernel, record
@@ -117,7 +117,7 @@ class Recorder:
 
 
 class Device:
-    """What Triton asks its driver before it compiles."""
+    """Answers what Triton asks its driver before it compiles."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -150,7 +150,7 @@ def compiled(request, monkeypatch, tmp_path) -> list[tuple[str, int]]:
 
 
 def call_all(x: torch.Tensor) -> None:
-    """Call the five functions, with all that they take."""
+    """Call the five kernels with all their arguments."""
     vector = torch.ones(x.shape[1])
     settings = NormSettings(vector, vector, 1e-5, "leaky_relu", 0.01)
     triton.statistics(x)

@@ -121,7 +121,7 @@ def running_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 def run(
     kernels: Any, case: Case, device: str = "cpu", output: Tensor | None = None, exact: bool = False
 ) -> dict[str, Tensor]:
-    """Return what the five functions give, called as the autograd function does; backward from ``output`` if given."""
+    """Return the results of the five kernels, called as by the autograd function; backward from ``output`` if given."""
     x, dz, shortcut, settings = make(case, device, exact)
     mean, var = kernels.statistics(x) if case.training else running_statistics(x)
     z = kernels.apply(x, mean, var, settings, shortcut)
@@ -140,7 +140,7 @@ def run(
 
 
 def run_formula(case: Case, device: str = "cpu") -> dict[str, Tensor]:
-    """Return the same by float64 autograd of the formula."""
+    """Return the same results by float64 autograd of the formula."""
     x, dz, shortcut, settings = make(case, device, exact=True)
     weight, bias = (x.new_zeros(x.shape[1]) if v is None else v for v in settings[:2])
     leaves = [v.clone().requires_grad_() for v in (x, weight, bias, torch.zeros_like(x))]
@@ -177,7 +177,7 @@ def assert_equals_the_formula(case: Case, result: dict[str, dict[str, float]]) -
 
 
 def assert_equals_the_reference(case: Case, result: dict[str, dict[str, float]]) -> None:
-    """Allow half precision one unit in the last place, which the interpreter cuts off, and float32 sums their order."""
+    """Allow half precision one unit in the last place, which the interpreter truncates, and float32 another order."""
     accumulated = ("mean", "var", "dweight", "dbias")
     for name, error in result["reference"].items():
         half = case.dtype in ("bfloat16", "float16") and name not in accumulated
@@ -251,10 +251,10 @@ def check_operators() -> list[str]:
     vector = torch.ones(3)
     arguments = {
         "statistics": (x,),
-        "apply": (x, vector, vector, *settings, shortcut),
-        "apply_": (x, vector, vector, *settings, None),
-        "backward_reduce": (x, dz, *settings, None),
-        "backward_apply": (x, dz, vector, vector, vector, *settings, shortcut),
+        "apply": (x, vector, vector, shortcut, *settings),
+        "apply_": (x, vector, vector, None, *settings),
+        "backward_reduce": (x, dz, None, *settings),
+        "backward_apply": (x, dz, vector, vector, vector, shortcut, *settings),
     }
     for name, values in arguments.items():
         torch.library.opcheck(getattr(torch.ops.zoo_triton, name).default, values)

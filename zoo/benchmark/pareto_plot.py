@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +20,7 @@ from zoo.report.plot_style import BLACK, BLUE, GREEN, LABEL_SIZE, ORANGE, PINK, 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
 
 STYLES: dict[str, dict[str, Any]] = {
     "std-BN": {"color": BLACK, "marker": "s"},
@@ -51,9 +51,7 @@ class Point(NamedTuple):
     @property
     def label(self) -> str:
         """The strategy's name, or of a compiled network the budget alone: a line joins those of one family."""
-        if "compiled" not in self.family:
-            return self.provider
-        return self.provider.replace(self.family, "budget" if self.provider != self.family else "no budget")
+        return self.provider.replace(self.family, "budget") if "compiled" in self.family else self.provider
 
 
 def write_plots(stem: Path, content: dict[str, Any]) -> None:
@@ -71,13 +69,8 @@ def draw(content: dict[str, Any], metrics: Sequence[str]) -> bytes:
         panels[axes] = points_of(content, f"{metric} ratio")
         _draw_points(axes, panels[axes])
         style_axes(axes, f"time of a step / {BASELINE}", f"{metric} bytes / {BASELINE}")
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(STYLES),
-        frameon=False,
-        fontsize=LABEL_SIZE,
-    )
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(STYLES), frameon=False, fontsize=LABEL_SIZE)
     figure.canvas.draw()  # what the places of labels depend on is fixed from here on
     figure.set_layout_engine("none")
     for axes, points in panels.items():
@@ -98,13 +91,10 @@ def points_of(content: dict[str, Any], metric: str) -> list[Point]:
 
 
 def _title(content: dict[str, Any]) -> str:
-    record, settings = content["records"][0], content["settings"]
-    shape = "x".join(map(str, record["shape"]))
-    threads = f"{settings['threads']} thread{'s' * (settings['threads'] != 1)}"
-    return (
-        f"{record['subject']}, {shape}, {record['dtype']}, {record['layout']}\n{content['machine']['cpu']}, device "
-        f"{content['machine']['device']}, {threads}, torch {content['versions']['torch']}"
-    )
+    record, machine, threads = content["records"][0], content["machine"], content["settings"]["threads"]
+    case = [record["subject"], "x".join(map(str, record["shape"])), record["dtype"], record["layout"]]
+    place = [machine["cpu"], f"device {machine['device']}", f"{threads} thread{'s' * (threads != 1)}"]
+    return f"{', '.join(case)}\n{', '.join(place)}, torch {content['versions']['torch']}"
 
 
 def _draw_points(axes: Axes, points: Sequence[Point]) -> None:
@@ -118,26 +108,39 @@ def _draw_points(axes: Axes, points: Sequence[Point]) -> None:
 
 def _place_labels(axes: Axes, points: Sequence[Point]) -> None:
     """Write each label near its point, where it covers least of the points, lines, other labels and the border."""
+    figure: Any = axes.get_figure(root=True)
+    renderer = figure.canvas.get_renderer()
     taken = _covered_by_points(axes, points)
-    offsets = [(distance, side) for distance in DISTANCES for side in SIDES]
     for point in points:
-        boxes = [_label_box(axes, point, distance, side) for distance, side in offsets]
+        label = axes.annotate(
+            point.label,
+            (point.time, point.bytes),
+            (0, 0),
+            textcoords="offset points",
+            fontsize=LABEL_SIZE,
+            color=STYLES[point.family]["color"],
+            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.6},
+        )
+        places = list(product(DISTANCES, SIDES))
+        boxes = [_move(label, renderer, *place) for place in places]
         covered = [_covered(box, np.array(taken), np.array(axes.bbox.extents)) for box in boxes]
         best = covered.index(min(covered))
-        taken.append(boxes[best])
-        _annotate(axes, point, *offsets[best])
+        taken.append(_move(label, renderer, *places[best]))
+        assert label.arrow_patch is not None
+        label.arrow_patch.set_visible(best not in (0, SIDES.index((-1, 0))))  # not where the label is beside the point
 
 
-def _label_box(axes: Axes, point: Point, distance: float, side: tuple[int, int]) -> Box:
-    """Return the box of the point's label in that place."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    pixels = figure.dpi / 72  # per point of print
-    width, height = _width(point.label) * pixels + 4, 1.2 * LABEL_SIZE * pixels
-    x, y = axes.transData.transform((point.time, point.bytes))
-    left = x + side[0] * distance * pixels - (1 - side[0]) / 2 * width
-    bottom = y + side[1] * distance * pixels - (1 - side[1]) / 2 * height
-    return left, bottom, left + width, bottom + height
+def _move(label: Annotation, renderer: Any, distance: float, side: tuple[int, int]) -> Box:
+    """Move a label to a place beside its point and return the box that it then covers."""
+    from matplotlib.text import Text
+
+    across, up = side
+    label.set_position((across * distance, up * distance))
+    label.set_horizontalalignment(("center", "left", "right")[across])
+    label.set_verticalalignment(("center", "bottom", "top")[up])
+    label.update_positions(renderer)
+    left, bottom, right, top = Text.get_window_extent(label).extents  # without the arrow
+    return left, bottom, right, top
 
 
 def _covered_by_points(axes: Axes, points: Sequence[Point]) -> list[Box]:
@@ -165,30 +168,6 @@ def _overlap(box: Box, others: np.ndarray) -> float:
     width = np.minimum(box[2], others[:, 2]) - np.maximum(box[0], others[:, 0])
     height = np.minimum(box[3], others[:, 3]) - np.maximum(box[1], others[:, 1])
     return float((width.clip(0) * height.clip(0)).sum())
-
-
-@functools.cache
-def _width(label: str) -> float:
-    """Return how wide a label is, in points of print."""
-    from matplotlib.textpath import TextPath
-
-    return float(TextPath((0, 0), label, size=LABEL_SIZE).get_extents().width)
-
-
-def _annotate(axes: Axes, point: Point, distance: float, side: tuple[int, int]) -> None:
-    axes.annotate(
-        point.label,
-        (point.time, point.bytes),
-        (side[0] * distance, side[1] * distance),
-        textcoords="offset points",
-        ha=("center", "left", "right")[side[0]],
-        va=("center", "bottom", "top")[side[1]],
-        fontsize=LABEL_SIZE,
-        color=STYLES[point.family]["color"],
-        arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.6}
-        if side[1] or distance > DISTANCES[0]
-        else None,
-    )
 
 
 if __name__ == "__main__":

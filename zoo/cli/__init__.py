@@ -30,27 +30,16 @@ from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERRO
 from zoo.report.console import set_up_console
 
 COMMANDS = (
-    list_networks,
-    show,
-    settings,
-    fetch,
-    train,
-    validate,
-    convert,
-    predict,
-    reproduce,
-    benchmark,
-    quickstart,
-    doctor,
-)
+    list_networks, show, settings, fetch, train, validate, convert, predict, reproduce, benchmark, quickstart, doctor,
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or the ``exit_code`` of the ZooError that it raised.
 
     ``argv`` defaults to the arguments of the process. A ZooError is printed on stderr, without a traceback
-    unless ``--debug`` is given; Ctrl-C ends with code 130 and one line. A reader of the output that leaves early
-    (``zoo list | head -1``) ends the command without a word and with code 141, as it ends other programs. Wrong
+    unless ``--debug`` is given; Ctrl-C ends with code 130 and one line. A reader of the output that stops reading
+    (``zoo list | head -1``) ends the command without a message and with code 141, as it ends other programs. Wrong
     arguments end the process with code 2, as argparse does.
     """
     set_up_console(rank=_rank())
@@ -118,7 +107,7 @@ def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Seq
 
 
 def _rank() -> int:
-    """Return this process's rank for its log; what is no number is refused by the commands that run distributed."""
+    """Return this process's rank for its log, 0 if it is no number, which commands that run distributed refuse."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 

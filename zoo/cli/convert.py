@@ -80,11 +80,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
-    _add_data_options(parser)
-    parser.set_defaults(run=run)
-
-
-def _add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
         help="(relu-to-leaky-relu) folder with val/ to measure the accuracy before and after on, and train/",
@@ -105,6 +100,7 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         help="side of the crop, and of the images of an export (default: what SOURCE says, or 224)",
     )  # fmt: skip
     add_loader_options(parser, workers=4)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -168,11 +164,11 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     from zoo.weights.load import CLASSIFIER_WEIGHT, num_outputs
     from zoo.weights.record import check_record
 
-    given = _network_options(args)
+    keys = ("arch", "norm", "activation", "activation_param", "input_3x3")
+    given = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
     if args.kind == "relu-to-leaky-relu":
         given.pop("activation_param", None)  # it is that of the target
-    path, needed = printable(args.source), NEEDED.get(args.kind, {})
-    record = stored.record
+    path, needed, record = printable(args.source), NEEDED.get(args.kind, {}), stored.record
     if record is None:
         if args.arch is None:
             others = [f"--{key.replace('_', '-')}" for key in ("norm", "activation", "activation_param", "input_3x3")
@@ -183,15 +179,9 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
             )
         key = "fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT
         classes = num_outputs(stored.state_dict, path, key)
-        settings = {
-            "norm": "standard",
-            "activation": "leaky_relu",
-            "activation_param": DEFAULT_SLOPE,
-            **given,
-            **needed,
-        }
-        options = {"input_3x3": True} if settings.pop("input_3x3", False) else {}
         said = {**given, **needed}
+        options = {"input_3x3": True} if said.pop("input_3x3", False) else {}
+        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": DEFAULT_SLOPE, **said}
         stored.warn_of_assumptions(args.arch, {key: settings[key] for key in ("norm", "activation") if key not in said})
         return NetworkRecord(**settings, classes=classes, options=options)
     if args.kind == "from-torchvision":
@@ -204,13 +194,6 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
         if own != value:
             raise ConversionError(f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {own!r}")
     return record.without_memory()
-
-
-def _network_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the network that were given."""
-    keys = ("arch", "norm", "activation", "activation_param")
-    options = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
-    return options | ({"input_3x3": True} if args.input_3x3 else {})
 
 
 def _convert(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> Converted:
@@ -268,10 +251,8 @@ def _measure_accuracy(
         )
     images = _images(args, source)
     settings = replace(source, preprocessing=images).experiment_settings()
-    settings |= {
-        "input": {**settings["input"], "crop_train": images.crop},
-        "optimizer": {"batch_size": args.batch_size},
-    }
+    settings["input"]["crop_train"] = images.crop
+    settings["optimizer"] = {"batch_size": args.batch_size}
     experiment = parse_experiment(settings, "the options of zoo convert")
     loading = {"workers": args.workers, "on_bad_image": args.on_bad_image}
 
@@ -292,8 +273,8 @@ def _measure_accuracy(
             raise DataError(
                 f"{args.data}/train: gives no batch of {args.batch_size} images; give more, or a smaller --batch-size"
             )
-        converted = state_dict_like(after, converted)
         measured["reestimated"] = accuracy(after)
+        converted = state_dict_like(after.cpu(), converted)
         compared = {} if args.no_compare else compare_outputs(before.cpu().double(), after.cpu().double())
         reason = f"{report.reason}; running statistics estimated again on {num_batches} batches"
         report = replace(report, reason=reason, **compared)

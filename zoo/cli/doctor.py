@@ -1,4 +1,4 @@
-"""``zoo doctor``: what this machine has, which back ends are in use, and why another one is not."""
+"""``zoo doctor``: what this machine has, which back ends are in use, and why others are not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _devices() -> dict[str, str]:
     gpus = [device_name(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
     built = torch.version.cuda or torch.version.hip
     why_not = f"no device found (torch is built for CUDA {built})" if built else "torch is built without it"
-    mps = "available, but slower paths and no tests: use at your own risk"
+    mps = "available, but with slower code and without tests: use it at your own risk"
     return {
         "cpu": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch",
         "cuda": ", ".join(gpus) or why_not,
@@ -71,7 +71,7 @@ def _files() -> dict[str, str]:
 
 
 def _writable(folder: Path) -> str:
-    """Say whether ``folder`` can be written, or made where it does not exist yet; leaves nothing behind."""
+    """Return in words whether files can be written to ``folder``, or to where it would be made; nothing is left."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -11,16 +11,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add ``fetch`` and ``verify``."""
     parser = commands.add_parser("fetch", help="download published weights into the cache and verify them")
     parser.add_argument(
-        "names", metavar="NAME", nargs="*", help="published weights, or all; without: list what there is"
+        "names",
+        metavar="NAME",
+        nargs="*",
+        help="published weights, or all of them: 'all' (default: list what there is)",
     )
     parser.set_defaults(run=run_fetch)
-    parser = commands.add_parser("verify", help="read the weights in the cache and compare their md5")
+    parser = commands.add_parser(
+        "verify", help="read the weights in the cache and compare their md5 with the published one"
+    )
     parser.add_argument("names", metavar="NAME", nargs="*", help="published weights (default: all files in the cache)")
     parser.set_defaults(run=run_verify)
 
 
 def run_fetch(args: argparse.Namespace) -> int:
-    """Fetch the weights named and print where each is; without names print a table of them; returns 0."""
+    """Fetch the weights with these names and print where each file is, or print a table of all; returns 0."""
     from zoo.weights import fetch_weights
     from zoo.weights.published import all_published, entry_of
 
@@ -50,7 +55,7 @@ def _list() -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Print what is to be said of each file; returns 0.
+    """Print the state of each file; returns 0.
 
     Raises VerificationError if a file is damaged, or one that was named is missing or partial.
     """

@@ -58,16 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(name: str, model: Network) -> dict[str, Any]:
     """Return what ``zoo list`` and ``zoo show`` say of a network: its name, sizes and published scores."""
-    from zoo.models.size import count_network
+    from zoo.models.network import count_network
     from zoo.registry import published
 
-    about, size = published().get(name), count_network(model)
+    about = published().get(name)
     return {
         "name": name,
         "arch": name if about is None else about.arch,
-        "parameters": size.parameters,
-        "parameters_headless": size.parameters_headless,
-        "norms": size.norms,
+        **count_network(model),
         "channels": model.feature_info.channels(),
         "scores": {} if about is None else about.scores,
     }

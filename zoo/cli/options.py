@@ -10,12 +10,7 @@ from zoo.errors import ConfigError, printable
 
 
 def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
-    """Add the options about reading images and printing progress.
-
-    Args:
-        parser: the command's parser.
-        workers: the most processes that read images unless ``--workers`` asks for more.
-    """
+    """Add the options about reading images and printing progress; ``workers`` limits the default of --workers."""
     parser.add_argument(
         "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
         help="processes that read images, for each process of the run (default: the number of cores, at most "

@@ -1,4 +1,4 @@
-"""``zoo predict``: what a network sees in images, by class names."""
+"""``zoo predict``: the best classes of each image, by name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from zoo.engine.prediction import Prediction
+    from zoo.report.tables import Cell
 
 logger = logging.getLogger(__name__)
 
@@ -26,19 +27,15 @@ PNG = ".png"
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``predict``."""
-    parser = commands.add_parser("predict", help="name what is in images")
+    parser = commands.add_parser("predict", help="print the best classes of each image")
     parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="a model or experiment (zoo list), an experiment file, or a checkpoint of zoo train",
-    )
+        "name", metavar="NAME",
+        help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
+    )  # fmt: skip
     parser.add_argument(
-        "images",
-        metavar="IMAGE",
-        type=Path,
-        nargs="+",
-        help="image files, and folders of them, searched with their sub-folders",
-    )
+        "images", metavar="IMAGE", type=Path, nargs="+",
+        help="image files, and folders, which are searched with their sub-folders",
+    )  # fmt: skip
     parser.add_argument("--weights", metavar="FILE", type=Path, help="weights (default: the published ones)")
     parser.add_argument(
         "--classes", metavar="PATH", type=Path,
@@ -46,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "line (default: those that the weights file knows, of ImageNet for 1000 classes, otherwise numbers)",
     )  # fmt: skip
     parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes per image (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--grid", metavar="FILE", type=Path, help="draw the images and predictions into a .png file")
     parser.add_argument(
         "--on-bad-image", choices=("stop", "skip"), default="stop",
@@ -57,7 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the best classes of each image and draw the grid; returns 0, or raises DataError for those left out."""
+    """Print the best classes of each image and draw the grid; returns 0. Raises DataError if images are left out."""
     if args.grid is not None and args.grid.suffix.lower() != PNG:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.data.classes import class_names
@@ -72,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         network = load_network(args.name, args.weights)
         names = class_names(network.experiment.network.classes, args.classes, network.class_names)
         settings = network.experiment.input
-        # The numbers of the model's pretrained_cfg, which a network built from an experiment file does not carry.
         transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
         with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
             predictions, faults = predict(network.model, paths, transform, process.device, args.top, progress.advance)
@@ -94,7 +90,7 @@ def _find(arguments: Sequence[Path]) -> list[Path]:
 
 
 def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
-    """Name the images that were left out; raise DataError unless that was agreed to and others were left."""
+    """Log which images were left out; DataError if there are no others, or if nobody asked to leave them out."""
     for fault in faults[:MAX_LISTED]:
         logger.warning("%s", fault)
     if len(faults) > MAX_LISTED:
@@ -124,16 +120,12 @@ def _named(prediction: Prediction, names: Sequence[str]) -> list[dict[str, Any]]
 def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     from zoo.report.tables import markdown_table
 
-    rows = [
-        [
-            printable(found.path) if place == 0 else None,
-            entry["class"],
-            printable(entry["name"]),
-            100 * entry["probability"],
+    rows: list[list[Cell]] = []
+    for found in predictions:
+        best = [
+            [entry["class"], printable(entry["name"]), 100 * entry["probability"]] for entry in _named(found, names)
         ]
-        for found in predictions
-        for place, entry in enumerate(_named(found, names))
-    ]
+        rows += [[None if place else printable(found.path), *cells] for place, cells in enumerate(best)]
     return markdown_table(["image", "class", "name", "probability %"], rows)
 
 

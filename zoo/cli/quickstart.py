@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Run(NamedTuple):
-    """One trained network: its seed, its scores, and the seconds of all (None if there was something before)."""
+    """One trained network: its seed, its scores, and the seconds that both took (None if it was trained before)."""
 
     seed: int
     results: list[Result]
@@ -76,6 +76,7 @@ class Run(NamedTuple):
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
+    """Train in ``log_dir``, or continue the run there; then score its checkpoint on ``data``/val by both protocols."""
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.scoring import load_network, score

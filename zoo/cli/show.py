@@ -95,7 +95,6 @@ def _show_network(name: str, as_json: bool) -> None:
     """Print what a network is made of, how it was trained and scored, and where its weights are."""
     from zoo.architectures import ARCHITECTURES, OPTIONS
     from zoo.layers.conv import counting
-    from zoo.models.size import count_network
     from zoo.registry import get, published
     from zoo.report.tables import markdown_table
 
@@ -115,7 +114,7 @@ def _show_network(name: str, as_json: bool) -> None:
         "parameters": f"{entry['parameters']:,}",
         "without classifier": f"{entry['parameters_headless']:,}",
         "norm layers": entry["norms"],
-        "state dict": f"{count_network(model).tensors} entries",
+        "state dict": f"{len(model.state_dict())} entries",
     }
     _print_facts(facts if about is None else {**facts, **_publication(about)})
     print("\noptions of zoo.get:")

@@ -19,10 +19,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add ``validate``, and ``test-imagenet``, which takes the arguments of the original test script."""
     parser = commands.add_parser("validate", help="score weights on DATA/val")
     parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="a model or experiment (zoo list), an experiment file, or a checkpoint of zoo train",
-    )
+        "name", metavar="NAME",
+        help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
+    )  # fmt: skip
     parser.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
     parser.add_argument(
         "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"

@@ -62,13 +62,7 @@ def fold(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of the folded network, fold_network(zoo.get(arch, ...)); exact in evaluation mode.
 
-    Args:
-        state_dict: weights of the network to fold.
-        arch: its architecture.
-        norm: its norms, "standard", "inplace" or "sync", which say how scales are read.
-        activation, activation_param, compare_with_source, images, **options: as in `inplace_to_standard`.
-
-    The report's ``kept`` names the norms that stay. Raises WeightsError if the state dict does not fit.
+    ``norm`` ("standard", "inplace" or "sync") says how scales are read. The report's ``kept`` names norms that stay.
     """
     source = build_with_weights(state_dict, arch, norm, activation, activation_param, **options)
     folded, convolutions, kept = _fold(source)

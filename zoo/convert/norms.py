@@ -23,19 +23,7 @@ def inplace_to_standard(
     images: Tensor | None = None,
     **options: Any,
 ) -> tuple[dict[str, Tensor], ConversionReport]:
-    """Return the weights for the network with standard norms: every scale becomes |weight| + eps; exact.
-
-    Args:
-        state_dict: weights of the network with in-place norms.
-        arch: its architecture.
-        activation: the activation of its norms.
-        activation_param: slope of leaky_relu or alpha of elu.
-        compare_with_source: compare the outputs of both networks and put the difference into the report.
-        images: those of the comparison, see `zoo.convert.conversion.compare_outputs`.
-        **options: options of the architecture (``input_3x3``, ...).
-
-    Raises WeightsError if the state dict does not fit.
-    """
+    """Return the weights for the network with standard norms: every scale becomes |weight| + eps; exact."""
     settings = {"activation": activation, "activation_param": activation_param, **options}
     converted, plans, measured = _change_norms(
         state_dict, arch, ("inplace", "standard"), settings, compare_with_source, images
@@ -60,16 +48,10 @@ def standard_to_inplace(
 
     A weight w >= eps becomes w - eps. For a negative w the filter before the norm and the running mean change their
     sign, so that the normalised values change theirs, and the weight becomes |w| - eps; shift and variance stay. This
-    is exact, in training too, where the norm directly follows a convolution that feeds nothing else.
-
-    Args:
-        state_dict: weights of the network with standard norms.
-        arch, activation, activation_param, compare_with_source, images, **options: as in `inplace_to_standard`.
-        allow_approximate: set scales that cannot be converted (a negative one without such a convolution, or
-            |w| < eps) to eps, the nearest that in-place norms can have.
-
-    Raises ConversionError with the names of the norms whose scales cannot be converted, unless ``allow_approximate``
-    is set, and for an activation that in-place norms cannot have. Raises WeightsError if the state dict does not fit.
+    is exact, in training too, where the norm directly follows a convolution that feeds nothing else. Raises
+    ConversionError with the names of the norms where it does not, or where |w| < eps; with ``allow_approximate`` such
+    scales become eps, the nearest that in-place norms can have. Raises it also for an activation that in-place norms
+    cannot have.
     """
     if activation not in INVERTIBLE_ACTIVATIONS:
         first = "convert to leaky_relu first: zoo convert relu-to-leaky-relu SOURCE TARGET (it measures the loss too)"
@@ -126,13 +108,9 @@ def relu_to_leaky_relu(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the weights of a relu network, unchanged, for the same network with leaky_relu; approximate.
 
-    Both networks have standard norms. ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and
-    can estimate the running statistics again.
-
-    Args:
-        state_dict: weights of the network with relu.
-        arch, compare_with_source, images, **options: as in `inplace_to_standard`.
-        activation_param: slope of leaky_relu.
+    Both networks have standard norms; ``activation_param`` is the slope of leaky_relu.
+    ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and can estimate the running statistics
+    again.
     """
     target = build_with_weights(state_dict, arch, activation_param=activation_param, **options)
     measured: dict[str, Any] = {}

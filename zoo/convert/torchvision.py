@@ -24,8 +24,7 @@ def from_torchvision(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of torchvision's ResNet ``arch`` under this package's names; exact.
 
-    The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files do not have,
-    become 0. ``compare_with_source`` and ``images`` are as in `inplace_to_standard`.
+    The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files lack, become 0.
     Raises ConversionError that names every missing and unknown key, and WeightsError for other shapes.
     """
     return _convert(state_dict, arch, "from-torchvision", compare_with_source, images)
@@ -36,8 +35,7 @@ def to_torchvision(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of the relu ResNet ``arch`` with standard norms under torchvision's names; exact.
 
-    ``compare_with_source`` and ``images`` are as in `inplace_to_standard`. Raises ConversionError that names every
-    missing and unknown key, and WeightsError for other shapes.
+    Raises ConversionError that names every missing and unknown key, and WeightsError for other shapes.
     """
     return _convert(state_dict, arch, "to-torchvision", compare_with_source, images)
 

@@ -175,14 +175,9 @@ def _damage(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far the run of a checkpoint is; None for what a file does not say, or says as no trainer writes it.
+    """How far the run of a checkpoint is (``best_top1`` in percent); None for what a file does not say.
 
-    Args:
-        epochs_done: epochs of training that are done.
-        steps_done: optimizer steps that are done.
-        best_top1: the best accuracy of all validations, in percent.
-        moving_average: whether the file holds a moving average of the weights.
-        torch: the version of torch that wrote it.
+    ``moving_average``: whether it holds a moving average of the weights. ``torch``: the version that wrote it.
     """
 
     epochs_done: int | None

@@ -39,14 +39,21 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Process:
-    """One of ``world_size`` processes; ``local_rank`` counts those of one machine."""
+    """One of the processes of a run; the default is a process that is alone.
+
+    Args:
+        rank: its number among all processes of the run.
+        local_rank: its number among those of its machine.
+        world_size: number of processes of the run.
+        device: where it computes.
+        control: a Gloo group of all processes for messages between hosts, which never wait for a GPU; None when alone.
+    """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
     control: dist.ProcessGroup | None = None
-    """A Gloo group of all processes for host-side messages, which never wait for a GPU; None when alone."""
 
     @property
     def is_main(self) -> bool:

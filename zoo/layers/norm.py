@@ -13,14 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronise, inplace_abn
-from zoo.ops.abn.statistics import (
-    Momentum,
-    Statistics,
-    check_input,
-    check_num_values,
-    take_statistics,
-    values_per_channel,
-)
+from zoo.ops.abn.statistics import Momentum, Statistics, check_input, check_num_values, take_statistics
 from zoo.ops.context import can_work_in_place
 
 NormFactory = Callable[[int], nn.Module]
@@ -78,7 +71,7 @@ class ABN(_NormBase):
         tracked = mean is not None and var is not None
         use_batch = self.training or not tracked
         if use_batch:
-            check_num_values(x, values_per_channel(x))
+            check_num_values(x)
         if self.training and tracked and not self.statistics_paused:
             next_momentum = self._next_momentum()
             if isinstance(next_momentum, Tensor):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, norm_of
+from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, statistics_and_settings
 from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.unwind import ResidualSum, is_same_as, recomputed_norm
 
@@ -74,7 +74,7 @@ class UnwoundSequential(nn.Sequential):
         """Return x plus the block's branch, or the block's projection plus its branch."""
         conv1, *inner, last = block.convs
         if block.has_projection:
-            activated, recomputed = recomputed_norm(x, None, x, *norm_of(block.bn1, x))
+            activated, recomputed = recomputed_norm(x, None, x, *statistics_and_settings(block.bn1, x))
             with recomputed.saved_instead_of(is_same_as(activated)):
                 shortcut, y = block.proj_conv(activated), conv1(activated)
         else:
@@ -84,7 +84,7 @@ class UnwoundSequential(nn.Sequential):
             norm2, conv2, norm3 = inner
             source = norm2(y)
             y = conv2(source)
-            z, recomputed_z = recomputed_norm(source, conv2, y, *norm_of(norm3, y))
+            z, recomputed_z = recomputed_norm(source, conv2, y, *statistics_and_settings(norm3, y))
             return sums.add(z, last, shortcut, recomputed_z)
         for layer in inner:
             y = layer(y)

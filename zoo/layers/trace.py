@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from functools import partialmethod
 from typing import Any
 
 from torch import fx, nn
@@ -24,17 +25,10 @@ class _Proxy(fx.Proxy):
     def _in_place(self, operation: Any, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, other), {})
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.itruediv, other)
+    __iadd__ = partialmethod(_in_place, operator.iadd)
+    __isub__ = partialmethod(_in_place, operator.isub)
+    __imul__ = partialmethod(_in_place, operator.imul)
+    __itruediv__ = partialmethod(_in_place, operator.itruediv)
 
 
 class _Tracer(fx.Tracer):

@@ -249,3 +249,15 @@ class Network(nn.Module):
         for name in stage:
             x = getattr(self, name)(x)
         return x
+
+
+def count_network(model: Network) -> dict[str, int]:
+    """Return how large a network is, which needs no values (see `zoo.layers.conv.counting`).
+
+    ``parameters`` counts the values that training changes, ``parameters_headless`` those outside the classifier, and
+    ``norms`` the norm layers with running statistics.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    in_classifier = sum(parameter.numel() for parameter in model.classifier.parameters())
+    norms = sum(name.endswith("running_mean") for name, _ in model.named_buffers())
+    return {"parameters": parameters, "parameters_headless": parameters - in_classifier, "norms": norms}

@@ -46,13 +46,8 @@ def draw(section: Section, columns: int = COLUMNS) -> bytes:
         _draw_lines(axes, panel)
         style_axes(axes, panel.x_label, panel.y_label)
         axes.set_title(panel.title, fontsize=TITLE_SIZE)
-        axes.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.16),
-            ncols=legend_columns,
-            fontsize=LABEL_SIZE - 1,
-            frameon=False,
-        )
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+        axes.legend(**below, ncols=legend_columns, fontsize=LABEL_SIZE - 1, frameon=False)
         if not panel.x_log:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in places[len(section.panels) :]:
@@ -76,15 +71,9 @@ def _draw_lines(axes: Axes, panel: Panel) -> None:
         style = _style([*groups].index(group), groups[group].index(line), has_theory)
         axes.plot(line.x, line.y, label=line.label, **style)
         if line.note:
-            axes.annotate(
-                textwrap.fill(line.note, NOTE_CHARACTERS),
-                (line.x[-1], line.y[-1]),
-                (10, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=LABEL_SIZE - 1,
-                color=style["color"],
-            )
+            note, end = textwrap.fill(line.note, NOTE_CHARACTERS), (line.x[-1], line.y[-1])
+            look = {"va": "center", "fontsize": LABEL_SIZE - 1, "color": style["color"]}
+            axes.annotate(note, end, (10, 0), textcoords="offset points", **look)
     values = [value for line in panel.lines for value in line.y]
     if not panel.y_log and 0 <= min(values) < max(values) / 4:  # else the axis is as long as the curves
         axes.set_ylim(bottom=0)
@@ -95,16 +84,14 @@ def _style(group: int, member: int, has_theory: bool) -> dict[str, Any]:
 
     Where a formula is drawn too, it is of hollow marks in place of a line, each larger than those before.
     """
-    color, marker = COLORS[group % len(COLORS)], MARKERS[group % len(MARKERS)]
-    if has_theory:
-        return {
-            "color": color,
-            "marker": marker,
-            "linestyle": "none",
-            "markerfacecolor": "none",
-            "markersize": 4 + 3 * group,
-        }
-    return {"color": color, "marker": marker, "markersize": 4.5, "linestyle": LINE_STYLES[member % len(LINE_STYLES)]}
+    style = {
+        "color": COLORS[group % len(COLORS)],
+        "marker": MARKERS[group % len(MARKERS)],
+        "markersize": 4.5,
+        "linestyle": LINE_STYLES[member % len(LINE_STYLES)],
+    }
+    hollow = {"linestyle": "none", "markerfacecolor": "none", "markersize": 4 + 3 * group}
+    return style | hollow if has_theory else style
 
 
 def draw_report(path: Path) -> None:

@@ -14,6 +14,7 @@ meta.py (bytes without numbers). None of them knows autograd, running averages o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,28 +31,8 @@ class NormSettings(NamedTuple):
     activation_param: float
 
 
-class Backward(Protocol):
-    """The whole backward pass of one process without a shortcut, in one kernel."""
-
-    def __call__(
-        self, z: Tensor, dz: Tensor, var: Tensor, batch: bool, settings: NormSettings
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return dL/dx like z, and dL/dweight and dL/dbias, (C,), in the accumulation dtype.
-
-        ``batch`` says that the statistics are those of x; otherwise they do not depend on x.
-        """
-        ...
-
-
-class TrackStatistics(Protocol):
-    """Batch statistics and the update of the running ones, in one kernel."""
-
-    def __call__(self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
-        """Return what `Kernels.statistics` does, and move the running statistics, (C,), in place by ``momentum``.
-
-        They move towards those of the batch, the variance towards the unbiased one.
-        """
-        ...
+Backward = Callable[[Tensor, Tensor, Tensor, bool, NormSettings], tuple[Tensor, Tensor, Tensor]]
+TrackStatistics = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 class Kernels(Protocol):
@@ -107,12 +88,20 @@ class Kernels(Protocol):
 
     @property
     def backward(self) -> Backward | None:
-        """The kernel that replaces `backward_reduce`, `backward_apply` and the arithmetic between them."""
+        """backward(z, dz, var, batch, settings): the backward pass of one process without a shortcut, in one kernel.
+
+        It returns dL/dx, like z, and dL/dweight and dL/dbias, (C,), in the accumulation dtype. ``batch`` says that the
+        statistics are those of x; otherwise they do not depend on x.
+        """
         ...
 
     @property
     def track_statistics(self) -> TrackStatistics | None:
-        """The kernel that replaces `statistics` and the update of the running statistics."""
+        """track_statistics(x, running_mean, running_var, momentum): `statistics` and the running ones, in one kernel.
+
+        It returns what `statistics` does, and moves the running ones, (C,), in place by ``momentum`` towards those of
+        the batch, the variance towards the unbiased one.
+        """
         ...
 
 

@@ -50,7 +50,7 @@ def take_statistics(
         # Backward keeps the variance, and a training batch may move the running one in place before that.
         return Statistics(running_mean, running_var.clone(), num_values=None, group=None)
     if group is None:
-        check_num_values(x, values_per_channel(x))
+        check_num_values(x)
     if running_mean is None or running_var is None:
         return _batch_statistics(x, group)
     momentum = momentum() if callable(momentum) else momentum
@@ -73,8 +73,9 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
             raise ValueError(f"the layer has {vector.numel()} channels, its input of shape {tuple(x.shape)} {channels}")
 
 
-def check_num_values(x: Tensor, num_values: int) -> None:
-    """Raise ValueError unless batch statistics are taken over at least two values per channel."""
+def check_num_values(x: Tensor, num_values: int | None = None) -> None:
+    """Raise ValueError unless there are at least two values per channel: ``num_values`` of them, or those of x."""
+    num_values = values_per_channel(x) if num_values is None else num_values
     if num_values < 2:
         raise ValueError(
             f"batch statistics need more than 1 value per channel, got {num_values} with an input of shape "

@@ -33,7 +33,6 @@ REDUCING_PROGRAMS = 1024
 ELEMENTWISE_PROGRAMS = 4096
 COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
 
-
 backward = None
 track_statistics = None
 
@@ -58,20 +57,20 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
     """Return z in a new tensor of the dtype and strides of x."""
-    z: Tensor = torch.ops.zoo_triton.apply(x, mean, var, *settings, shortcut)
+    z: Tensor = torch.ops.zoo_triton.apply(x, mean, var, shortcut, *settings)
     return z
 
 
 def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
     """Overwrite x with z."""
-    torch.ops.zoo_triton.apply_(x, mean, var, *settings, shortcut)
+    torch.ops.zoo_triton.apply_(x, mean, var, shortcut, *settings)
 
 
 def backward_reduce(
     z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    sum_dy, sum_dy_xhat = torch.ops.zoo_triton.backward_reduce(z, dz, *settings, shortcut)
+    sum_dy, sum_dy_xhat = torch.ops.zoo_triton.backward_reduce(z, dz, shortcut, *settings)
     return sum_dy, sum_dy_xhat
 
 
@@ -85,22 +84,24 @@ def backward_apply(
 ) -> tuple[Tensor, Tensor | None]:
     """Return dx and, with a shortcut, its gradient dy, in new tensors."""
     mean_dy, mean_dy_xhat = means if means is not None else (None, None)
-    dx, dshortcut = torch.ops.zoo_triton.backward_apply(z, dz, var, mean_dy, mean_dy_xhat, *settings, shortcut)
+    dx, dshortcut = torch.ops.zoo_triton.backward_apply(z, dz, var, mean_dy, mean_dy_xhat, shortcut, *settings)
     return dx, None if shortcut is None else dshortcut
 
 
+# The last arguments of the operators: the shortcut and the fields of NormSettings.
+SETTINGS = "Tensor? shortcut, Tensor? weight, Tensor? bias, float eps, str activation, float activation_param"
 _library = torch.library.Library("zoo_triton", "FRAGMENT")
 
 
-def _operator(fake: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], None]:
+def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], None]:
     """Register a function as an operator without autograd; ``fake`` returns results without values."""
 
     def register(function: Callable[..., Any]) -> None:
-        name = function.__name__.removeprefix("_run_")
+        name = schema.partition("(")[0]
         # With flexible_layout the operators take any layout. Without it the compiler copies the channels_last outputs
         # of convolutions.
         tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-        _library.define(name + torch.library.infer_schema(function, mutates_args=mutates), tags=tags)
+        _library.define(schema, tags=tags)
         _library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"zoo_triton::{name}", fake, lib=_library)
 
@@ -112,8 +113,10 @@ def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
 
 
-def _two_tensors(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), _like_shortcut(z, arguments[-1])
+def _two_tensors(
+    z: Tensor, dz: Tensor, var: Tensor, mean_dy: Any, mean_dy_xhat: Any, shortcut: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(z), _like_shortcut(z, shortcut)
 
 
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
@@ -121,7 +124,7 @@ def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
     return z.new_empty(0) if shortcut is None else torch.empty_like(z)
 
 
-@_operator(_two_vectors)
+@_operator("statistics(Tensor x) -> (Tensor, Tensor)", _two_vectors)
 def _run_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         mean, var = _two_vectors(x)
@@ -133,38 +136,18 @@ def _run_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return _combine("combine_statistics", partial)
 
 
-@_operator(lambda x, *_: torch.empty_like(x))
-def _run_apply(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    activation_param: float,
-    shortcut: Tensor | None,
-) -> Tensor:
+@_operator(f"apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}) -> Tensor", lambda x, *_: torch.empty_like(x))
+def _run_apply(x: Tensor, mean: Tensor, var: Tensor, shortcut: Tensor | None, *fields: Any) -> Tensor:
     dense = _dense(x)
     z = torch.empty_like(dense)
-    _launch_apply(dense, z, mean, var, NormSettings(weight, bias, eps, activation, activation_param), shortcut)
+    _launch_apply(dense, z, mean, var, NormSettings(*fields), shortcut)
     return _restored(z, x, dense)
 
 
-@_operator(lambda *_: None, mutates=("x",))
-def _run_apply_(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    activation_param: float,
-    shortcut: Tensor | None,
-) -> None:
+@_operator(f"apply_(Tensor(a!) x, Tensor mean, Tensor var, {SETTINGS}) -> ()", lambda *_: None)
+def _run_apply_(x: Tensor, mean: Tensor, var: Tensor, shortcut: Tensor | None, *fields: Any) -> None:
     dense = _dense(x)
-    _launch_apply(dense, dense, mean, var, NormSettings(weight, bias, eps, activation, activation_param), shortcut)
+    _launch_apply(dense, dense, mean, var, NormSettings(*fields), shortcut)
     if dense is not x:
         x.copy_(dense)
 
@@ -177,49 +160,41 @@ def _launch_apply(
         _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), *tensors, **_constants(settings))
 
 
-@_operator(_two_vectors)
-def _run_backward_reduce(
-    z: Tensor,
-    dz: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    activation_param: float,
-    shortcut: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+@_operator(f"backward_reduce(Tensor z, Tensor dz, {SETTINGS}) -> (Tensor, Tensor)", _two_vectors)
+def _run_backward_reduce(z: Tensor, dz: Tensor, shortcut: Tensor | None, *fields: Any) -> tuple[Tensor, Tensor]:
     if z.numel() == 0:
         sum_dy, sum_dy_xhat = _two_vectors(z)
         return sum_dy.zero_(), sum_dy_xhat.zero_()
-    settings = NormSettings(weight, bias, eps, activation, activation_param)
+    settings = NormSettings(*fields)
     z = _dense(z)
     tiling = tiling_of(z, REDUCING_PROGRAMS)
     partial = _partial(z, tiling, 2)
-    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), _vector(weight), _vector(bias), *partial
+    vectors = _vector(settings.weight), _vector(settings.bias)
+    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), *vectors, *partial
     _launch("backward_reduce", z, tiling, *tensors, **_constants(settings, z))
     return _combine("combine_sums", partial)
 
 
-@_operator(_two_tensors)
+@_operator(
+    f"backward_apply(Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS})"
+    " -> (Tensor, Tensor)",
+    _two_tensors,
+)
 def _run_backward_apply(
     z: Tensor,
     dz: Tensor,
     var: Tensor,
     mean_dy: Tensor | None,
     mean_dy_xhat: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    activation_param: float,
     shortcut: Tensor | None,
+    *fields: Any,
 ) -> tuple[Tensor, Tensor]:
-    settings = NormSettings(weight, bias, eps, activation, activation_param)
+    settings = NormSettings(*fields)
     dense = _dense(z)
     dx, dshortcut = torch.empty_like(dense), _like_shortcut(dense, shortcut)
     if z.numel():
         tensors = dense, _laid_out(dz, dense), _laid_out(shortcut, dense)
-        vectors = map(_vector, (var, weight, bias, mean_dy, mean_dy_xhat))
+        vectors = map(_vector, (var, settings.weight, settings.bias, mean_dy, mean_dy_xhat))
         outputs = dx, None if shortcut is None else dshortcut
         tiling = tiling_of(dense, ELEMENTWISE_PROGRAMS)
         _launch("backward_apply", dense, tiling, *tensors, *vectors, *outputs, **_constants(settings, dense))

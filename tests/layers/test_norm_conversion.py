@@ -1,4 +1,4 @@
-"""convert_norm turns the norms of any model where that is safe, and otherwise names them and changes nothing."""
+"""convert_norm replaces the norms of any model where that is safe, and otherwise lists them and changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chain(activation: nn.Module) -> nn.Sequential:
 
 
 class Tail(nn.Module):
-    """A convolution and a norm, and what the test wants to happen to them."""
+    """A convolution and a norm, called by a function of the test."""
 
     def __init__(self, rest, activation=None):
         super().__init__()
