@@ -96,6 +96,12 @@ def test_make_targets_exist() -> None:
     assert all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in targets)
 
 
+def test_modules_that_are_run_exist() -> None:
+    modules = [found for _, found in each(r"python -m ((?:tests|zoo)\.[\w.]+)")]
+    assert len(modules) > 5
+    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+
+
 def anchors_of(text: str) -> set[str]:
     """Return the anchors that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.reproduce.test_reversible import make_run
+from tests.reproduce.runs import make_run
 from zoo.cli import main
-from zoo.reproduce import revnet, revnext
-from zoo.reproduce.schema import Line, Panel, Published, Section, compare
+from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare
+from zoo.reproduce.papers import PAPERS
 
 
 def _section() -> Section:
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
-    return Section(
-        "table9",
-        "Table 9",
-        "Measured.",
-        [compare("bytes", Published(2, "printed", "Table 9"), 2.1, "B", 0.1)],
-        panels=[panel],
-    )
+    comparison = compare("bytes", PublishedValue(2, "printed", "Table 9"), 2.1, "B", 0.1)
+    return Section("table9", "Table 9", "Measured.", [comparison], panels=[panel])
 
 
 @pytest.fixture(params=["revnet", "revnext"])
 def benchmark_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let the benchmarks have one section that takes no time."""
-
-    def sections(*_: Any) -> list[Callable[[], Section]]:
-        return [_section]
-
-    monkeypatch.setattr(revnet, "revnet_sections", sections)
-    monkeypatch.setattr(revnext, "revnext_sections", sections)
+    for name, paper in PAPERS.items():
+        monkeypatch.setitem(PAPERS, name, replace(paper, measurements=lambda *_: [_section]))
     return str(request.param)
 
 
-def test_report_and_images_are_written(benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_plots_are_written(benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main(["reproduce", benchmark_name, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / f"{benchmark_name}.json").read_text())
@@ -89,7 +79,7 @@ def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_measured(
     def measure() -> Section:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(revnet, "revnet_sections", lambda *_: [measure])
+    monkeypatch.setitem(PAPERS, "revnet", replace(PAPERS["revnet"], measurements=lambda *_: [measure]))
     assert main(["reproduce", "revnet", "--no-picture", "--out", str(tmp_path / "file")]) == 2
     assert "--out" in capsys.readouterr().err
 

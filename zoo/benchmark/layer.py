@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from zoo.benchmark import variants
 from zoo.benchmark.memory_use import clear_gradients, measure_memory
-from zoo.benchmark.network_setup import DTYPES, LAYOUTS, room_for_compilations
+from zoo.benchmark.network_setup import LAYOUTS, room_for_compilations
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
+from zoo.engine.precision import DTYPES
 from zoo.engine.wrapping import compile_network
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN

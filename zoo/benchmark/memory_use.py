@@ -202,11 +202,9 @@ def _allocator_changes(profiler: profile, device: torch.device) -> tuple[list[Ch
     assert profiler.profiler.kineto_results is not None
     events = list(_all_events(profiler.profiler.kineto_results.experimental_event_tree()))
     end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
-    reports = sorted(
-        (event for event in events if event.tag == _EventType.Allocation),
-        key=lambda event: event.start_time_ns,
-    )
-    reports = [report for report in reports if report.extra_fields.device.type == device.type]
+    allocations = [event for event in events if event.tag == _EventType.Allocation]
+    reports = [report for report in allocations if report.extra_fields.device.type == device.type]
+    reports.sort(key=lambda report: report.start_time_ns)
     changes = [Change(report.extra_fields.ptr, report.extra_fields.alloc_size) for report in reports]
     return changes, sum(report.start_time_ns < end_ns for report in reports)
 

@@ -16,13 +16,13 @@ from zoo.architectures import REVERSIBLE_TWINS
 from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
+from zoo.engine.precision import DTYPES, autocast
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,9 @@ class Setup:
         layout = LAYOUTS[self.layout]
         images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
         classes = torch.zeros(self.batch, dtype=torch.long, device=self.device)
-        if self.dtype == "float32":
-            return lambda: F.cross_entropy(model(images), classes)
 
         def forward() -> Tensor:
-            with torch.autocast(self.device.type, DTYPES[self.dtype]):
+            with autocast(self.device, DTYPES[self.dtype]):
                 return F.cross_entropy(model(images), classes)
 
         return forward

@@ -103,7 +103,7 @@ def _draw_points(axes: Axes, points: Sequence[Point]) -> None:
         if members:
             times, sizes = [point.time for point in members], [point.bytes for point in members]
             axes.plot(times, sizes, label=family, **{"linestyle": "none", "markersize": 7, "linewidth": 1, **style})
-    axes.margins(0.12)
+    axes.margins(x=0.18, y=0.12)  # room for labels on both sides
 
 
 def _place_labels(axes: Axes, points: Sequence[Point]) -> None:

@@ -54,12 +54,9 @@ def _add_layer(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     """Add and return the parser of ``zoo benchmark layer``."""
     parser = kinds.add_parser("layer", help="one norm with its activation, forward and backward, by every back end")
     parser.add_argument(
-        "--shapes",
-        type=_shape,
-        nargs="+",
-        metavar="NxCxHxW",
-        help="inputs (default: those of a ResNet, and small ones)",
-    )
+        "--shapes", type=_shape, nargs="+", metavar="NxCxHxW",
+        help="of the input (default: those of a ResNet, and small ones)",
+    )  # fmt: skip
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"],
         help="of input and output (default: float32 bfloat16)",
@@ -105,15 +102,15 @@ def _add_fit(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     """Add and return the parser of ``zoo benchmark fit``."""
     parser = kinds.add_parser(
         "fit",
-        help="the largest batch that fits in an amount of memory, foretold without a step",
-        description="Counted are the tensors of training with SGD and momentum in float32: parameters, gradients, "
-        "momentum, what a step keeps and makes, and what convolutions use inside, for which each is run with 4 and 8 "
-        "images; not the process itself. Exit code 2: nothing fits; 3: a prediction that was checked is off by more "
-        "than 5 %.",
+        help="the largest batch that fits into an amount of memory, predicted without running a step",
+        description="Counts the tensors of training with SGD and momentum in float32: parameters, gradients, momentum, "
+        "all tensors of a step, and the scratch memory of convolutions, for which each convolution is run with 4 and "
+        "with 8 images. The memory of the process itself is not counted. Exit code 2: nothing fits; 3: a prediction "
+        "that was checked is off by more than 5 %.",
     )
     _add_setup(parser, batch=None, size=224)
     _add_strategies(parser)
-    parser.add_argument("--memory", metavar="SIZE", help="what tensors may take, such as 16GiB")
+    parser.add_argument("--memory", metavar="SIZE", help="memory that the tensors may take, such as 16GiB")
     parser.add_argument(
         "--check", type=_two_or_more, nargs="+", metavar="N",
         help="compare the prediction for batches of N with a real step, instead of or besides --memory",
@@ -144,14 +141,14 @@ def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int,
 def _add_strategies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategies", nargs="+", default=["*"], metavar="NAME",
-        help="names or shell-style patterns, std-BN being there always (default: all that the network has)",
+        help="names or shell-style patterns; std-BN is always measured (default: all that the network has)",
     )  # fmt: skip
 
 
 def _add_rounds(parser: argparse.ArgumentParser, rounds: int, least: int = 0) -> None:
     parser.add_argument(
         "--rounds", type=positive if least else whole_number, default=rounds, metavar="N",
-        help="times that each step is timed, in turn" + ("" if least else "; 0 measures memory only")
+        help="how often each step is timed, in turn with the others" + ("" if least else "; 0 measures memory only")
         + " (default: %(default)s)",
     )  # fmt: skip
 
@@ -234,20 +231,15 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 def _setup(args: argparse.Namespace, results: Results, network: str) -> Setup:
     from zoo.benchmark.network_setup import Setup
 
-    return Setup(
-        network,
-        getattr(args, "batch", 2),
-        args.size,
-        args.structure,
-        args.input_3x3,
-        getattr(args, "dtype", "float32"),
-        args.layout,
-        results.device,
-    )
+    batch, dtype = getattr(args, "batch", 2), getattr(args, "dtype", "float32")  # `fit` has neither
+    return Setup(network, batch, args.size, args.structure, args.input_3x3, dtype, args.layout, results.device)
 
 
 def _set_up_threads(threads: int | None) -> None:
-    """Pin the threads of OpenMP to cores, which it reads when torch is imported; nothing where that has happened."""
+    """Pin the threads of OpenMP to cores.
+
+    OpenMP reads this when torch is imported: once that has happened nothing is changed.
+    """
     if "torch" in sys.modules:
         return
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
@@ -257,7 +249,7 @@ def _set_up_threads(threads: int | None) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return the command line that has these arguments; defaults are left out."""
+    """Return the command line with these arguments, without those that have their default."""
     words = ["zoo", "benchmark", args.kind]
     for action in args.parser._actions:
         value = getattr(args, action.dest, action.default)

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
-from zoo.cli import reproduce_reversible
 from zoo.cli.options import add_loader_options, add_process_options, positive
 from zoo.engine.protocols import PROTOCOLS
-from zoo.reproduce import imagenet
-from zoo.reproduce.imagenet import OUT
-
-BENCHMARKS = {
-    "imagenet": imagenet.run,
-    "revnet": reproduce_reversible.run,
-    "revnext": reproduce_reversible.run,
-}
-# The options that the benchmarks have, beside --out and --debug.
-COMMON = ("benchmark", "out", "debug", "command", "run", "parser")
-REVERSIBLE = {"revnet": ("data", "runs", "no_picture"), "revnext": ("runs", "no_picture")}
+from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
+from zoo.reproduce import OUT
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,11 +18,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "reproduce",
         help="measure published scores, tables and figures again",
-        description="Exit code of imagenet: 0 everything was measured, 2 something is missing, 3 a score is off by "
-        "more than 0.1. Of the others: 0, what could not be run is listed with the command for it.",
+        description="Exit code of imagenet: 0 if everything was measured, 2 if something is missing, 3 if a score is "
+        "off by more than 0.1 points. Of the others: 0; what could not be run is listed with the command for it.",
     )
     parser.add_argument(
-        "benchmark", metavar="BENCHMARK", choices=BENCHMARKS,
+        "benchmark", metavar="BENCHMARK", choices=("imagenet", "revnet", "revnext"),
         help="imagenet: classification; revnet, revnext: the tables and figures of the two papers about reversible "
         "networks, in minutes on a CPU",
     )  # fmt: skip
@@ -41,37 +33,37 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="DIR", type=Path, default=OUT,
-        help="where BENCHMARK.md, BENCHMARK.json and plots are written; of imagenet after each row, and rows "
-        "already measured there with the same weights and data are reused (default: %(default)s)",
+        help="where BENCHMARK.md, BENCHMARK.json and plots are written; imagenet writes them after each row, and "
+        "reuses rows already measured there with the same weights and data (default: %(default)s)",
     )  # fmt: skip
-    _add_reversible(parser.add_argument_group("revnet and revnext"))
-    _add_imagenet(parser)
+    _add_paper_options(parser.add_argument_group("revnet and revnext"))
+    _add_imagenet_options(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
-def _add_reversible(group: argparse._ArgumentGroup) -> None:
+def _add_paper_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runs", metavar="PATH", nargs="+", type=Path, default=[],
         help="log folders of zoo train, whose accuracies fill the tables and whose curves are kept in "
-        "BENCHMARK_runs.json and drawn; or such files, which stand for the folders",
+        "BENCHMARK_runs.json and drawn; or such files in place of the folders",
     )  # fmt: skip
     group.add_argument("--no-picture", action="store_true", help="write no plots, which need matplotlib")
 
 
-def _add_imagenet(parser: argparse.ArgumentParser) -> None:
+def _add_imagenet_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="NAME", nargs="+", default=["*"],
-        help="published networks, shell-style patterns too (default: all), and checkpoints of zoo train to score "
-        "beside them with their own crop",
+        help="published networks, shell-style patterns too (default: all), and checkpoints of zoo train, which are "
+        "scored with their own crop",
     )  # fmt: skip
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, help="published ways to score (default: all)")
     parser.add_argument(
         "--limit", type=positive, metavar="N",
-        help="score only N images, spread evenly over the data: to try it out, without a verdict",
+        help="score only N images, spread evenly over the data, to try the command out; there is then no verdict",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="images at once and process (default: the experiment's over the number of processes)",
+        help="images at once per process (default: the experiment's over the number of processes)",
     )  # fmt: skip
     add_loader_options(parser, workers=4)
     add_process_options(parser)
@@ -81,12 +73,51 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark and return the exit code; options that it does not have end the process, as argparse does."""
     if args.benchmark == "imagenet" and args.data is None:
         args.parser.error("the following arguments are required: --data")
-    foreign = [*REVERSIBLE["revnext"]] if args.benchmark == "imagenet" else _options_besides(args)
     for action in args.parser._actions:
-        if action.dest in foreign and getattr(args, action.dest) != action.default:
+        is_given = getattr(args, action.dest, action.default) != action.default
+        if is_given and not _has_option(args.benchmark, action.dest):
             args.parser.error(f"{args.benchmark} has no option {action.option_strings[-1]}")
-    return BENCHMARKS[args.benchmark](args)
+    return _reproduce_imagenet(args) if args.benchmark == "imagenet" else _reproduce_paper(args)
 
 
-def _options_besides(args: argparse.Namespace) -> list[str]:
-    return [name for name in vars(args) if name not in (*COMMON, *REVERSIBLE[args.benchmark])]
+def _has_option(benchmark: str, name: str) -> bool:
+    if benchmark == "imagenet":
+        return name not in ("runs", "no_picture")
+    return name in ("benchmark", "out", "debug", "runs", "no_picture") or (benchmark == "revnet" and name == "data")
+
+
+def _reproduce_imagenet(args: argparse.Namespace) -> int:
+    """Score the networks and print the report; returns the exit code."""
+    from zoo.engine.process import open_process
+    from zoo.reproduce.imagenet_scores import ImageNetOptions, reproduce_imagenet
+
+    options = ImageNetOptions(
+        data=args.data,
+        models=args.models,
+        protocols=args.protocols,
+        limit=args.limit,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        on_bad_image=args.on_bad_image,
+        print_freq=args.print_freq,
+        out=args.out,
+    )
+    with open_process(args.local_rank, args.dist_backend) as process:
+        scored = reproduce_imagenet(options, process)
+        if process.is_main:
+            print(scored.markdown)
+            print(f"written to {args.out / 'imagenet.md'} and {args.out / 'imagenet.json'}")
+    if scored.is_off:
+        return EXIT_VERIFICATION_FAILED
+    return 0 if scored.is_complete else EXIT_USER_ERROR
+
+
+def _reproduce_paper(args: argparse.Namespace) -> int:
+    """Measure the tables and figures of a paper and print the report; returns 0."""
+    if "torch" not in sys.modules:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
+    from zoo.reproduce.paper_report import PaperOptions, reproduce_paper
+
+    print(reproduce_paper(PaperOptions(args.benchmark, args.data, args.runs, not args.no_picture, args.out)))
+    print(f"written to {args.out / args.benchmark}.md and .json, plots beside them")
+    return 0

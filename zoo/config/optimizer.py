@@ -54,7 +54,7 @@ class ExponentialParams(Section):
 
 
 class LinearParams(Section):
-    """Rate times ``alpha * epoch (or step) + beta``, never below MIN_LINEAR_LR."""
+    """Rate times ``alpha * epoch (or step) + beta``; the rate stops falling at 1e-6."""
 
     alpha: Coefficient
     """Change of the factor per epoch (or step)."""

@@ -46,11 +46,12 @@ def find_experiment(name: str | Path) -> Path | None:
     return bundled if bundled.is_file() else None
 
 
-def load_experiment(name: str | Path) -> Experiment:
+def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
     """Return the experiment in a JSON file, given by its path, or by its name if it is a bundled one.
 
-    Files of the original project are read unchanged. Raises ConfigError, which names every problem of the file with its
-    place and value, or the bundled experiments whose names are nearest to one that does not exist.
+    Files of the original project are read unchanged. ``log_notices``: whether what is ignored in the file is logged, as
+    `parse_experiment` does. Raises ConfigError, which names every problem of the file with its place and value, or the
+    bundled experiments whose names are nearest to one that does not exist.
     """
     path = find_experiment(name) or Path(name)
     try:
@@ -68,7 +69,7 @@ def load_experiment(name: str | Path) -> Experiment:
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8; numbers or nesting beyond Python's limits
         raise ConfigError(f"{printable(path)}: is not a JSON file ({error})") from None
-    return _parse(content, printable(path), known_networks_only=True)
+    return _parse(content, printable(path), known_networks_only=True, log_notices=log_notices)
 
 
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
@@ -81,7 +82,7 @@ def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     return _parse(content, source, known_networks_only=False)
 
 
-def _parse(content: Any, source: str, known_networks_only: bool) -> Experiment:
+def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bool = True) -> Experiment:
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: should hold a JSON object, not a {type(content).__name__}")
     _check_extent(content, source)
@@ -94,7 +95,7 @@ def _parse(content: Any, source: str, known_networks_only: bool) -> Experiment:
         if len(problems) > MAX_PROBLEMS:
             lines.append(f"{source}: and {len(problems) - MAX_PROBLEMS:,} more problems")
         raise ConfigError("\n".join(lines))
-    if experiment.network.input_3x3 and not experiment.network.has_3x3_stem:
+    if log_notices and experiment.network.input_3x3 and not experiment.network.has_3x3_stem:
         logger.info("%s: network.input_3x3 = true: is ignored, a WiderResNet has no other stem", source)
     return experiment
 

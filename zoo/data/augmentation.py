@@ -38,7 +38,7 @@ class ColorJitter:
     def __call__(self, image: Tensor) -> Tensor:
         """Return the changed ``image``, (3, h, w)."""
         factors = (1 + torch.empty(3).uniform_(-JITTER, JITTER)).tolist()
-        others = (_gray, _black, _mean_gray)
+        others = (_gray, lambda _: 0.0, _mean_gray)  # for saturation, brightness and contrast
         for kind in torch.randperm(3).tolist():
             image = image * factors[kind] + others[kind](image) * (1 - factors[kind])
         return image
@@ -63,10 +63,6 @@ def _gray(image: Tensor) -> Tensor:
     # must not depend on whether a worker (one thread) or the main process drew it.
     red, green, blue = GRAY_WEIGHTS
     return (image[0] * red + image[1] * green + image[2] * blue)[None]
-
-
-def _black(image: Tensor) -> float:
-    return 0.0
 
 
 def _mean_gray(image: Tensor) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -236,17 +237,12 @@ def _val_batches(run: _Run) -> Iterator[Batch]:
     batches, world_size = run.val_loader.batch_sampler, run.state.process.world_size
     largest_share = -(-batches.num_images // world_size)
     num_exchanges = -(-largest_share // batches.batch_size)
-    for batch in run.val_loader:
-        yield batch
-        _leave_validation_if_asked(run)
-    for _ in range(len(batches), num_exchanges):
-        _leave_validation_if_asked(run)
-
-
-def _leave_validation_if_asked(run: _Run) -> None:
-    name = run.stop.agreed()
-    if name is not None:
-        raise _StopInValidation(name)
+    for batch in chain(run.val_loader, repeat(None, num_exchanges - len(batches))):
+        if batch is not None:
+            yield batch
+        name = run.stop.agreed()
+        if name is not None:
+            raise _StopInValidation(name)
 
 
 def _save(run: _Run, is_best: bool = False) -> None:

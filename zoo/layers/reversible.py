@@ -91,6 +91,8 @@ def subtract_branch(
 ) -> tuple[Tensor, Tensor, Gradients]:
     """Undo y = x + branch(source): return x, the gradient of ``source``, and those of the parameters that were used.
 
+    Called for g and then for f it is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
+
     ``dy`` is the gradient of y and so of x, ``dsource`` that of the source without what comes through the branch. With
     ``may_overwrite`` y and dsource are overwritten. The branch's norms do not count the batch again.
     """

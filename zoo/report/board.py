@@ -49,16 +49,9 @@ class Board:
 
     def train(self, metrics: TrainMetrics) -> None:
         """Write train/* at the optimizer step: means since the last report, learning rate, speed, memory."""
-        scalars = {
-            "loss": metrics.loss,
-            "top1": metrics.top1,
-            "top5": metrics.top5,
-            "lr": metrics.lr,
-            "images_per_s": metrics.images_per_s,
-            "peak_memory_gb": metrics.peak_memory_bytes / 1e9,
-        }
-        for name, value in scalars.items():
-            self._writer.add_scalar(f"train/{name}", value, metrics.step)
+        for name in ("loss", "top1", "top5", "lr", "images_per_s"):
+            self._writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
+        self._writer.add_scalar("train/peak_memory_gb", metrics.peak_memory_bytes / 1e9, metrics.step)
 
     def validation(self, step: int, result: Result) -> None:
         """Write val/* at the number of optimizer steps the weights have seen."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.files import write_bytes
 from zoo.report.plot_style import COLORS, LABEL_SIZE, MARKERS, TITLE_SIZE, new_figure, png_of, style_axes
-from zoo.reproduce.schema import Line, Panel, Section
+from zoo.reproduce.comparison import Line, Panel, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

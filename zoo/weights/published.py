@@ -120,7 +120,7 @@ def _published(name: str, md5: str) -> Published:
         return Published(name, md5, WITHOUT_NETWORK[name], None)
     file = find_experiment(name)
     assert file is not None, f"checksums.md5 names {name}, of which there is no experiment file"
-    experiment = load_experiment(file)
+    experiment = load_experiment(file, log_notices=False)  # nobody asked for this experiment yet
     weights = None if experiment.expected is None else experiment.expected.weights
     assert weights is not None, f"{file} does not say where the weights are"
     return Published(name, md5, weights, experiment)

@@ -132,18 +132,13 @@ def _new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _register_shapes() -> None:
-    """Register for torch.compile and meta tensors which shapes the operators return."""
-    register = torch.library.register_fake
-    register("zoo::abn_statistics", _new_vectors)
-    register("zoo::abn_apply", lambda x, *_: _new_like(x))
-    register("zoo::abn_apply_", lambda *_: None)
-    register("zoo::abn_backward_reduce", lambda z, *_: _new_vectors(z))
-    register("zoo::abn_backward_apply", lambda z, *_: _new_like(z))
-    register("zoo::abn_backward_apply_shortcut", lambda z, *_: (_new_like(z), _new_like(z)))
-    register("zoo::abn_backward", lambda z, *_: (_new_like(z), *_new_vectors(z)))
-    register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
-
-
-if _reason is None:
-    _register_shapes()
+if _reason is None:  # torch.compile and meta tensors need the shapes of the results
+    _register = torch.library.register_fake
+    _register("zoo::abn_statistics", _new_vectors)
+    _register("zoo::abn_apply", lambda x, *_: _new_like(x))
+    _register("zoo::abn_apply_", lambda *_: None)
+    _register("zoo::abn_backward_reduce", lambda z, *_: _new_vectors(z))
+    _register("zoo::abn_backward_apply", lambda z, *_: _new_like(z))
+    _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (_new_like(z), _new_like(z)))
+    _register("zoo::abn_backward", lambda z, *_: (_new_like(z), *_new_vectors(z)))
+    _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))

@@ -1,4 +1,4 @@
-"""Networks of the two papers, built for measurements, and the loss of one batch."""
+"""Networks of the papers, built for measurements, and the loss of one batch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from zoo.layers.norm import norm_act
 from zoo.models import build_network
 
 
-def build(
+def build_for_training(
     name: str,
     device: str = "cpu",
     *,
     norm: str = "standard",
     activation: str = "relu",
     slope: float = 0.01,
-    classes: int = 10,
+    classes: int | None = None,
     weight_init: str = "truncated_normal",
     **options: Any,
 ) -> nn.Module:
     """Return the initialised network in training mode; on the meta device nothing is computed.
 
-    ``options`` are those of the architecture's builder, ``structure`` among them.
+    ``classes``: default the architecture's. ``options`` are those of `build_network`, ``structure`` among them.
     """
     with torch.device(device):
         model = build_network(name, norm_act(norm, activation, slope), classes=classes, **options)
         init_weights(model, weight_init)
     return model.train()
+
+
+def build_revnext(name: str, slope: float = 0.2, **options: Any) -> nn.Module:
+    """Return an initialised network of Hascoet et al. 2023 in training mode; ``slope`` is that of the leaky ReLUs."""
+    return build_for_training(name, activation="leaky_relu", slope=slope, weight_init="torch", **options)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.reproduce.test_reversible import EXPERIMENT, make_run
+from tests.reproduce.runs import EXPERIMENT, make_run, settings_of
 from zoo.errors import ConfigError
-from zoo.reproduce import revnext
-from zoo.reproduce.curves import NUM_RECONSTRUCTIONS, read_all_curves
-from zoo.reproduce.revnet import EXPERIMENTS
-from zoo.reproduce.run_files import draw_runs, groups_of, write_runs
-from zoo.reproduce.runs import Run, read_runs
+from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.training_runs import NUM_RECONSTRUCTIONS, draw_runs, groups_of, read_path, read_runs, write_runs
 
+EXPERIMENTS, REVNEXT_EXPERIMENTS = PAPERS["revnet"].experiments, PAPERS["revnext"].experiments
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
@@ -41,34 +39,33 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
         train(2, 1.0),
     )
     (folder / "training_0.log").write_text("begin\nnow - stopped: NonFiniteLossError: the loss was not finite\n")
-    (curves,) = read_all_curves([folder])
-    assert curves.epochs == (
+    (run,) = read_path(folder)
+    assert run.epochs == [
         {"epoch": 1, "train_loss": 2.0, "train_top1": 10.0, "val_loss": 2.2, "val_top1": 20.0},
         {"epoch": 2, "train_loss": 1.5, "train_top1": 10.0, "val_loss": 1.7, "val_top1": 30.0},
-    )
-    assert curves.environment == {"commit": "abc"}
-    assert (curves.num_training_images, curves.num_validation_images) == (None, 50)
-    assert curves.status == "stopped: NonFiniteLossError: the loss was not finite"
+    ]
+    assert run.environment == {"commit": "abc"}
+    assert (run.num_training_images, run.num_validation_images) == (None, 50)
+    assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
 
 
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [10.0])
     steps = [{"event": "reconstruction", "step": step, "errors": {"0": 0.5, "1": step / 100}} for step in range(100)]
     add_records(folder, *steps, {"event": "reconstruction", "step": 100, "errors": {"0": None, "1": 2.0}})
-    kept = read_all_curves([folder])[0].reconstruction
+    kept = read_path(folder)[0].reconstruction
     assert len(kept) == NUM_RECONSTRUCTIONS
     assert (kept[0]["step"], kept[-1]["step"]) == (0, 100)
     assert (kept[0]["worst_relative_error"], kept[-1]["worst_relative_error"]) == (0.5, None)
 
 
-def test_a_file_of_curves_stands_for_its_folders(tmp_path: Path) -> None:
+def test_a_file_of_runs_stands_for_its_folders(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", [10.0, 20.0]), make_run(tmp_path / "b", [30.0], memory="plain", seed=7)]
     runs, _ = read_runs(folders, EXPERIMENTS)
     write_runs(tmp_path, "revnet", "zoo reproduce revnet", runs)
     again, remarks = read_runs([tmp_path / "revnet_runs.json"], EXPERIMENTS)
-    assert (again, remarks) == (runs, [])
-    kept = [[replace(run.curves, label="") for run in read if run.curves] for read in (again, runs)]
-    assert kept[0] == kept[1]
+    assert remarks == []
+    assert [replace(run, source="") for run in again] == [replace(run, source="") for run in runs]
 
 
 def test_runs_that_were_trained_alike_share_their_axes(tmp_path: Path) -> None:
@@ -81,24 +78,19 @@ def test_runs_that_were_trained_alike_share_their_axes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [["cifar10_revnet"], ["cifar10_revnext", "cifar10_flat"]])
 def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(names: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    runs, remarks = read_runs([RESULTS / f"{name}.json" for name in names], [*EXPERIMENTS, *revnext.EXPERIMENTS])
+    runs, remarks = read_runs([RESULTS / f"{name}.json" for name in names], [*EXPERIMENTS, *REVNEXT_EXPERIMENTS])
     assert [remark for remark in remarks if "left out" in remark] == []
     assert len(runs) == sum(len(json.loads((RESULTS / f"{name}.json").read_text())["runs"]) for name in names)
+    assert {(run.num_training_images, run.num_validation_images) for run in runs} <= {(10_000, 10_000), (5_000, 2_000)}
     draw_runs(tmp_path, "x", runs)
     assert (tmp_path / "x_runs.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{}",
-        '{"runs": [{}]}',
-        '{"runs": [{"label": "", "seed": 1, "settings": {}, "epochs": [{"epoch": 1}]}]}',
-        "[]",
-    ],
+    ["", "{}", '{"runs": [{"label": "", "seed": 1, "settings": {}, "epochs": [{"epoch": 1}]}]}', "[]"],
 )
-def test_a_file_that_holds_no_curves_is_a_users_fault(text: str, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_runs_is_a_users_fault(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=r"--runs: no shortened logs .*x\.json"):
         read_runs([tmp_path / "x.json"], EXPERIMENTS)
@@ -115,5 +107,60 @@ def test_runs_without_a_loss_have_an_accuracy_alone(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs, _ = read_runs([make_run(tmp_path / "a", [10.0])], EXPERIMENTS)
     draw_runs(tmp_path, "x", runs)
-    assert isinstance(runs[0], Run)
     assert (tmp_path / "x_runs.png").exists()
+
+
+def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", [10.0, 20.0])
+    second = make_run(tmp_path / "b", [30.0], memory="plain", seed=7)
+    found, remarks = read_runs([first, second, first], EXPERIMENTS)
+    assert remarks == []
+    facts = [(run.experiment, run.is_stored, run.config.seed, run.top1, run.is_finished) for run in found]
+    assert facts == [(EXPERIMENT, False, 1, [10.0, 20.0], False), (EXPERIMENT, True, 7, [30.0], False)]
+
+
+def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: Path) -> None:
+    unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
+    empty = make_run(tmp_path / "b", [])
+    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[-1])
+    found, (first, second, third) = read_runs([unknown, empty, foreign], EXPERIMENTS)
+    assert found == []
+    assert first.startswith(f"left out: {unknown} was")
+    assert "settings of no experiment in this report" in first
+    assert "settings of no experiment in this report" in third
+    assert "no validation yet" in second
+
+
+def write_logs(path: Path, **changes: Any) -> Path:
+    """Write shortened logs of one run, as docs/results has them."""
+    epochs = [{"epoch": 1, "val_top1": 50.0}, {"epoch": 2, "val_top1": 60.0}]
+    run = {"label": "one", "seed": 1, "settings": settings_of(EXPERIMENT), "epochs": epochs, "note": "by hand"}
+    content = {"num_training_images": 100, "num_validation_images": 400, "runs": [run], **changes}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_shortened_logs_are_runs_with_their_numbers_of_images_and_notes(tmp_path: Path) -> None:
+    path = write_logs(tmp_path / "logs.json")
+    (run,), remarks = read_runs([path], EXPERIMENTS)
+    assert (run.experiment, run.top1) == (EXPERIMENT, [50.0, 60.0])
+    assert (run.num_training_images, run.num_validation_images) == (100, 400)
+    assert remarks == [f"{path}: one, seed 1: by hand"]
+
+
+@pytest.mark.parametrize("changes", [{"runs": [{}]}, {"runs": None}, {"num_training_images": "many"}])
+def test_a_file_that_is_no_shortened_log_is_a_users_fault(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--runs: no shortened logs .*logs\.json"):
+        read_runs([write_logs(tmp_path / "logs.json", **changes)], EXPERIMENTS)
+
+
+def test_a_folder_that_is_no_run_is_a_users_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--runs: no metrics .*metrics\.jsonl"):
+        read_runs([tmp_path], EXPERIMENTS)
+
+
+def test_an_epoch_that_was_run_again_counts_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [10.0, 20.0])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "validation", "epoch": 1, "top1": 25.0}) + "\n")
+    assert read_runs([folder], EXPERIMENTS)[0][0].top1 == [10.0, 25.0]

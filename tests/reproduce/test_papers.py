@@ -7,77 +7,70 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
+from tests.reproduce.runs import run_of
 from zoo.benchmark.memory_use import Memory
-from zoo.config import experiments_dir, load_experiment
-from zoo.engine import checkpoint
-from zoo.errors import ConfigError, DataError
-from zoo.reproduce import accuracy, angles, chains, depth, laws, memory, parameters, pixel, reconstruction, runs
-from zoo.reproduce.networks import build
-from zoo.reproduce.plot import draw, draw_report
-from zoo.reproduce.revnet import EXPERIMENTS, SHORT, revnet_sections
-from zoo.reproduce.revnext import GTX750, TABLE1, report_time
-from zoo.reproduce.runs import Run, read_runs
-from zoo.reproduce.schema import (
-    Kind,
+from zoo.config import experiments_dir
+from zoo.errors import DataError
+from zoo.reproduce import error_rates
+from zoo.reproduce import revnet_figure4 as figure4
+from zoo.reproduce import revnet_table1 as table1
+from zoo.reproduce import revnet_tables2to5 as tables2to5
+from zoo.reproduce import revnext_figure12 as figure12
+from zoo.reproduce import revnext_figures5and6 as laws
+from zoo.reproduce import revnext_figures10and11 as chains
+from zoo.reproduce import revnext_tables1and2 as memory
+from zoo.reproduce.comparison import (
+    Comparison,
     Line,
     Panel,
-    Published,
+    PublishedValue,
     Section,
-    at_least,
     compare,
     compare_decades,
-    finite_line,
+    compare_minimum,
+    compare_trend,
+    compare_with_axis,
     not_run,
-    trend,
-    within_axis,
 )
-from zoo.reproduce.writing import write_report
-
-EXPERIMENT = "revnet38_cifar10_short"
-
-
-def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes: Any) -> Path:
-    """Write what a training run of an experiment leaves behind, with other settings of the network and a seed."""
-    config = load_experiment(experiments_dir() / f"{name}.json").model_dump(mode="json")
-    seed = changes.pop("seed", config["seed"])
-    config = {**config, "seed": seed, "network": {**config["network"], **changes}}
-    folder.mkdir()
-    checkpoint.write({"config": config, "position": 0, "format_version": checkpoint.FORMAT_VERSION}, folder, False)
-    records = [{"event": "start"}, *({"event": "validation", "epoch": e, "top1": t} for e, t in enumerate(top1))]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return folder
+from zoo.reproduce.paper_networks import build_for_training
+from zoo.reproduce.paper_report import PaperOptions, write_report
+from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.plot import draw, draw_report
 
 
 def verdicts(section: Section) -> dict[str, str]:
-    return {figure.what: figure.verdict for figure in section.figures}
+    return {comparison.what: comparison.verdict for comparison in section.comparisons}
 
 
-def printed(value: float) -> Published:
-    return Published(value, "printed", "Table 1")
+def printed(value: float) -> PublishedValue:
+    return PublishedValue(value, "printed", "Table 1")
 
 
 def test_verdicts_say_how_far_a_number_is_from_the_published_one() -> None:
     assert compare("a", printed(100), 101.0, "", 0.02).verdict == "within 2 %"
     assert compare("a", printed(100), 95.0, "", 0.02).verdict == "off by -5.0 %"
-    assert at_least("a", printed(3.6), 3.6, "").verdict == "reached"
-    assert at_least("a", printed(3.6), 1.8, "").verdict == "off by -50.0 %"
-    assert within_axis("a", printed(10), 9.0, "").verdict == "within the axis"
-    assert within_axis("a", printed(10), 11.0, "").verdict == "off: above the axis"
+    assert compare_minimum("a", printed(3.6), 3.6, "").verdict == "reached"
+    assert compare_minimum("a", printed(3.6), 1.8, "").verdict == "off by -50.0 %"
+    assert compare_with_axis("a", printed(10), 9.0, "").verdict == "within the axis"
+    assert compare_with_axis("a", printed(10), 11.0, "").verdict == "off: above the axis"
     assert not_run("a", printed(1), "", "zoo train x").verdict == "not run: `zoo train x`"
-    assert finite_line("a", [1, 2, 3], [4.0, math.inf, math.nan]) == Line("a", [1], [4.0])
+
+
+def test_a_curve_has_no_points_that_are_not_finite() -> None:
+    assert chains.finite_line("a", [4.0, math.inf, math.nan]) == Line("a", [1], [4.0])
 
 
 def test_a_trend_has_the_verdict_of_what_was_measured() -> None:
-    rises = Published("rises", "printed", "section 1")
-    assert trend("a", rises, [1.0, 3.0, 2.0], "").verdict == "rises"
-    assert trend("a", rises, [1.0, 3.0, 0.5], "").verdict == "falls, not as published"
+    rises = PublishedValue("rises", "printed", "section 1")
+    assert compare_trend("a", rises, [1.0, 3.0, 2.0], "").verdict == "rises"
+    assert compare_trend("a", rises, [1.0, 3.0, 0.5], "").verdict == "falls, not as published"
 
 
 def test_values_that_span_decades_are_compared_by_their_factor() -> None:
@@ -87,7 +80,7 @@ def test_values_that_span_decades_are_compared_by_their_factor() -> None:
     assert compare_decades("a", [one, two], [3e9, 300.0]).verdict == "higher"
     both = compare_decades("a", [one, two], [3e9, 100.0])
     assert both.verdict == "first higher, last within a factor of 2"
-    assert both.published == Published("1e+09 to 1e+02", "printed", "Table 1")
+    assert both.published == PublishedValue("1e+09 to 1e+02", "printed", "Table 1")
 
 
 # What stands in the papers, word for word but for line breaks, formula signs and tildes: place -> sentences or rows.
@@ -126,7 +119,7 @@ def numbers_in(text: str) -> set[float]:
     return {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
 
 
-def is_quoted(published: Published, quotations: dict[str, tuple[str, ...]]) -> bool:
+def is_quoted(published: PublishedValue, quotations: dict[str, tuple[str, ...]]) -> bool:
     """Whether the place has a quotation with the value in it."""
     texts = quotations.get(published.place, ())
     value = str(published.value).removesuffix(" M")
@@ -135,42 +128,35 @@ def is_quoted(published: Published, quotations: dict[str, tuple[str, ...]]) -> b
     return any(float(value) in numbers_in(text) for text in texts)
 
 
-def revnet_published() -> list[Published]:
-    """Return all that the report of RevNets has as published."""
-    sections = [parameters.measure_parameters(), accuracy.report_errors("t", "T", accuracy.CIFAR, [])]
-    found = [figure.published for section in sections for figure in section.figures if figure.published]
-    found += [*accuracy.IMAGENET.values(), *memory.PARAMETERS_MB.values(), *memory.ACTIVATIONS_MB.values()]
-    found += [memory.RATIO, *depth.EXPONENTS.values(), *depth.PASSES.values(), depth.RECURSIVE, depth.NO_GROWTH]
-    return [*found, angles.AXIS, angles.TREND]
-
-
-def revnext_published() -> list[Published]:
-    """Return all that the report of RevNeXts has as published."""
-    found = [published for row in pixel.PUBLISHED.values() for published in (row.per_pixel, row.total)]
-    found += [*pixel.WEIGHTS.values(), pixel.ANY_DEPTH, *(error for error in TABLE1.values() if error), GTX750]
-    found += [end for ends in (*chains.FLAT_BY_DEPTH.values(), *chains.HYBRID_BY_DEPTH.values()) for end in ends]
-    found += [*chains.FLAT_BY_SLOPE, *chains.HYBRID_BY_SLOPE, chains.FLAT_FIRST, chains.FLAT_LAST]
-    found += [figure.published for figure in reconstruction.report_reconstruction([]).figures if figure.published]
-    return [*found, chains.HYBRID_SMALLEST, laws.NORM_END, laws.SLOPE_END, laws.BELOW_LAW, laws.LEAST_GAIN_EFFECT]
+def published_in(content: object) -> list[PublishedValue]:
+    """Return the published values in nested containers, such as the constants of a module, and in comparisons."""
+    if isinstance(content, PublishedValue):
+        return [content]
+    if isinstance(content, Comparison):
+        return published_in([content.published])
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, (list, tuple)) else ()
+    return [published for each in inner for published in published_in(each)]
 
 
 def test_every_number_that_is_called_printed_stands_in_the_paper() -> None:
-    for found, quotations in ((revnet_published(), REVNET_QUOTATIONS), (revnext_published(), REVNEXT_QUOTATIONS)):
-        kinds = {kind: [p for p in found if p.kind == kind] for kind in get_args(Kind)}
-        assert kinds["printed"]
-        assert [published for published in kinds["printed"] if not is_quoted(published, quotations)] == []
+    revnet = [vars(table1), vars(tables2to5), vars(figure4), tables2to5.measure_parameters().comparisons]
+    revnext = [vars(memory), vars(laws), vars(chains), figure12.report_reconstruction([]).comparisons]
+    for content, quotations in ((revnet, REVNET_QUOTATIONS), (revnext, REVNEXT_QUOTATIONS)):
+        found = published_in(content)
+        printed_ones = [published for published in found if published.kind == "printed"]
+        assert printed_ones
+        assert [published for published in printed_ones if not is_quoted(published, quotations)] == []
         assert all(published.place for published in found)
 
 
 def test_only_what_follows_from_the_totals_is_called_derived() -> None:
-    assert {name: row.per_pixel.kind for name, row in pixel.PUBLISHED.items() if name != "revnext"} == dict.fromkeys(
-        ["revnext_resnet18", "revnext_revnet", "irevnet_revnext", "revnext_flat"], "derived"
-    )
-    assert pixel.PUBLISHED["revnext"].per_pixel == Published(352, "printed", "abstract")
-    for name, row in pixel.PUBLISHED.items():
+    derived = ["revnext_resnet18", "revnext_revnet", "irevnet_revnext", "revnext_flat"]
+    assert [name for name, row in memory.MEMORY.items() if row.per_pixel.kind == "derived"] == derived
+    assert memory.MEMORY["revnext"].per_pixel == PublishedValue(352, "printed", "abstract")
+    for name, row in memory.MEMORY.items():
         weights = 12.5e6 if name != "irevnet_revnext" else 171e6
-        total = float(row.total.value) * pixel.UNITS[row.unit] - (weights if row.with_weights else 0)
-        assert total / pixel.PAPER_PIXELS == pytest.approx(float(row.per_pixel.value), rel=0.003)
+        total = float(row.total.value) * memory.UNITS[row.unit] - (weights if row.with_weights else 0)
+        assert total / memory.PAPER_PIXELS == pytest.approx(float(row.per_pixel.value), rel=0.003)
 
 
 def test_accuracies_are_those_of_the_authors_logs() -> None:
@@ -179,7 +165,7 @@ def test_accuracies_are_those_of_the_authors_logs() -> None:
     flat += [0.886, 0.9105, 0.9265, 0.9302, 0.9259, 0.6229, 0.6389, 0.3636, 0.495, 0.3436]
     hybrid = [0.9219, 0.927, 0.9255, 0.9266, 0.925, 0.9265, 0.9289, 0.9246]
     hybrid += [0.9217, 0.9219, 0.9201, 0.9241, 0.9236, 0.9234, 0.9219, 0.9168]
-    ours = [reconstruction.FLAT.values(), [accuracies for _, accuracies in reconstruction.HYBRID]]
+    ours = [figure12.FLAT.values(), [accuracies for _, accuracies in figure12.HYBRID]]
     for log, pairs in zip((flat, hybrid), ours, strict=True):
         assert [pair[column] for column in (0, 1) for pair in pairs] == pytest.approx([100 * top1 for top1 in log])
 
@@ -194,8 +180,8 @@ def counted_up(start: list[int], times: int) -> list[list[int]]:
 
 
 def test_networks_of_the_figures_are_those_that_the_authors_notebooks_count_up_to() -> None:
-    assert [list(layers) for layers in reconstruction.FLAT] == counted_up([0, 1, 1], 10)
-    assert [list(blocks) for blocks, _ in reconstruction.HYBRID] == [run[:2] for run in counted_up([0, 1, 1], 8)]
+    assert [list(layers) for layers in figure12.FLAT] == counted_up([0, 1, 1], 10)
+    assert [list(blocks) for blocks, _ in figure12.HYBRID] == [run[:2] for run in counted_up([0, 1, 1], 8)]
     assert [options["layers"] for options in chains.FLAT_DEPTHS.values()] == counted_up([1, 1, 1], 10)
     assert [sum(options["layers"]) for options in chains.FLAT_DEPTHS.values()] == list(chains.FLAT_DEPTHS)
     hybrids = [run[:2] for run in counted_up([0, 1, 1], 10)]
@@ -209,9 +195,9 @@ def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeyp
     """Notebook 1.b, cell 9, and notebook 1, cell 9."""
     built: list[dict[str, Any]] = []
 
-    def measure(name: str, slope: float, batch: int, **options: Any) -> chains.Found:
+    def measure(name: str, slope: float, batch: int, **options: Any) -> chains.LayerRatios:
         built.append({"name": name, **options})
-        return chains.Found([1.0, 1.0, 1.0], [[], [], []])
+        return chains.LayerRatios([1.0, 1.0, 1.0], [[], [], []])
 
     monkeypatch.setattr(chains, "measure_ratios", measure)
     chains.measure_depths()
@@ -222,7 +208,7 @@ def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeyp
 
 
 def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
-    section = depth.measure_depth(depths=(4, 16), units=(3, 4))
+    section = table1.measure_depth(depths=(4, 16), units=(3, 4))
     found = verdicts(section)
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
         assert found[f"{name}: forward passes of a step"] == "within 5 %"
@@ -231,29 +217,29 @@ def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
     assert reversible.y[1] == reversible.y[0]
     label = "RevNet-38's widths, batch 8, 3-4 units per stage"
     assert found[f"{label}, reconstructed: per unit"] == "equal"
-    stored = next(figure for figure in section.figures if figure.what == f"{label}, stored: per unit")
+    stored = next(each for each in section.comparisons if each.what == f"{label}, stored: per unit")
     assert isinstance(stored.measured, float)
     assert stored.measured > 2
 
 
 @pytest.mark.parametrize(("strategy", "calls"), [("naive", 1), ("reversible", 2)])
 def test_calls_of_f_and_g_are_counted(strategy: str, calls: int) -> None:
-    assert depth._measure(depth.STRATEGIES[strategy], 3).calls == calls
+    assert table1._measure(table1.STRATEGIES[strategy], 3).calls == calls
 
 
 def test_parameters_are_those_printed_except_of_revnet_104() -> None:
-    found = verdicts(parameters.measure_parameters())
+    found = verdicts(tables2to5.measure_parameters())
     assert {what for what, verdict in found.items() if verdict != "equal as printed"} == {"revnet104, 1000 classes"}
     assert found["revnet104, 1000 classes"] == "off by +0.5 %"
 
 
 def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), nn.ReLU())
-    assert memory.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
+    assert tables2to5.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
 
 
 def test_revnet_104_holds_less_than_its_twin_by_the_published_ratio() -> None:
-    section = memory.measure_imagenet(size=64)
+    section = tables2to5.measure_imagenet_memory(size=64)
     assert verdicts(section)["held, ResNet / RevNet"] == "reached"
     assert verdicts(section)["revnet104: parameters"] == "within 1 %"
 
@@ -262,17 +248,17 @@ def test_angles_are_exact_down_to_tiny_ones() -> None:
     u = torch.tensor([1.0, 0.0], dtype=torch.float64)
     for degrees in (1e-6, 0.3, 90.0, 180.0):
         v = torch.tensor([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))], dtype=torch.float64)
-        assert angles.angle(u, 3 * v) == pytest.approx(degrees, rel=1e-6)
+        assert figure4.angle(u, 3 * v) == pytest.approx(degrees, rel=1e-6)
 
 
 def test_both_gradients_are_those_of_the_same_network_which_stays_as_it_is() -> None:
     torch.manual_seed(0)
-    model = build("revnet38_cifar", structure=(2, 1, 1)).double()
+    model = build_for_training("revnet38_cifar", structure=(2, 1, 1)).double()
     before = copy.deepcopy(model.state_dict())
     images, classes = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([1, 2])
-    stored, found = (angles.gradients(model, images, classes, store=store) for store in (True, False))
-    assert (stored - found).abs().max() / stored.abs().max() < 1e-10
-    assert not torch.equal(stored, found), "nothing was reconstructed"
+    stored, reconstructed = (figure4.gradients(model, images, classes, store=store) for store in (True, False))
+    assert (stored - reconstructed).abs().max() / stored.abs().max() < 1e-10
+    assert not torch.equal(stored, reconstructed), "nothing was reconstructed"
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
 
 
@@ -282,8 +268,8 @@ def test_figure_4_is_measured_on_random_images_and_on_those_of_a_folder(tmp_path
         for index in range(2):
             Image.new("RGB", (32, 32), (80 * index, 10, 200)).save(tmp_path / "train" / name / f"{index}.png")
     for data in (None, tmp_path):
-        images = None if data is None else angles.open_images(data, batch=2)
-        section = angles.measure_angles(images, {"revnet38_cifar": 1}, batch=2)
+        images = None if data is None else figure4.open_images(data, batch=2)
+        section = figure4.measure_angles(images, {"revnet38_cifar": 1}, batch=2)
         axis, angle_trend, *others = verdicts(section).values()
         assert (axis, others) == ("within the axis", ["nothing published", "nothing published"])
         assert angle_trend in ("rises", "falls, not as published")
@@ -302,24 +288,24 @@ def make_folders(data: Path, count: int) -> Path:
 @pytest.mark.parametrize(("count", "batch"), [(2, 3), (11, 3)])
 def test_figure_4_refuses_too_few_images_and_too_many_classes(tmp_path: Path, count: int, batch: int) -> None:
     with pytest.raises(DataError, match=f"{count} images of {count} classes.*at least 3 images of at most 10"):
-        angles.open_images(make_folders(tmp_path, count), batch)
+        figure4.open_images(make_folders(tmp_path, count), batch)
 
 
 def test_the_images_of_figure_4_are_opened_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="train"):
-        revnet_sections([], tmp_path)
+        PAPERS["revnet"].measurements([], tmp_path)
 
 
 def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
-    assert laws.norm_law(torch.tensor([1.0, 0.1])) == pytest.approx((2 * 0.1 / 1.01) ** 2)
+    assert laws.norm_law([1.0, 0.1]) == pytest.approx((2 * 0.1 / 1.01) ** 2)
     for gains in ([1.0, 0.1], [1.0, 1.0, 0.2]):
-        law = laws.norm_law(torch.tensor(gains))
+        law = laws.norm_law(gains)
         assert laws.measure_norm(gains, 1e-4) == pytest.approx(law, rel=0.02)
     for slope in (0.2, 5.0):
         assert laws.measure_slope(slope, 1e-5) == pytest.approx(laws.slope_law(slope), rel=0.02)
 
 
-def test_images_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laws, "DIVISORS", (1, 100))
     monkeypatch.setattr(laws, "SLOPES", (1e-3, 1.0, 1e3))
     for section in (laws.measure_norm_law(), laws.measure_slope_law()):
@@ -344,7 +330,7 @@ def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_ex
     assert [len(inner) for _, inner in blocks] == [6, 12, 12], "conv, norm and activation in f and in g; two of each"
     own, inner = blocks[-1]
     assert min(inner) < own / 10
-    again = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1), **chains.FOUND_AGAIN)
+    again = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1), keep_branch_input=False)
     assert again.smallest_of_blocks() < found.smallest_of_blocks() / 2
 
 
@@ -358,13 +344,13 @@ def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None
 
 
 def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixel, "DEEPER", {})
-    section = pixel.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
+    monkeypatch.setattr(memory, "DEEPER", {})
+    section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
     (line,) = section.panels[0].lines
-    figure = section.figures[0]
-    assert isinstance(figure.measured, float)
-    assert figure.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
-    assert figure.measured < 1.1 * 320
+    comparison = section.comparisons[0]
+    assert isinstance(comparison.measured, float)
+    assert comparison.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
+    assert comparison.measured < 1.1 * 320
 
 
 @pytest.mark.parametrize(("last", "notes"), [(300, 0), (330, 1)])
@@ -374,177 +360,97 @@ def test_memory_that_is_no_line_over_the_pixels_is_noted(
     pixels = [4 * side**2 for side in (8, 12, 16)]
     peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
     memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
-    monkeypatch.setattr(pixel, "DEEPER", {})
-    monkeypatch.setattr(pixel, "measure_memory", lambda *_, **__: next(memories))
-    section = pixel.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
-    assert [figure.measured for figure in section.figures[:2]] == [last, last * pixel.PAPER_PIXELS / 1e6]
-    assert len(section.notes) == len(pixel.NOTES) + notes
+    monkeypatch.setattr(memory, "DEEPER", {})
+    monkeypatch.setattr(memory, "measure_memory", lambda *_, **__: next(memories))
+    section = memory.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
+    measured = [comparison.measured for comparison in section.comparisons[:2]]
+    assert measured == [last, last * memory.PAPER_PIXELS / 1e6]
+    assert len(section.notes) == len(memory.NOTES) + notes
     if notes:
-        assert section.notes[-1].endswith("from one to the next: 300, 330")
+        assert section.notes[-1].endswith("from one size to the next: 300, 330")
 
 
 def test_memory_per_pixel_says_by_how_much_it_is_less() -> None:
-    assert pixel._no_more("a", printed(320), 240, "B").verdict == "less by 25.0 %"
-    assert pixel._no_more("a", printed(320), 300, "B").verdict == "within 10 %"
-    assert pixel._no_more("a", printed(320), 480, "B").verdict == "off by +50.0 %"
+    assert memory.compare_maximum("a", printed(320), 240, "B").verdict == "less by 25.0 %"
+    assert memory.compare_maximum("a", printed(320), 300, "B").verdict == "within 10 %"
+    assert memory.compare_maximum("a", printed(320), 480, "B").verdict == "off by +50.0 %"
 
 
 def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plain_kernels() -> None:
-    section = pixel.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
-    found = {figure.what.partition(": bytes per pixel")[0]: figure.measured for figure in section.figures}
+    section = memory.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
+    found = {
+        comparison.what.partition(": bytes per pixel")[0]: comparison.measured for comparison in section.comparisons
+    }
     assert verdicts(section)["revnext, blocks 3-3: bytes per pixel, 32 to 48 pixels"] == "the same"
     kept, again = found["revnext"], found["revnext, branch inputs found again"]
     assert isinstance(kept, float)
     assert isinstance(again, float)
     assert kept - again == pytest.approx(64, rel=0.1)  # at small sizes, scratch memory counts too
     plain = {what for what in found if "plain torch kernels" in what}
-    assert len(plain) == (2 if pixel._kernels() != "reference" else 0)
-
-
-def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "a", [10.0, 20.0])
-    second = make_run(tmp_path / "b", [30.0], memory="plain", seed=7)
-    found, remarks = read_runs([first, second, first], EXPERIMENTS)
-    assert remarks == []
-    epochs = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").optimizer.schedule.epochs
-    assert found == [
-        Run(EXPERIMENT, False, 1, (10.0, 20.0), epochs),
-        Run(EXPERIMENT, True, 7, (30.0,), epochs),
-    ]
-
-
-def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: Path) -> None:
-    unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
-    empty = make_run(tmp_path / "b", [])
-    foreign = make_run(tmp_path / "c", [10.0], reconstruction.SHORT[0])
-    found, (first, second, third) = read_runs([unknown, empty, foreign], EXPERIMENTS)
-    assert found == []
-    assert first.startswith(f"left out: {unknown} was")
-    assert "settings of no experiment in this report" in first
-    assert "settings of no experiment in this report" in third
-    assert "no validation yet" in second
-
-
-def test_paths_of_runs_are_named_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report is read elsewhere: the folders above the run are nobody's business there."""
-    make_run(tmp_path / "a", [])
-    monkeypatch.chdir(tmp_path)
-    _, (remark,) = read_runs([Path("a")], EXPERIMENTS)
-    assert remark == "left out: a has no validation yet"
-
-
-def write_logs(path: Path, **changes: Any) -> Path:
-    """Write shortened logs of one run, as docs/results has them."""
-    config = load_experiment(experiments_dir() / f"{EXPERIMENT}.json").model_dump(mode="json")
-    epochs = [{"epoch": 1, "val_top1": 50.0}, {"epoch": 2, "val_top1": 60.0}]
-    run = {"label": "one", "seed": 1, "settings": config, "epochs": epochs, "note": "by hand"}
-    content = {"num_training_images": 100, "num_validation_images": 400, "runs": [run], **changes}
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_shortened_logs_are_runs_with_their_numbers_of_images_and_notes(tmp_path: Path) -> None:
-    path = write_logs(tmp_path / "logs.json")
-    (run,), remarks = read_runs([path], EXPERIMENTS)
-    assert (run.experiment, run.top1) == (EXPERIMENT, (50.0, 60.0))
-    assert (run.num_training_images, run.num_validation_images) == (100, 400)
-    assert remarks == [f"{path}: one, seed 1: by hand"]
-
-
-@pytest.mark.parametrize("changes", [{"runs": [{}]}, {"runs": None}, {"num_training_images": "many"}])
-def test_a_file_that_is_no_shortened_log_is_a_users_fault(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--runs: no shortened logs .*logs\.json"):
-        read_runs([write_logs(tmp_path / "logs.json", **changes)], EXPERIMENTS)
-
-
-def test_all_recorded_runs_are_of_experiments_in_the_reports() -> None:
-    results = Path(__file__).parents[2] / "docs" / "results"
-    paths = sorted(results.glob("cifar10_*.json"))
-    found, remarks = read_runs(paths, [*EXPERIMENTS, *reconstruction.SHORT])
-    assert len(found) == 14
-    assert [remark for remark in remarks if "left out" in remark] == []
-    assert {(run.num_training_images, run.num_validation_images) for run in found} == {(10_000, 10_000), (5_000, 2_000)}
-
-
-def test_a_folder_that_is_no_run_is_a_users_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--runs: no metrics .*metrics\.jsonl"):
-        read_runs([tmp_path], EXPERIMENTS)
-
-
-def test_an_epoch_that_was_run_again_counts_once(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [10.0, 20.0])
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "validation", "epoch": 1, "top1": 25.0}) + "\n")
-    assert read_runs([folder], EXPERIMENTS)[0][0].top1 == (10.0, 25.0)
+    assert len(plain) == (2 if memory.kernels_in_use() != "reference" else 0)
 
 
 def test_errors_are_means_of_finished_runs() -> None:
-    name, published = "revnet38_cifar10", accuracy.CIFAR["revnet38_cifar10"]
-    done = [Run(name, False, seed, (50.0, top1), 2) for seed, top1 in enumerate((92.5, 93.0))]
-    section = accuracy.report_errors("t", "T", {name: published}, [*done, Run(name, True, 0, (10.0,), 2)])
-    assert [(f.what, f.measured, f.verdict) for f in section.figures] == [
+    name, published = "revnet38_cifar10", tables2to5.CIFAR_ERRORS["revnet38_cifar10"]
+    done = [run_of(name, top1, seed=seed) for seed, top1 in enumerate((92.5, 93.0))]
+    begun = run_of(name, 10.0, num_epochs=1, memory="plain")
+    section = error_rates.report_errors("t", "T", {name: published}, [*done, begun])
+    assert [(f.what, f.measured, f.verdict) for f in section.comparisons] == [
         (f"{name} (n = 2)", 7.25, "within 0.5 points; standard error 0.25 between runs"),
-        (f"{name}, stored", None, "not finished: 1 of 2 epochs"),
+        (f"{name}, stored", None, f"not finished: 1 of {begun.num_epochs} epochs"),
     ]
-    far = accuracy.report_errors("t", "T", {name: printed(6.0)}, done).figures[0]
+    far = error_rates.report_errors("t", "T", {name: printed(6.0)}, done).comparisons[0]
     assert far.verdict.startswith("off by +1.25 points")
 
 
 def test_errors_have_the_numbers_of_images_and_both_standard_errors() -> None:
-    name = SHORT[0]
-    one, two = (Run(name, False, seed, (top1,), 1, 500, 10_000) for seed, top1 in enumerate((49.0, 51.0)))
-    (both,) = accuracy.errors_of(name, None, [one, two])
+    name, counts = tables2to5.SHORT[0], {"num_training_images": 500, "num_validation_images": 10_000}
+    one, two = (run_of(name, top1, seed=seed, **counts) for seed, top1 in enumerate((49.0, 51.0)))
+    (both,) = error_rates.errors_of(name, None, [one, two])
     assert both.what == f"{name} (n = 2, 500 training images, 10,000 validation images)"
     assert both.verdict == "nothing published; standard error 1.00 between runs, 0.50 by the images"
-    (alone,) = accuracy.errors_of(name, None, [one])
+    (alone,) = error_rates.errors_of(name, None, [one])
     assert alone.verdict == "nothing published; standard error unknown between runs, 0.50 by the images"
 
 
 def test_what_was_not_trained_has_the_command_for_it() -> None:
-    sections = [accuracy.report_errors("t", "T", published, []) for published in (accuracy.CIFAR, TABLE1)]
-    for figure in [*sections[0].figures, *sections[1].figures, *report_time().figures]:
-        assert figure.measured is None
-        assert figure.verdict.startswith("not run: `zoo train ")
+    errors = [tables2to5.report_cifar_errors([]), memory.report_cifar10_errors([])]
+    for section in [*errors, memory.report_time()]:
+        for comparison in section.comparisons:
+            assert comparison.measured is None
+            assert comparison.verdict.startswith("not run: `zoo train ")
 
 
 def test_all_experiments_of_the_tables_exist() -> None:
-    names = [*accuracy.CIFAR, *accuracy.IMAGENET, *TABLE1, *SHORT, *reconstruction.SHORT]
+    names = [name for paper in PAPERS.values() for name in paper.experiments]
     assert [name for name in names if not (experiments_dir() / f"{name}.json").exists()] == []
-    assert runs.command_of(names[0]).startswith(f"zoo train {names[0]} ")
+    assert error_rates.command_of(names[0]).startswith(f"zoo train {names[0]} ")
 
 
 def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds() -> None:
-    name = reconstruction.SHORT[0]
-    both = [Run(name, True, 1, (60.0,), 1), Run(name, False, 1, (58.5,), 1)]
-    section = reconstruction.report_reconstruction(both)
+    name = figure12.SHORT[0]
+    both = [run_of(name, 60.0, memory="plain"), run_of(name, 58.5)]
+    section = figure12.report_reconstruction(both)
     what = f"{name}: lost by reconstruction (n = 1 against 1)"
-    assert [f.measured for f in section.figures if f.what == what] == [1.5]
+    assert [f.measured for f in section.comparisons if f.what == what] == [1.5]
     assert "standard error unknown between runs" in verdicts(section)[what]
     assert len(section.panels) == 1
-    assert not any("lost" in f.what for f in reconstruction.report_reconstruction(both[:1]).figures)
+    assert not any("lost" in f.what for f in figure12.report_reconstruction(both[:1]).comparisons)
 
 
-def test_reports_hold_all_figures_as_text_and_json_with_a_plot(tmp_path: Path) -> None:
+def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0]), Line("law", [1, 2], [3.0, 5.0], True)], True, True)
     section = Section(
         "one", "Table 1", "Measured so.", [compare("bytes", printed(2), 2.0, "B", 0.1)], ["a note"], [panel]
     )
-    plain = Section(
-        "two", "Table 2", "Not measured.", [not_run("error", accuracy.CIFAR["revnet38_cifar10"], "%", "zoo train x")]
-    )
-    text = write_report(tmp_path, "revnet", "Title", "zoo reproduce revnet", [section, plain], ["a remark"])
+    missing = not_run("error", PublishedValue(7.24, "printed", "Table 3"), "%", "zoo train x")
+    plain = Section("two", "Table 2", "Not measured.", [missing])
+    text = write_report(PaperOptions("revnet", out=tmp_path), "Title", [section, plain], ["a remark"])
     assert text == (tmp_path / "revnet.md").read_text()
-    for part in (
-        "- a remark",
-        "| bytes",
-        "within 10 %",
-        "- a note",
-        "(revnet_one.png)",
-        "printed, Table 3",
-        "not run: `zoo train x`",
-    ):
+    for part in ("- a remark", "| bytes", "within 10 %", "- a note", "(revnet_one.png)", "printed, Table 3"):
         assert part in text
+    assert "not run: `zoo train x`" in text
     content = json.loads((tmp_path / "revnet.json").read_text())
     assert content["sections"][0]["panels"][0]["lines"][0]["y"] == [3.0, 4.0]
     assert (tmp_path / "revnet_one.png").read_bytes().startswith(b"\x89PNG")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zoo.data.validation_set import ValidationSet
-from zoo.reproduce.compare import Row, markdown_report
+from zoo.reproduce.imagenet_table import Row, markdown_report
 
 IMAGENET = ValidationSet("data/val", 50_000, 1000, "digest")
 OTHER = replace(IMAGENET, difference="it has 7 images")

@@ -1,9 +1,9 @@
-"""Published scores beside measured ones: differences, verdicts and what is missing, as Markdown and as JSON."""
+"""The table of published and measured ImageNet scores, and its verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zoo.data.validation_set import NUM_IMAGES, ValidationSet
@@ -18,10 +18,18 @@ Score = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Row:
-    """A network under a protocol: what was published (with its source) and what was measured, None without either.
+    """A network scored by a protocol.
 
-    ``command`` would measure all rows of the network; ``reason`` says why this one was not. ``reused``: measured by an
-    earlier run.
+    Args:
+        network: its published name, or the path of its checkpoint.
+        protocol: the name of the way to score.
+        published: the published top1 and top5 in percent, or one of them; None where nothing was published.
+        source: where they were published.
+        weights_md5: of the weights file.
+        command: would measure all rows of the network.
+        measured: top1, top5, count (of images) and whatever else is known of the measurement; None without one.
+        reason: why nothing was measured.
+        reused: whether an earlier run measured it.
     """
 
     network: str
@@ -35,13 +43,13 @@ class Row:
     reused: bool = False
 
     def difference(self, data: ValidationSet) -> dict[str, float] | None:
-        """Return measured minus published in points, of the two-digit scores; None where they cannot be compared."""
+        """Return measured minus published in points, both with two digits; None where they cannot be compared."""
         if self.measured is None or self.published is None or not _is_comparable(self.measured, data):
             return None
         return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in self.published}
 
     def verdict(self, data: ValidationSet) -> str:
-        """Return "within 0.1 point", "off by +0.35 (top1)", "not run", or why there is none."""
+        """Return "within 0.1 point", "off by +0.35 (top1)", "not run", or why there is no verdict."""
         if self.measured is None:
             return "not run"
         if not _is_comparable(self.measured, data):
@@ -60,19 +68,7 @@ class Row:
 
     def to_json(self, data: ValidationSet) -> dict[str, Any]:
         """Return everything known about the row."""
-        return {
-            "network": self.network,
-            "protocol": self.protocol,
-            "published": None if self.published is None else dict(self.published),
-            "source": self.source,
-            "measured": None if self.measured is None else dict(self.measured),
-            "difference": self.difference(data),
-            "verdict": self.verdict(data),
-            "reused": self.reused,
-            "reason": self.reason,
-            "command": self.command,
-            "weights_md5": self.weights_md5,
-        }
+        return {**asdict(self), "difference": self.difference(data), "verdict": self.verdict(data)}
 
 
 def _is_comparable(measured: Mapping[str, Any], data: ValidationSet) -> bool:
@@ -88,8 +84,12 @@ def markdown_report(
 ) -> str:
     """Return the report as a Markdown document.
 
-    ``missing``: what stands in the way of the rows not run, one sentence each. ``environment``: of this run; rows
-    that an earlier run measured elsewhere say so. ``limit``: of the data only so many images were to be scored.
+    Args:
+        rows: the rows of the table.
+        data: the images that they were scored on.
+        missing: what keeps rows from being measured, one sentence each.
+        environment: that of this run; rows that an earlier run measured in another one say so.
+        limit: the number of images that were to be scored; None for all.
     """
     sources = "; ".join(sorted({row.source for row in rows if row.source})) or "none"
     sections = [
@@ -109,7 +109,7 @@ def markdown_report(
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:
-    """Return an entry of a list per network with rows not run: which, why, and the command that would run them."""
+    """Return a list item for each network with rows not run: which, why, and the command that would run them."""
     waiting: dict[tuple[str, str, str | None], list[str]] = {}
     for row in rows:
         if row.measured is None:
@@ -146,7 +146,7 @@ def _pair(score: Mapping[str, Any] | None, sign: str = "") -> str | None:
 
 
 def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
-    """Return when a row was measured, and with what if that was not the environment of this run."""
+    """Return when a row was measured, and where its environment differs from that of this run."""
     if row.measured is None:
         return None
     if not row.reused:

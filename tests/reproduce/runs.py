@@ -1,0 +1,39 @@
+"""Training runs to test with: what their log folders hold, and what is read of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zoo.config import experiments_dir, load_experiment, parse_experiment
+from zoo.engine import checkpoint
+from zoo.reproduce.training_runs import TrainingRun
+
+EXPERIMENT = "revnet38_cifar10_short"
+
+
+def settings_of(name: str, seed: int = 1, **network: Any) -> dict[str, Any]:
+    """Return the settings of an experiment with another seed and other settings of the network."""
+    settings = load_experiment(experiments_dir() / f"{name}.json").model_dump(mode="json")
+    return {**settings, "seed": seed, "network": {**settings["network"], **network}}
+
+
+def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes: Any) -> Path:
+    """Write what a training run of an experiment leaves behind; ``changes`` are those of `settings_of`."""
+    config = settings_of(name, **changes)
+    folder.mkdir()
+    checkpoint.write({"config": config, "position": 0, "format_version": checkpoint.FORMAT_VERSION}, folder, False)
+    records = [{"event": "start"}, *({"event": "validation", "epoch": e, "top1": t} for e, t in enumerate(top1))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def run_of(
+    name: str, top1: float, *, num_epochs: int | None = None, seed: int = 1, memory: str = "auto", **counts: int
+) -> TrainingRun:
+    """Return a run that has the same accuracy after each of so many epochs, by default all; ``counts`` of images."""
+    config = parse_experiment(settings_of(name, seed, memory=memory), "test")
+    num_epochs = num_epochs or config.optimizer.schedule.epochs
+    epochs = [{"epoch": index + 1, "val_top1": top1} for index in range(num_epochs)]
+    return TrainingRun("test", config, "unknown", None, epochs, experiment=name, **counts)

@@ -1,0 +1,284 @@
+"""`zoo reproduce imagenet`: measure the published ImageNet scores again, each of them once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from zoo import scoring
+from zoo.data.folder import OnBadImage
+from zoo.data.validation_set import ValidationSet, describe_validation_set, expected_layout
+from zoo.engine.process import Process
+from zoo.engine.protocols import PROTOCOLS, Protocol
+from zoo.errors import ConfigError, ZooError, nearest, printable
+from zoo.files import write_json, write_text
+from zoo.registry import list_models, published
+from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.reproduce import OUT
+from zoo.reproduce.imagenet_table import Row, Score, markdown_report
+from zoo.weights import md5_of
+from zoo.weights.cache import weights_path
+from zoo.weights.download import UnresolvedError
+
+#: Two measurements that agree in these are the same one.
+IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
+SHOWN = ("top1", "top5", "count", "environment", "finished")
+
+
+@dataclass(frozen=True)
+class ImageNetOptions:
+    """What `zoo reproduce imagenet` is asked for.
+
+    Args:
+        data: the folder with val/, which has one folder per class.
+        models: names of published networks, shell-style patterns among them, and checkpoint files.
+        protocols: names of published ways to score; None for all of them, and for checkpoints their own crop.
+        limit: the number of images to score, spread evenly over the data; None for all.
+        batch_size: images at once per process; None for the experiment's over the number of processes.
+        workers: processes that read images, per process of the run.
+        on_bad_image: whether to "stop" at an unreadable image or to "skip" it.
+        print_freq: batches between two lines of the log.
+        out: the folder of the report.
+    """
+
+    data: Path
+    models: Sequence[str] = ("*",)
+    protocols: Sequence[str] | None = None
+    limit: int | None = None
+    batch_size: int | None = None
+    workers: int = 4
+    on_bad_image: OnBadImage = "stop"
+    print_freq: int | None = 10
+    out: Path = OUT
+
+    def command(self, model: str) -> str:
+        """Return the command that scores one of the models."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
+        words += ["--protocols", *self.protocols] if self.protocols else []
+        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += ["--limit", str(self.limit)] if self.limit else []
+        return shlex.join(words)
+
+
+def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRun:
+    """Score what can be scored and write the report after each row; all ranks have the same rows.
+
+    Rows that an earlier run measured with the same weights, data and limit are taken over from the report in the
+    folder. Raises ConfigError for an unknown network, or for a file there that is no such report.
+    """
+    data = process.broadcast(describe_validation_set(options.data) if process.is_main else None)
+    if options.limit is not None and options.limit >= data.images > 0:
+        options = replace(options, limit=None)
+    run = ImageNetRun(options, process, data, build_entries(options.models, options.protocols))
+    run.measure_all()
+    return run
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network to score: a published one, or that of a checkpoint (``file``) with the scores expected of it."""
+
+    name: str
+    protocols: Sequence[Protocol]
+    scores: Mapping[str, Score]
+    source: str | None
+    weights_md5: str
+    file: Path | None
+
+
+def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list[Entry]:
+    """Return the networks that patterns and checkpoint files stand for, each once, in the published order.
+
+    ``protocols``: names of the published ones; None for all of them, and for checkpoints their own crop.
+    Raises ConfigError for a name that is neither.
+    """
+    chosen: set[str] = set()
+    files = []
+    for name in names:
+        if Path(name).is_file():
+            files.append(Path(name))
+            continue
+        matching = list_models(name, pretrained=True)
+        if not matching:
+            raise ConfigError(
+                f"no published network is called {name!r}, and there is no such checkpoint; --models: the nearest "
+                f"names are {', '.join(nearest(name, published()))}"
+            )
+        chosen.update(matching)
+    ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]
+    entries = [
+        Entry(name, ways or list(PROTOCOLS.values()), weights.scores, weights.source, weights.md5, None)
+        for name, weights in published().items()
+        if name in chosen
+    ]
+    return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]
+
+
+def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
+    """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
+    network = scoring.load_network(file)
+    own = network.own_protocol
+    expected = network.experiment.expected
+    scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
+    source = expected.source if expected else None
+    return Entry(str(file), protocols or [own, own._replace(ten_crops=True)], scores, source, md5_of(file), file)
+
+
+class ImageNetRun:
+    """One run: its rows by network and protocol, in the order of the table, and the report that they are written to.
+
+    ``markdown`` is the report on rank 0, and empty on the others.
+    """
+
+    def __init__(
+        self, options: ImageNetOptions, process: Process, data: ValidationSet, entries: Sequence[Entry]
+    ) -> None:
+        self._options, self._process, self._data, self._entries = options, process, data, entries
+        self._environment = describe_environment(process.device)
+        if process.is_main:
+            warn_of_changes()
+        # Only rank 0 reads and writes the report: the folder may be on its machine alone.
+        self._measurements = load_measurements(options.out) if process.is_main else []
+        self._unresolved: str | None = None  # the network at which the server of the weights turned out to be unknown
+        self.markdown = ""
+        rows = [self._planned_row(entry, protocol) for entry in entries for protocol in entry.protocols]
+        self.rows: dict[tuple[str, str], Row] = process.broadcast({(row.network, row.protocol): row for row in rows})
+        self._write()
+
+    def _planned_row(self, entry: Entry, protocol: Protocol) -> Row:
+        """Return the row with what an earlier run measured, if one did."""
+        wanted = (entry.name, protocol.name, entry.weights_md5, self._data.digest, self._options.limit)
+        known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY) == wanted]
+        return Row(
+            network=entry.name,
+            protocol=protocol.name,
+            published=entry.scores.get(protocol.name.partition("-")[0]),
+            source=entry.source,
+            weights_md5=entry.weights_md5,
+            command=self._options.command(entry.name),
+            measured=known[0] if known else None,
+            reason=None if known else "not yet",
+            reused=bool(known),
+        )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether a measured score contradicts the published one."""
+        return any(row.is_off(self._data) for row in self.rows.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows were measured."""
+        return all(row.measured is not None for row in self.rows.values())
+
+    def measure_all(self) -> None:
+        """Score each network by those protocols that no earlier run has scored it by, and write each row at once."""
+        for entry in self._entries:
+            pending = [way for way in entry.protocols if self.rows[entry.name, way.name].measured is None]
+            if not pending:
+                continue
+            network, fault = (None, "no data") if self._data.fault is not None else self._load(entry)
+            for protocol in pending:
+                measured = None if network is None else self._score(entry, network, protocol)
+                key = entry.name, protocol.name
+                self.rows[key] = replace(self.rows[key], measured=measured, reason=fault)
+                self._write()
+
+    def _load(self, entry: Entry) -> tuple[scoring.LoadedNetwork | None, str | None]:
+        """Return the network, or on all ranks None and what is wrong on one of them."""
+        network, fault = None, None
+        if self._unresolved is not None and entry.file is None and not weights_path(entry.name).exists():
+            fault = f"no weights: see {self._unresolved}"
+        else:
+            try:
+                network = scoring.load_network(entry.file or entry.name)
+            except ZooError as error:
+                fault = " ".join(str(error).split())
+                if isinstance(error, UnresolvedError):  # it will be the same for all the others
+                    self._unresolved = entry.name
+        faults = [fault for fault in self._process.broadcast(self._process.gather(fault)) if fault is not None]
+        return (None, faults[0]) if faults else (network, None)
+
+    def _score(self, entry: Entry, network: scoring.LoadedNetwork, protocol: Protocol) -> dict[str, Any]:
+        options, start_s = self._options, time.monotonic()
+        result = scoring.score(
+            network,
+            options.data,
+            protocol,
+            process=self._process,
+            workers=options.workers,
+            batch_size=options.batch_size,
+            limit=options.limit,
+            on_bad_image=options.on_bad_image,
+            print_freq=options.print_freq,
+        )
+        measured = {
+            "network": entry.name,
+            **network.result_json(result, self._process),
+            "data": self._data.digest,
+            "limit": options.limit,
+            "processes": self._process.world_size,
+            "seconds": round(time.monotonic() - start_s, 1),
+            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        self._measurements.append(measured)
+        return measured
+
+    def _write(self) -> None:
+        """Write imagenet.json and imagenet.md, each whole or not at all; the former keeps all measurements."""
+        if not self._process.is_main:
+            return
+        data, folder, rows, missing = self._data, self._options.out, list(self.rows.values()), self._missing()
+        self.markdown = markdown_report(rows, data, missing, self._environment, self._options.limit)
+        content = {
+            "benchmark": "imagenet",
+            "data": {**asdict(data), "is_imagenet": data.is_imagenet},
+            "limit": self._options.limit,
+            "environment": self._environment,
+            "missing": missing,
+            "rows": [row.to_json(data) for row in rows],
+            "measurements": self._measurements,
+        }
+        write_json(folder / "imagenet.json", content)
+        write_text(folder / "imagenet.md", self.markdown)
+
+    def _missing(self) -> list[str]:
+        """Return what keeps rows from being measured, and where it is expected."""
+        lines = []
+        if not self._data.is_imagenet:
+            problem = self._data.fault or f"{self._data.folder} is something else: {self._data.difference}"
+            lines.append(f"{problem}; {expected_layout(self._options.data)}")
+        for entry in self._entries:
+            waiting = any(self.rows[entry.name, protocol.name].measured is None for protocol in entry.protocols)
+            if waiting and entry.file is None and not (file := weights_path(entry.name)).exists():
+                lines.append(
+                    f"the weights of {entry.name} are expected as {file} (md5 {entry.weights_md5}): "
+                    f"`zoo fetch {entry.name}` fetches them"
+                )
+        return lines
+
+
+def load_measurements(folder: Path) -> list[dict[str, Any]]:
+    """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    path = folder / "imagenet.json"
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["benchmark"] != "imagenet":
+            raise ValueError
+        measurements: list[dict[str, Any]] = content["measurements"]
+        for known, key in product(measurements, (*IDENTITY, *SHOWN)):
+            known[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
+        ) from error
+    return measurements

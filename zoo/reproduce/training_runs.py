@@ -1,0 +1,296 @@
+"""Training runs: read from their log folders, matched to experiment files, kept in one file and drawn.
+
+A log folder holds megabytes of checkpoints and a record every few steps. A file of runs holds for each of them its
+settings, the accuracy and loss of each epoch and some of the reconstruction errors, and can be given in place of the
+folders ever after.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.config import Experiment, experiments_dir, load_experiment, parse_experiment
+from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.errors import ConfigError, printable
+from zoo.files import write_bytes, write_json
+from zoo.report.environment import describe_environment
+from zoo.report.log_folder import METRICS_FILE
+from zoo.reproduce.comparison import Line, Panel, Section
+from zoo.reproduce.plot import draw
+
+NUM_RECONSTRUCTIONS = 12  # records of reconstruction errors that are kept of a run, evenly spread over its steps
+TEXT_LOG = "training_0.log"
+PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
+# The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
+MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
+# What the records of each event must have.
+NEEDED_KEYS = {
+    "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
+    "reconstruction": ("step", "errors"),
+}  # fmt: skip
+Epoch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What is kept of one training run.
+
+    Args:
+        source: the path that it was read from; for a file of several runs, also which of them it is.
+        config: the settings that it was trained with.
+        status: "finished", "stopped: " and the reason, how many epochs there are of how many, or "unknown".
+        environment: the versions and the machine; None where they were not recorded.
+        epochs: for each validated epoch "epoch" (counted from 1), "val_top1" and, where they were recorded,
+            "val_loss", "train_top1" and "train_loss"; accuracies in percent, losses in nats per image.
+        reconstruction: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
+        note: what a reader has to know about the run; may be empty.
+        num_training_images: None where it was not recorded.
+        num_validation_images: None where it was not recorded.
+        experiment: the stem of the experiment file with these settings, once the run has been matched to one.
+    """
+
+    source: str
+    config: Experiment
+    status: str
+    environment: dict[str, Any] | None
+    epochs: Sequence[Epoch]
+    reconstruction: Sequence[dict[str, Any]] = ()
+    note: str = ""
+    num_training_images: int | None = None
+    num_validation_images: int | None = None
+    experiment: str = ""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether activations were stored (memory "plain") and not reconstructed."""
+        return self.config.network.memory == "plain"
+
+    @property
+    def top1(self) -> list[float]:
+        """The top-1 accuracy on the validation images after each epoch, in percent."""
+        return [float(epoch["val_top1"]) for epoch in self.epochs]
+
+    @property
+    def num_epochs(self) -> int:
+        """The number of epochs of a whole training."""
+        return self.config.optimizer.schedule.epochs
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last epoch was validated."""
+        return len(self.epochs) == self.num_epochs
+
+    @property
+    def label(self) -> str:
+        """The name of the run in a table or plot."""
+        return f"{self.group}, seed {self.config.seed}"
+
+    @property
+    def group(self) -> str:
+        """What runs that differ only in their seed have in common: the experiment, and whether it stores."""
+        return f"{self.experiment}{', stored' * self.is_stored}"
+
+    @property
+    def stop_reason(self) -> str:
+        """A note on why the run ended early, as its log has it; empty for all other runs."""
+        parts = self.status.split(": ")
+        return f"stopped: {parts[2]}" if parts[0] == "stopped" and len(parts) > 2 else ""
+
+    def line(self, x: Sequence[float], y: Sequence[float], note: str = "") -> Line:
+        """Return a curve of the run."""
+        return Line(self.label, x, y, group=self.group, note=note)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a file of runs has about this one."""
+        content = {
+            "label": self.group,
+            "seed": self.config.seed,
+            "status": self.status,
+            "settings": self.config.model_dump(mode="json", exclude={"expected"}),  # all of them: defaults may change
+            "config_digest": self.config.digest(),
+            "environment": self.environment,
+            "num_training_images": self.num_training_images,
+            "num_validation_images": self.num_validation_images,
+            "epochs": list(self.epochs),
+        }
+        extras = {"note": self.note, "reconstruction": list(self.reconstruction)}
+        return {**content, **{key: value for key, value in extras.items() if value}}
+
+
+def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[TrainingRun], list[str]]:
+    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on the others.
+
+    ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
+    belongs to the experiment whose settings it was trained with, except that seed, memory and reconstruction meter may
+    differ. The note that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises
+    ConfigError or CheckpointError for a path that is neither.
+    """
+    if not paths:
+        return [], []
+    experiments = {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in names}
+    once: dict[Path, Path] = {}
+    for path in paths:
+        once.setdefault(path.resolve(), path)
+    runs, remarks = [], []
+    for run in (run for path in once.values() for run in read_path(path)):
+        name = experiments.get(_settings(run.config))
+        if name is None:
+            remarks.append(f"left out: {run.source} was trained with settings of no experiment in this report")
+        elif not run.epochs:
+            remarks.append(f"left out: {run.source} has no validation yet")
+        else:
+            runs.append(replace(run, experiment=name))
+            remarks += [f"{run.source}: {printable(run.note)}"] if run.note else []
+    return runs, remarks
+
+
+def _settings(config: Experiment) -> str:
+    """Return the settings that tell experiments apart, as text."""
+    return json.dumps(config.model_dump(mode="json", exclude=MAY_DIFFER), sort_keys=True)  # type: ignore[arg-type]
+
+
+def read_path(path: Path) -> list[TrainingRun]:
+    """Return the run of a log folder, or those of a file of runs; ConfigError or CheckpointError for anything else."""
+    return _read_file(path) if path.is_file() else [_read_folder(path)]
+
+
+def _read_folder(folder: Path) -> TrainingRun:
+    records = _read_metrics(folder / METRICS_FILE)
+    config = parse_experiment(read(folder / CHECKPOINT)["config"], str(folder / CHECKPOINT))
+    epochs: dict[int, Epoch] = {}
+    reconstructions: dict[int, dict[str, Any]] = {}
+    environment = num_scored = None
+    for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
+        event = record["event"]
+        if event in ("start", "resume"):
+            environment = record.get("environment", environment)
+        elif event == "train":
+            epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
+            epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
+        elif event == "validation":
+            epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
+            epoch |= {"val_loss": record.get("loss"), "val_top1": float(record["top1"])}
+            num_scored = record.get("count", num_scored)
+        elif event == "reconstruction":
+            errors = record["errors"].values()  # null stands for one that is not finite
+            worst = None if None in errors else max(errors, default=0.0)
+            step = {"step": record["step"], "worst_relative_error": worst, "errors": record["errors"]}
+            reconstructions[record["step"]] = step
+    validated = [epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index]]
+    return TrainingRun(
+        source=printable(folder),
+        config=config,
+        status=_status(folder, len(validated), config.optimizer.schedule.epochs),
+        environment=environment,
+        epochs=validated,
+        reconstruction=_evenly_spread([reconstructions[step] for step in sorted(reconstructions)]),
+        num_validation_images=num_scored,
+    )
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a log, all of which have the keys that are read."""
+    try:
+        records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for record in records:
+            for key in NEEDED_KEYS.get(record["event"], ()):
+                record[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--runs: no metrics of a training run can be read ({error}); {printable(path)}: give folders that "
+            "`zoo train --log-dir` wrote, or files of curves that `zoo reproduce` made of them"
+        ) from error
+    return records
+
+
+def _evenly_spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `NUM_RECONSTRUCTIONS` of the records, the first and the last among them."""
+    last, count = len(records) - 1, min(len(records), NUM_RECONSTRUCTIONS)
+    return [records[round(index * last / max(1, count - 1))] for index in range(count)]
+
+
+def _status(folder: Path, num_done: int, num_epochs: int) -> str:
+    if num_done == num_epochs:
+        return "finished"
+    log = folder / TEXT_LOG
+    stops = re.findall(r"stopped: .*", log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
+    return stops[-1] if stops else f"{num_done} of {num_epochs} epochs"
+
+
+def _read_file(path: Path) -> list[TrainingRun]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [_from_json(path, run, content) for run in content["runs"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--runs: no shortened logs of training runs can be read ({type(error).__name__}: {error}); "
+            f"{printable(path)}: give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them"
+        ) from error
+
+
+def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> TrainingRun:
+    """Return a run of a file; what all its runs share may stand once, in the ``content`` around them."""
+    source = f"{printable(path)}: {printable(run['label'])}, seed {int(run['seed'])}"
+    for epoch in run["epochs"]:
+        float(epoch["val_top1"]), int(epoch["epoch"])
+    counts = (run.get(key, content.get(key)) for key in ("num_training_images", "num_validation_images"))
+    num_training_images, num_validation_images = (None if count is None else int(count) for count in counts)
+    return TrainingRun(
+        source=source,
+        config=parse_experiment(run["settings"], source),
+        status=str(run.get("status", "unknown")),
+        environment=run.get("environment", content.get("environment")),
+        epochs=list(run["epochs"]),
+        reconstruction=list(run.get("reconstruction", ())),
+        note=str(run.get("note", "")),
+        num_training_images=num_training_images,
+        num_validation_images=num_validation_images,
+    )
+
+
+def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
+    """Write NAME_runs.json, which may then be given in place of the log folders of the runs."""
+    content = {
+        "benchmark": f"{name} runs",
+        "command": command,
+        "environment": describe_environment(torch.device("cpu")),
+        "runs": [run.to_json() for run in runs],
+    }
+    write_json(folder / f"{name}_runs.json", content)
+
+
+def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> None:
+    """Write NAME_runs.png, the plot of the runs, of which there is at least one; it needs matplotlib."""
+    title = f"Training runs given to zoo reproduce {name}"
+    section = Section("runs", title, "", panels=[panel for group in groups_of(runs) for panel in _panels(group)])
+    write_bytes(folder / f"{name}_runs.png", draw(section, PLOT_COLUMNS))
+
+
+def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
+    """Return the runs in groups that can be compared: trained in the same way, whatever the network and the seed."""
+    groups: dict[str, list[TrainingRun]] = {}
+    for run in runs:
+        settings = run.config.model_dump(mode="json", include={"optimizer", "input"})
+        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
+    return list(groups.values())
+
+
+def _panels(runs: Sequence[TrainingRun]) -> list[Panel]:
+    """Return the panels of top-1 and of the training loss over the epochs, the latter where it was recorded."""
+    top1, losses = [], []
+    for run in runs:
+        top1.append(run.line([epoch["epoch"] for epoch in run.epochs], run.top1, run.stop_reason))
+        recorded = [epoch for epoch in run.epochs if epoch.get("train_loss") is not None]
+        if recorded:
+            values = [float(epoch["train_loss"]) for epoch in recorded]
+            losses.append(run.line([epoch["epoch"] for epoch in recorded], values))
+    title = ", ".join(dict.fromkeys(run.config.network.arch for run in runs))
+    panels = [Panel(title, "epoch", "top-1 on the validation images, %", top1)]
+    return panels + [Panel(title, "epoch", "training loss, mean of the epoch", losses)] * bool(losses)
