@@ -36,17 +36,17 @@ class Architecture:
     """What is known of one network before it is built.
 
     Args:
-        name: under which `zoo.get` and experiment files know it.
-        family: which class builds it, a key of `zoo.models.build.FAMILIES`.
-        structure: the arguments of that class that make this network of the family, such as the blocks per stage.
-        options: the arguments that a user may choose, in the order in which they are listed, with their defaults;
-            `OPTIONS` explains them. "memory" is always among them.
-        memory: the values of the option "memory": what can be kept for backward.
-        dilations: stride of the last map -> the option "dilation" that gives it; empty for fixed strides.
-        input: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
-        leaky_relu_only: whether its layers are undone one by one, which leaky ReLU alone allows.
-        ignores_input_3x3: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
-            of a WiderResNet does.
+    - `name`: under which `zoo.get` and experiment files know it.
+    - `family`: which class builds it, a key of `zoo.models.build.FAMILIES`.
+    - `structure`: the arguments of that class that make this network of the family, such as the blocks per stage.
+    - `options`: the arguments that a user may choose, in the order in which they are listed, with their defaults;
+      `OPTIONS` explains them. "memory" is always among them.
+    - `memory`: the values of the option "memory": what can be kept for backward.
+    - `dilations`: stride of the last map -> the option "dilation" that gives it; empty for fixed strides.
+    - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
+    - `leaky_relu_only`: whether its layers are undone one by one, which leaky ReLU alone allows.
+    - `ignores_input_3x3`: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
+      of a WiderResNet does.
     """
 
     name: str

@@ -75,29 +75,29 @@ def get(
     ``zoo convert`` wrote know their network. What is given has to agree with that.
 
     Args:
-        name: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
-            activation and stem; arguments given here win), or the path of a weights file that knows its network.
-        pretrained: load the published weights of the variant, downloaded when they are not in the cache, verified
-            always; an architecture stands for its only variant.
-        weights: path of a weights file, or a published name, to load strictly.
-        norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
-        activation: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
-            means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
-        activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
-        classes: default 1000 (for CIFAR 10) or the file's; 0 leaves the classifier out: the last map is returned.
-        features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
-        out_indices: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
-            pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
-        output_stride: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation``, of the
-            families that have it; weights stay what they are.
-        in_chans: number of channels of the image (default 3). For others the filters of weights for red, green and blue
-            are summed (1) or repeated and scaled (see `zoo.weights.load.fit_input`), which the log says.
-        drop_rate: share of the values that the classifier's linear layer reads that is dropped in training.
-        signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
-            2017 were trained: the network is built with the standard norm, whose scale is signed.
-        **arch: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
-            is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others.
-            Those that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
+    - `name`: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
+      activation and stem; arguments given here win), or the path of a weights file that knows its network.
+    - `pretrained`: load the published weights of the variant, downloaded when they are not in the cache, verified
+      always; an architecture stands for its only variant.
+    - `weights`: path of a weights file, or a published name, to load strictly.
+    - `norm`: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
+    - `activation`: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
+      means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
+    - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
+    - `classes`: default 1000 (for CIFAR 10) or the file's; 0 leaves the classifier out: the last map is returned.
+    - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
+    - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
+      pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
+    - `output_stride`: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation``, of the
+      families that have it; weights stay what they are.
+    - `in_chans`: number of channels of the image (default 3). For others the filters of weights for red, green and blue
+      are summed (1) or repeated and scaled (see `zoo.weights.load.fit_input`), which the log says.
+    - `drop_rate`: share of the values that the classifier's linear layer reads that is dropped in training.
+    - `signed_scale`: (with weights) read the scales of a file with their sign, as the in-place networks of December
+      2017 were trained: the network is built with the standard norm, whose scale is signed.
+    - `**arch`: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
+      is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those that
+      set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
 
     Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
     have; WeightsError for weights that cannot be had, do not fit or belong to another network.
@@ -372,12 +372,12 @@ def transforms(
     """Return the preprocessing of a model: a callable from an image to a normalised (3, crop, crop) tensor.
 
     Args:
-        name_or_cfg: a model's name, a model, or its ``pretrained_cfg``.
-        training: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong
-            to an experiment, see ``train_transform``.
-        ten_crops: return (10, 3, crop, crop); validation only.
-        scale, crop: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in
-            px, in place of the model's.
+    - `name_or_cfg`: a model's name, a model, or its ``pretrained_cfg``.
+    - `training`: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong to
+      an experiment, see ``train_transform``.
+    - `ten_crops`: return (10, 3, crop, crop); validation only.
+    - `scale`, `crop`: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in px,
+      in place of the model's.
 
     The callable takes a PIL image, a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), which is treated as PIL
     would, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors

@@ -35,11 +35,11 @@ class LoadedNetwork:
     """A network with its weights, and what has to be known to score it.
 
     Args:
-        title: the name under which tables show the network.
-        model: the network, (N, 3, h, w) -> logits (N, classes).
-        experiment: the settings that the weights were trained with; of a bare architecture the defaults.
-        weights: the file of the weights, or the name of published ones; None where they come from nowhere.
-        class_names: names of the outputs in their order, made `printable`; None where they are not known.
+    - `title`: the name under which tables show the network.
+    - `model`: the network, (N, 3, h, w) -> logits (N, classes).
+    - `experiment`: the settings that the weights were trained with; of a bare architecture the defaults.
+    - `weights`: the file of the weights, or the name of published ones; None where they come from nowhere.
+    - `class_names`: names of the outputs in their order, made `printable`; None where they are not known.
     """
 
     title: str
@@ -66,10 +66,10 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     """Return a network with weights, ready for `score`; of a run with a moving average of the weights it has that.
 
     Args:
-        name: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
-            says which network it belongs to, or an architecture.
-        weights: a weights file or the name of published weights. Default: those of the file ``name``, or those that
-            are published under the name; an architecture stands for its only published network.
+    - `name`: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
+      says which network it belongs to, or an architecture.
+    - `weights`: a weights file or the name of published weights. Default: those of the file ``name``, or those that are
+      published under the name; an architecture stands for its only published network.
 
     Raises ConfigError for an unknown name. Raises WeightsError for weights that are missing, that do not fit (the
     classifier included), or that say that they belong to another network.
@@ -178,20 +178,20 @@ def score(
     center10-scale12: 7 images, top-1 between 0 and 100 %: True
 
     Args:
-        network: what `load_network` returned; its model is moved to the device of ``process``.
-        data: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
-            see `match_classes`.
-        protocol: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
-            centre crop that the network's experiment validates with.
-        process: this process of a run of several, all of which get the scores of all images; default a run of one
-            process, on the CUDA device where there is one.
-        workers: processes that read images; with 0 this process reads them itself.
-        batch_size: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
-            the number of processes. It is halved when memory is full.
-        limit: number of images to score, spread evenly over the data; default all.
-        on_bad_image: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
-        print_freq: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
-        record: called with each batch of this process and its logits, (N, classes).
+    - `network`: what `load_network` returned; its model is moved to the device of ``process``.
+    - `data`: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
+      see `match_classes`.
+    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
+      centre crop that the network's experiment validates with.
+    - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
+      process, on the CUDA device where there is one.
+    - `workers`: processes that read images; with 0 this process reads them itself.
+    - `batch_size`: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
+      the number of processes. It is halved when memory is full.
+    - `limit`: number of images to score, spread evenly over the data; default all.
+    - `on_bad_image`: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
+    - `print_freq`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
+    - `record`: called with each batch of this process and its logits, (N, classes).
 
     Raises ConfigError for an unknown protocol, for crops that do not fit, and on every process where the processes of a
     run were not started alike; DataError for data that do not fit.

@@ -32,16 +32,16 @@ class TrainOptions:
     """How a run is carried out, beside the settings of its experiment.
 
     Args:
-        workers: processes that read images, for each process of the run; 0 reads them in the process itself.
-        on_bad_image: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
-        log_interval: batches between two lines of the log.
-        resume: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there
-            is one; None for a new run.
-        weights: path of a file of initial weights; None for random ones.
-        overwrite: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
-        histograms: whether TensorBoard gets histograms of the classifier and the last norm.
-        allow_world_size_change: whether a run may be resumed with another number of processes, which gives another
-            run in the last bits.
+    - `workers`: processes that read images, for each process of the run; 0 reads them in the process itself.
+    - `on_bad_image`: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
+    - `log_interval`: batches between two lines of the log.
+    - `resume`: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there is
+      one; None for a new run.
+    - `weights`: path of a file of initial weights; None for random ones.
+    - `overwrite`: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
+    - `histograms`: whether TensorBoard gets histograms of the classifier and the last norm.
+    - `allow_world_size_change`: whether a run may be resumed with another number of processes, which gives another run
+      in the last bits.
     """
 
     workers: int = 0

@@ -24,17 +24,17 @@ class ConversionReport:
     """What a conversion did, and how exactly the result computes what the source computed.
 
     Args:
-        conversion: the kind of conversion, in the words of ``zoo convert``.
-        arch: the architecture.
-        layers: names of the layers whose weights or activation changed.
-        exact: whether the result computes the same up to the rounding of the weights' kind of number.
-        reason: why it does, or why it does not.
-        kept: names of the norms that could not be folded.
-        clamped: for each norm that has any, the number of its scales that in-place norms cannot have and that were
-            set to the nearest value that they can, eps.
-        max_difference: largest absolute difference between the outputs of source and result, in float64 and
-            evaluation mode; None where they were not compared.
-        max_output: largest absolute output of the source in that comparison.
+    - `conversion`: the kind of conversion, in the words of ``zoo convert``.
+    - `arch`: the architecture.
+    - `layers`: names of the layers whose weights or activation changed.
+    - `exact`: whether the result computes the same up to the rounding of the weights' kind of number.
+    - `reason`: why it does, or why it does not.
+    - `kept`: names of the norms that could not be folded.
+    - `clamped`: for each norm that has any, the number of its scales that in-place norms cannot have and that were set
+      to the nearest value that they can, eps.
+    - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
+      mode; None where they were not compared.
+    - `max_output`: largest absolute output of the source in that comparison.
     """
 
     conversion: str
@@ -120,11 +120,11 @@ def compare_outputs(
     """Return ``max_difference`` and ``max_output`` of two float64 networks, see `ConversionReport`.
 
     Args:
-        source: the network before the conversion.
-        target: the network after it.
-        images: (N, 3, H, W); default two of 64 x 64 px, normally distributed, always the same.
-        exact_for: the weights of the source, where no more than their rounding may change the outputs. Where they are
-            of several kinds of number, the coarsest one sets the limit.
+    - `source`: the network before the conversion.
+    - `target`: the network after it.
+    - `images`: (N, 3, H, W); default two of 64 x 64 px, normally distributed, always the same.
+    - `exact_for`: the weights of the source, where no more than their rounding may change the outputs. Where they are
+      of several kinds of number, the coarsest one sets the limit.
 
     Raises ConversionError for outputs that are not finite, VerificationError for a difference above that limit.
     """

@@ -35,11 +35,11 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     single map; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
 
     Args:
-        model: the network, which is put into evaluation mode and single precision.
-        path: the file to write; missing folders are made.
-        size: side of the images in px: what is written takes float32 images (N, 3, size, size) for any N.
-        metadata: written with the network as JSON, into the extra file "metadata.json" of a .pt2 file or the property
-            "metadata" of an .onnx file.
+    - `model`: the network, which is put into evaluation mode and single precision.
+    - `path`: the file to write; missing folders are made.
+    - `size`: side of the images in px: what is written takes float32 images (N, 3, size, size) for any N.
+    - `metadata`: written with the network as JSON, into the extra file "metadata.json" of a .pt2 file or the property
+      "metadata" of an .onnx file.
 
     Raises ConversionError for a file name of another ending, missing packages, in-place norms in ONNX, outputs that
     are no tensors, and metadata that JSON cannot hold; VerificationError for outputs that differ.

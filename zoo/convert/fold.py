@@ -19,8 +19,8 @@ class Activation(nn.Module):
     """What is left of a folded norm: its activation, which overwrites the convolution's output.
 
     Args:
-        activation: the norm's activation, which residual blocks read, too.
-        activation_param: slope of leaky_relu or alpha of elu.
+    - `activation`: the norm's activation, which residual blocks read, too.
+    - `activation_param`: slope of leaky_relu or alpha of elu.
     """
 
     def __init__(self, activation: str = "identity", activation_param: float = 0.01) -> None:

@@ -12,9 +12,9 @@ from zoo.architectures import NEEDS_INPLACE, SIZES, Architecture, architecture, 
 from zoo.errors import ConfigError, listed, nearest
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
+from zoo.models.base import Network, check_classes
 from zoo.models.densenet import DenseNet
 from zoo.models.irevnet import IRevNet
-from zoo.models.network import Network, check_classes
 from zoo.models.preact import PreactResNet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
@@ -87,12 +87,12 @@ def build_network(
     Under ``torch.device("meta")`` nothing is allocated.
 
     Args:
-        arch: name of an architecture.
-        norm: function channels -> norm with its activation, as `zoo.layers.norm_act` returns it.
-        classes: outputs of the classifier, 0 for none; default the architecture's.
-        features_only: leave the classifier out; forward returns the list of the stages' outputs.
-        structure: blocks per stage in place of the architecture's own, as many numbers as it has.
-        **options: those of the architecture (`zoo.architectures`); the others have their defaults.
+    - `arch`: name of an architecture.
+    - `norm`: function channels -> norm with its activation, as `zoo.layers.norm_act` returns it.
+    - `classes`: outputs of the classifier, 0 for none; default the architecture's.
+    - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
+    - `structure`: blocks per stage in place of the architecture's own, as many numbers as it has.
+    - `**options`: those of the architecture (`zoo.architectures`); the others have their defaults.
 
     Raises ConfigError for an unknown architecture or option, for values that an option cannot have, alone or together
     with the others, and for a ``memory`` that needs other norms.

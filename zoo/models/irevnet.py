@@ -13,7 +13,7 @@ from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 
 class IRevNet(Network):

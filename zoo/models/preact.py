@@ -11,7 +11,7 @@ from torch import nn
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
 from zoo.layers.stages import build_stage
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 
 class ModuleShape(NamedTuple):

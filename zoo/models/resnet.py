@@ -12,7 +12,7 @@ from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.stages import FUSE_OF_MEMORY, build_stage
-from zoo.models.network import Network, dilation_per_module
+from zoo.models.base import Network, dilation_per_module
 
 
 class ResNet(Network):

@@ -12,7 +12,7 @@ from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import build_stage
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 GROUPS = 64
 BlockDilation = int | Sequence[int]

@@ -14,7 +14,7 @@ from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import build_stage
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 
 class ModuleSettings(NamedTuple):

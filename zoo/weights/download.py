@@ -77,10 +77,10 @@ class Download:
     """The download of one file, which continues where an earlier one broke off.
 
     Args:
-        url: address of the file.
-        part: where the file is written; if it exists, it holds the beginning of the file.
-        title: name of the file in messages.
-        sleep: waits for a number of seconds between two tries.
+    - `url`: address of the file.
+    - `part`: where the file is written; if it exists, it holds the beginning of the file.
+    - `title`: name of the file in messages.
+    - `sleep`: waits for a number of seconds between two tries.
 
     ``was_resumed`` tells whether the file was put together from several answers; it is then a mixture if the file
     changed on the server in between.

@@ -45,16 +45,16 @@ class LoadReport:
     """What was loaded into a network, and what was not.
 
     Args:
-        source: name of the file, as messages give it.
-        num_loaded: number of tensors that were loaded.
-        classifier: "loaded"; "dropped" if the network has no classifier; "kept" if the file's has another number of
-            classes and the network keeps its own; "none" if neither has one.
-        filled_counters: names of the batch counters that the file lacks, which were set to 0.
-        negative_scales: number of negative scales of each in-place norm that has any, by the norm's name.
-        input_channels: number of channels that the first filters, of three channels in the file, were changed to; 3 if
-            they were not changed.
-        num_not_finite: number of loaded values that are infinite or not a number, either in the file already or because
-            the network's dtype cannot hold them.
+    - `source`: name of the file, as messages give it.
+    - `num_loaded`: number of tensors that were loaded.
+    - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the file's has another number of
+      classes and the network keeps its own; "none" if neither has one.
+    - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
+    - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
+    - `input_channels`: number of channels that the first filters, of three channels in the file, were changed to; 3 if
+      they were not changed.
+    - `num_not_finite`: number of loaded values that are infinite or not a number, either in the file already or because
+      the network's dtype cannot hold them.
     """
 
     source: str
@@ -166,10 +166,10 @@ class _Match:
     """What loading will do.
 
     Args:
-        given: the tensors of the file that are used.
-        complete: ``given``, and the network's own tensors for all other keys, counters that become 0 included.
-        classifier, counters, input_channels: as ``classifier``, ``filled_counters`` and ``input_channels`` of
-            `LoadReport`.
+    - `given`: the tensors of the file that are used.
+    - `complete`: ``given``, and the network's own tensors for all other keys, counters that become 0 included.
+    - `classifier`, `counters`, `input_channels`: as ``classifier``, ``filled_counters`` and ``input_channels`` of
+      `LoadReport`.
     """
 
     given: dict[str, Tensor]

@@ -33,10 +33,10 @@ class Published:
     """Published weights.
 
     Args:
-        name: of the weights, and of the experiment that they are of.
-        md5: of the file, 32 hexadecimal digits.
-        weights: where the file is, and under which licence.
-        experiment: how they were trained, and how they score; None where this package does not have the network.
+    - `name`: of the weights, and of the experiment that they are of.
+    - `md5`: of the file, 32 hexadecimal digits.
+    - `weights`: where the file is, and under which licence.
+    - `experiment`: how they were trained, and how they score; None where this package does not have the network.
     """
 
     name: str
