@@ -73,9 +73,9 @@ class PreactNetwork(Network):
 class PreactResNet(PreactNetwork):
     """Pre-activation ResNet, with modules of `PreactBlock`s.
 
-    With ``memory`` "auto" backward keeps the outputs of norms, their inputs unless they work in place, and of the pool
-    one byte per output; "checkpoint": the blocks' inputs, and each block is run again; "plain": as "auto", but the pool
-    is torch's.
+    ``memory`` tells what is kept for backward. "auto": the outputs of the norms, also their inputs if they do not work
+    in place, and one byte per output of the pool. "checkpoint": the blocks' inputs; each block is run again. "plain":
+    as "auto", but the pool is torch's.
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
