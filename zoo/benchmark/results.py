@@ -120,19 +120,17 @@ def markdown(content: dict[str, Any]) -> str:
         rows.setdefault(case, {})[record["metric"], record["unit"]] = _cell(record)
     tables: list[dict[tuple[str, str], None]] = []  # the metrics of each, in order
     for cells in rows.values():
-        own, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
-        for other in (*joined[1:], own):
-            (joined or [own])[0].update(other)
+        metrics_of_row, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
+        for other in (*joined[1:], metrics_of_row):
+            (joined or [metrics_of_row])[0].update(other)
         tables = [table for table in tables if not any(table is other for other in joined[1:])]
-        tables += [] if joined else [own]
-    texts = [_table(rows, metrics) for metrics in tables]
+        tables += [] if joined else [metrics_of_row]
+    texts = []
+    for metrics in tables:
+        headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
+        shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
+        texts.append(markdown_table(headers, shown))
     return "\n".join([*_header(content), *(line for text in texts for line in ("", text)), ""])
-
-
-def _table(rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]], metrics: dict[tuple[str, str], None]) -> str:
-    headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
-    shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
-    return markdown_table(headers, shown)
 
 
 def _header(content: dict[str, Any]) -> list[str]:

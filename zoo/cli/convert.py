@@ -165,9 +165,9 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     from zoo.weights.record import check_record
 
     keys = ("arch", "norm", "activation", "activation_param", "input_3x3")
-    given = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
+    asked = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
     if args.kind == "relu-to-leaky-relu":
-        given.pop("activation_param", None)  # it is that of the target
+        asked.pop("activation_param", None)  # it is that of the target
     path, needed, record = printable(args.source), NEEDED.get(args.kind, {}), stored.record
     if record is None:
         if args.arch is None:
@@ -179,20 +179,24 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
             )
         key = "fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT
         classes = num_outputs(stored.state_dict, path, key)
-        said = {**given, **needed}
-        options = {"input_3x3": True} if said.pop("input_3x3", False) else {}
-        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": DEFAULT_SLOPE, **said}
-        stored.warn_of_assumptions(args.arch, {key: settings[key] for key in ("norm", "activation") if key not in said})
+        explicit = {**asked, **needed}
+        options = {"input_3x3": True} if explicit.pop("input_3x3", False) else {}
+        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": DEFAULT_SLOPE, **explicit}
+        stored.warn_of_assumptions(
+            args.arch, {key: settings[key] for key in ("norm", "activation") if key not in explicit}
+        )
         return NetworkRecord(**settings, classes=classes, options=options)
     if args.kind == "from-torchvision":
         raise ConversionError(
             f"{path}: {args.kind} is for torchvision's files, and this is a {record.arch} of zoo already"
         )
-    check_record(record, given, path, "the options")
+    check_record(record, asked, path, "the options")
     for key, value in needed.items():
-        own = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
-        if own != value:
-            raise ConversionError(f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {own!r}")
+        recorded = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
+        if recorded != value:
+            raise ConversionError(
+                f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {recorded!r}"
+            )
     return record.without_memory()
 
 
@@ -259,8 +263,8 @@ def _measure_accuracy(
     def accuracy(model: nn.Module) -> dict[str, float]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
         options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
-        found = score(network, args.data, **options)
-        return {"top1": found.top1, "top5": found.top5, "count": found.count}
+        result_of_model = score(network, args.data, **options)
+        return {"top1": result_of_model.top1, "top5": result_of_model.top5, "count": result_of_model.count}
 
     converted, report = result
     before = build_with_weights(state_dict, source.arch, activation="relu", **source.options)

@@ -178,4 +178,4 @@ def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int]
             raise DataError(
                 f"{folder} could be {' or '.join(wnids[folder])}; {printable(root)}: name the folder after one of these"
             )
-    return {name: outputs[found[0]] for name, found in wnids.items()}
+    return {name: outputs[wnids_of_name[0]] for name, wnids_of_name in wnids.items()}

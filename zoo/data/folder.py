@@ -71,16 +71,16 @@ class ImageFolder(Dataset[Sample]):
         on_bad_image: OnBadImage = "stop",
         allow_empty_classes: bool = False,
     ) -> None:
-        found = scan_folder(root, allow_empty_classes)
+        scan = scan_folder(root, allow_empty_classes)
         self.root = root
-        self.classes = found.classes
+        self.classes = scan.classes
         self.transform = transform
         self.seed = seed
         self.on_bad_image = on_bad_image
         # These are two arrays and not a million Python objects, as each worker that touches an object gets a copy of
         # its page of memory.
-        self._names = np.array(found.names)
-        self._targets = np.array(found.targets)
+        self._names = np.array(scan.names)
+        self._targets = np.array(scan.targets)
 
     def __len__(self) -> int:
         return len(self._names)

@@ -49,8 +49,8 @@ def _complaints(shares: list[dict[str, Any]]) -> Iterator[str]:
                 f"{key} = {share.get(key, ABSENT)}, not {shares[0].get(key, ABSENT)} as on rank 0" for key in keys
             ]
             ranks.setdefault(listed(values), []).append(rank)
-    for difference, those in ranks.items():
-        yield f"rank{'s' * (len(those) > 1)} {listed(those)}: {difference}"
+    for difference, differing_ranks in ranks.items():
+        yield f"rank{'s' * (len(differing_ranks) > 1)} {listed(differing_ranks)}: {difference}"
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

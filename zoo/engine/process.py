@@ -185,16 +185,16 @@ def _said_after_a_while(line: str) -> Iterator[None]:
 
 def _world_size() -> int:
     """Return WORLD_SIZE, 1 without it; ConfigError if the variables that belong together are half set."""
-    given = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if not given:
+    set_names = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if not set_names:
         return 1
     values = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES if name != "LOCAL_RANK"}
     alone = values["WORLD_SIZE"] == "1"
     missing = [name for name, value in values.items() if value is None and not (alone and "MASTER" in name)]
     if missing:
         raise ConfigError(
-            f"{' and '.join(given)} set, but not {', '.join(missing)}; environment of the distributed run: "
-            f"start with torchrun or torch.distributed.launch, or unset {' and '.join(given)} to run alone"
+            f"{' and '.join(set_names)} set, but not {', '.join(missing)}; environment of the distributed run: "
+            f"start with torchrun or torch.distributed.launch, or unset {' and '.join(set_names)} to run alone"
         )
     rank, world_size = _integer("RANK"), _integer("WORLD_SIZE")
     if not 0 <= rank < world_size:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-KEEP_SCALE = -1
-
 
 class Protocol(NamedTuple):
     """Shorter side resized to ``scale`` px (-1 keeps it), then one centre crop or ten of ``crop`` px."""
@@ -20,7 +18,7 @@ class Protocol(NamedTuple):
         for name, protocol in PROTOCOLS.items():
             if protocol == self:
                 return name
-        scale = "original" if self.scale == KEEP_SCALE else str(self.scale)
+        scale = "original" if self.scale == -1 else str(self.scale)
         return f"{'tencrop' if self.ten_crops else 'center'}{self.crop}-scale{scale}"
 
 

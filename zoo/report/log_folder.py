@@ -92,11 +92,11 @@ def _only_run_in(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path, overwrite: bool) -> None:
-    there = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
-    if there and not overwrite:
+    checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
+    if checkpoints and not overwrite:
         raise ConfigError(
-            f"the folder holds an earlier run ({listed(there)}); {printable(folder)}: continue it with --resume auto, "
-            "replace it with --overwrite, or give another --log-dir"
+            f"the folder holds an earlier run ({listed(checkpoints)}); {printable(folder)}: continue it with --resume "
+            "auto, replace it with --overwrite, or give another --log-dir"
         )
     if overwrite:
         for pattern in RUN_FILES:

@@ -124,11 +124,18 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
     """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
     network = scoring.load_network(file)
-    own = network.own_protocol
+    own_protocol = network.own_protocol
     expected = network.experiment.expected
     scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
     source = expected.source if expected else None
-    return Entry(str(file), protocols or [own, own._replace(ten_crops=True)], scores, source, md5_of(file), file)
+    return Entry(
+        str(file),
+        protocols or [own_protocol, own_protocol._replace(ten_crops=True)],
+        scores,
+        source,
+        md5_of(file),
+        file,
+    )
 
 
 class ImageNetRun:

@@ -151,6 +151,8 @@ def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
         return None
     if not row.reused:
         return "by this run"
-    theirs = row.measured["environment"]
-    changed = [f"{key} {theirs.get(key)}" for key in environment if theirs.get(key) != environment[key]]
+    environment_then = row.measured["environment"]
+    changed = [
+        f"{key} {environment_then.get(key)}" for key in environment if environment_then.get(key) != environment[key]
+    ]
     return ", ".join([f"reused, of {row.measured['finished'][:10]}", *changed])

@@ -32,6 +32,7 @@ class NormSettings(NamedTuple):
 
 
 Backward = Callable[[Tensor, Tensor, Tensor, bool, NormSettings], tuple[Tensor, Tensor, Tensor]]
+Means = tuple[Tensor, Tensor] | None  # of dy and dy x_hat over a channel
 TrackStatistics = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
@@ -71,13 +72,7 @@ class Kernels(Protocol):
         ...
 
     def backward_apply(
-        self,
-        z: Tensor,
-        dz: Tensor,
-        var: Tensor,
-        means: tuple[Tensor, Tensor] | None,
-        settings: NormSettings,
-        shortcut: Tensor | None = None,
+        self, z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy with a shortcut.
 

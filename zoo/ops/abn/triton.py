@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 TILE = 2048
 WARPS = 4
@@ -75,12 +75,7 @@ def backward_reduce(
 
 
 def backward_apply(
-    z: Tensor,
-    dz: Tensor,
-    var: Tensor,
-    means: tuple[Tensor, Tensor] | None,
-    settings: NormSettings,
-    shortcut: Tensor | None = None,
+    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return dx and, with a shortcut, its gradient dy, in new tensors."""
     mean_dy, mean_dy_xhat = means if means is not None else (None, None)
