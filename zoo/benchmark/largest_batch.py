@@ -1,9 +1,8 @@
 """The largest batch that fits into an amount of memory, predicted without running a training step.
 
-The tensors of a step are counted on the meta device, where they take no memory. What convolutions take besides their
-inputs and outputs while they run is not seen there, although it is a sizeable part of a step that holds little, and no
-shape tells how much it is: on the CPU these are copies in layouts that suit the processor, on a GPU a workspace. So
-each distinct convolution is run on a few images.
+The tensors of a step are counted on the meta device, where they take no memory. The scratch memory of convolutions
+cannot be seen there: on the CPU copies in layouts that suit the processor, on a GPU a workspace. It is a sizeable part
+of a step that holds little, and cannot be computed from shapes. So each distinct convolution is run on a few images.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SCRATCH_BATCHES = (4, 8)
 class TrainingBytes(NamedTuple):
     """Bytes that training takes.
 
-    - ``constant``: those that are always there: parameters, momentum, buffers and the images of a batch.
+    - ``constant``: bytes that are always there: parameters, momentum, buffers and the images of a batch.
     - ``step``: the most that a step has above these at one time.
     """
 
@@ -194,7 +193,7 @@ def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], 
 
 
 def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strategy], batches: Sequence[int]) -> None:
-    """Add what each strategy was predicted to take, and what a real step takes.
+    """Add the predicted bytes of each strategy, and the bytes of a real step.
 
     VerificationError, once all have been added, if any of them differ by more than 5 %.
     """

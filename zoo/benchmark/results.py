@@ -117,7 +117,8 @@ def markdown(content: dict[str, Any]) -> str:
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:
         case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE)
-        rows.setdefault(case, {})[record["metric"], record["unit"]] = _cell(record)
+        spread = "" if record["n"] == 1 else f" ({_number(record['spread'])})"
+        rows.setdefault(case, {})[record["metric"], record["unit"]] = _number(record["median"]) + spread
     tables: list[dict[tuple[str, str], None]] = []  # the metrics of each, in order
     for cells in rows.values():
         metrics_of_row, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
@@ -146,11 +147,6 @@ def _header(content: dict[str, Any]) -> list[str]:
         line("settings", content["settings"]),
         *(f"- {note}" for note in content["notes"]),
     ]
-
-
-def _cell(record: dict[str, Any]) -> str:
-    text = _number(record["median"])
-    return text if record["n"] == 1 else f"{text} ({_number(record['spread'])})"
 
 
 def _number(value: float) -> str:

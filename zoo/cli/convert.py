@@ -30,7 +30,7 @@ KINDS = {
     "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx",
 }
 ACTIVATION_KINDS = ("inplace-to-standard", "standard-to-inplace", "fold", "export")
-# What the network of the source has to be for each kind of conversion.
+# Settings that the network of the source must have for each kind of conversion.
 NEEDED = {
     "from-torchvision": {"norm": "standard", "activation": "relu"},
     "to-torchvision": {"norm": "standard", "activation": "relu"},
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
     stored = read_weights(args.source)
     source = _source_record(args, stored)
-    if args.kind not in ("from-torchvision", "to-torchvision"):  # these name what differs in their own terms
+    if args.kind not in ("from-torchvision", "to-torchvision"):  # these report differences in their own terms
         check_fits_record(stored.state_dict, source, printable(args.source))
     try:
         converted, report = _convert(args, stored.state_dict, source)
@@ -154,7 +154,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
-    """Return which network the source is: what it says itself, or what the options and the kind say.
+    """Return the record of the source's network: its own record, or one made from the options and the kind.
 
     ``memory`` is left out, as converted networks have other norms. Raises ConfigError where nothing tells the
     architecture, ConversionError for a kind that is not for this network, and WeightsError for options that contradict
@@ -167,7 +167,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     keys = ("arch", "norm", "activation", "activation_param", "input_3x3")
     asked = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
     if args.kind == "relu-to-leaky-relu":
-        asked.pop("activation_param", None)  # it is that of the target
+        asked.pop("activation_param", None)  # this option is about the target
     path, needed, record = printable(args.source), NEEDED.get(args.kind, {}), stored.record
     if record is None:
         if args.arch is None:
@@ -295,7 +295,7 @@ def _images(args: argparse.Namespace, source: NetworkRecord) -> Preprocessing:
 
 
 def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
-    """Write the folded network to TARGET, and return how far the outputs of what was written are off."""
+    """Write the folded network to TARGET, and return the largest difference of the outputs of the written file."""
     from zoo.convert import export, fold_network
     from zoo.convert.conversion import build_with_weights
 

@@ -1,4 +1,4 @@
-"""``zoo doctor``: what this machine has, which back ends are in use, and why others are not."""
+"""``zoo doctor``: versions, devices and folders of this machine, which back ends are in use, and why others are not."""
 
 from __future__ import annotations
 

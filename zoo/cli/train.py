@@ -81,7 +81,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    """Score given weights by the experiment's own protocol; the original scored random ones without a word."""
+    """Score the given weights by the experiment's own protocol; the original would silently score random weights."""
     from zoo.engine.process import open_process
     from zoo.engine.start import AUTO
     from zoo.report.tables import results_table
@@ -104,7 +104,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _newest(log_dir: Path) -> Path:
-    """Return the newest good checkpoint of a log folder, and say so where that is not the last one written."""
+    """Return the newest good checkpoint of a log folder, and log it if that is not the last one written."""
     from zoo.engine.start import newest_checkpoint
 
     newest = newest_checkpoint(log_dir)

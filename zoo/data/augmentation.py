@@ -1,4 +1,4 @@
-"""Random changes of training images: of their colours, as the published networks were trained, and of their extent.
+"""Random changes of the colours of training images, as for the published networks, and of the visible part of them.
 
 `ColorJitter` and `Lighting` change values between 0 and 1; `PadCrop` and `Cutout` are for normalised values of small
 images, which are not resized.

@@ -86,7 +86,7 @@ class ImageFolder(Dataset[Sample]):
         return len(self._names)
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the images of class folder i the target ``numbers[i]`` in place of i; call it before any is drawn."""
+        """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._targets = np.array(numbers)[self._targets]
 
     def path(self, index: int) -> Path:
@@ -94,7 +94,7 @@ class ImageFolder(Dataset[Sample]):
         return self.root / os.fsdecode(self._names[index])
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files; other data hardly ever has the same.
+        """Return the sha256 of the names of classes and files, which differs for practically all other data.
 
         Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
         """

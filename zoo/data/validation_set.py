@@ -45,7 +45,7 @@ class ValidationSet:
 
 
 def describe_validation_set(data: Path) -> ValidationSet:
-    """Return a description of ``data``/val. If the folder cannot be used this is its ``fault``, and nothing is raised.
+    """Return a description of ``data``/val. If the folder cannot be used, ``fault`` says why.
 
     ImageNet is recognised by names alone: 1000 folders called like n01440764 with 50 images each, whose files are
     called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000.

@@ -14,7 +14,7 @@ class Protocol(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The published name, or one such as ``tencrop32-scale36`` for other sizes."""
+        """The published name, or a name such as ``tencrop32-scale36`` for other sizes."""
         for name, protocol in PROTOCOLS.items():
             if protocol == self:
                 return name

@@ -47,7 +47,7 @@ def start(
     - `config`: the experiment.
     - `process`: this process of the run.
     - `log_dir`: folder of the run's checkpoints.
-    - `log`: is told from where the run begins.
+    - `log`: gets messages about where the run begins.
     - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
     - `weights`: path of a file of initial weights, or None.
     - `allow_world_size_change`: whether a checkpoint of another number of processes is accepted.
@@ -122,7 +122,7 @@ def newest_checkpoint(folder: Path) -> Found | None:
 
 
 def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = False) -> list[str]:
-    """Bring ``state`` and the random generators to where the checkpoint was written; return notices for the user.
+    """Set ``state`` and the random generators to what the checkpoint holds; return notices for the user.
 
     With another number of processes the averages of the running epoch start anew. Raises CheckpointError if the
     checkpoint was written with other settings, or with another number of processes although
@@ -167,7 +167,7 @@ def _position(state: TrainState) -> str:
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
-    """Yield a notice for everything that may change the results in the last bits."""
+    """Yield a notice for each difference that may change the results in the last bits."""
     now = {
         "world_size": ("processes", state.process.world_size),
         "num_threads": ("threads", torch.get_num_threads()),
@@ -180,7 +180,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
-    # A checkpoint may be older than some of the keys, which then had the values that are their defaults now.
+    # Keys that are newer than the checkpoint behaved then as their present defaults do.
     defaults = leaves(Experiment().model_dump(mode="json"))
     before, now = {**dict(defaults), **dict(leaves(saved))}, dict(leaves(config.model_dump(mode="json")))
     changes = [

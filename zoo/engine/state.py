@@ -25,8 +25,8 @@ POSITION = {"epoch": "epoch", "batch": "batch", "step": "step", "num_pictures": 
 MAX_COUNT = 2**53  # beyond it TensorBoard and float64 cannot tell one step from the next
 # What the optimizers keep for each parameter. All of it has the parameter's shape, except Adam's count of steps.
 MOMENTA = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
-# Entries of parameter groups that choose how the device computes a step. They are not taken from a checkpoint, as the
-# step is the same in each way.
+# Entries of parameter groups that choose how the device computes a step. They are not taken from a checkpoint,
+# because they do not change the result of a step.
 DEVICE_KEYS = ("fused", "foreach")
 
 
@@ -55,9 +55,9 @@ class TrainState:
     best_top1: float = 0.0
     """Best validation so far, percent."""
     best_epoch: int | None = None
-    """Index of the epoch that ``best_top1`` is of; None before the first validation, or if the file is older."""
+    """Index of the epoch with ``best_top1``; None before the first validation, or for checkpoints that lack it."""
     num_images: int = 0
-    """Size of the training data, 0 until it is known: steps are a position in this very data."""
+    """Number of training images, 0 until it is known. A step is a position in exactly this data."""
     class_names: tuple[str, ...] | None = None
     """Names of the class folders in the order of the outputs, made `printable`; None until they are known."""
 
@@ -114,7 +114,7 @@ def settle_buffers(state: TrainState) -> None:
 
 
 def shared_state(state: TrainState) -> dict[str, Any]:
-    """Return what is the same on all ranks: tensors and plain Python only.
+    """Return the part of the state that is the same on all ranks, as tensors and plain Python.
 
     The keys up to ``optimizer`` are those of the original project's files. There is no scheduler among them, as the
     learning rate is a function of the step.
@@ -133,7 +133,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
 
 
 def rank_state(state: TrainState) -> dict[str, Any]:
-    """Return what differs between ranks: the states of the random generators and the sums of the running epoch."""
+    """Return the part that differs between ranks: random generators, and the sums of the running epoch."""
     rng = {"torch": torch.get_rng_state(), "python": random.getstate(), "device": None}
     if state.process.device.type == "cuda":
         rng["device"] = torch.cuda.get_rng_state(state.process.device)

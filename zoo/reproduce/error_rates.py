@@ -1,4 +1,4 @@
-"""Test errors of trained networks beside the published ones; what was not trained has the command that would do it."""
+"""Test errors of trained networks beside the published ones; networks not yet trained get the command to do it."""
 
 from __future__ import annotations
 
