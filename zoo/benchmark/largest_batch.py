@@ -36,8 +36,9 @@ SCRATCH_BATCHES = (4, 8)
 class TrainingBytes(NamedTuple):
     """Bytes that training takes.
 
-    - ``constant``: bytes that are always there: parameters, momentum, buffers and the images of a batch.
-    - ``step``: the most that a step has above these at one time.
+    Args:
+    - `constant`: bytes that are always there: parameters, momentum, buffers and the images of a batch.
+    - `step`: the most bytes that a step takes in addition at one time.
     """
 
     constant: int

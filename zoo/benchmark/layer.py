@@ -39,9 +39,10 @@ SHAPES = (
 class Provider(NamedTuple):
     """A way to compute norm and activation.
 
-    - ``layer``: the module that has the parameters.
-    - ``call``: the function that is measured: the layer, or something that runs it.
-    - ``context``: makes the context in which it is called, such as one that forces a back end.
+    Args:
+    - `layer`: the module that has the parameters.
+    - `call`: the function that is measured: the layer, or something that runs it.
+    - `context`: returns the context in which ``call`` runs, such as one that forces a back end.
     """
 
     layer: nn.Module

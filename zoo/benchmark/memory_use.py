@@ -26,10 +26,11 @@ END_OF_FORWARD = "zoo: end of forward"
 class Memory(NamedTuple):
     """Bytes of a training step, without those that existed before it (parameters, buffers, images).
 
-    - ``held``: alive between the forward and the backward pass.
-    - ``peak``: the most that is alive at one time in either pass, gradients of the parameters included.
-    - ``peak_without_gradients``: the most that is alive at one time of everything but these gradients.
-    - ``gradients``: bytes of the parameters' gradients alone.
+    Args:
+    - `held`: bytes alive between the forward and the backward pass.
+    - `peak`: the most bytes alive at one time in either pass, gradients of the parameters included.
+    - `peak_without_gradients`: the most bytes alive at one time, without these gradients.
+    - `gradients`: bytes of the parameters' gradients alone.
     """
 
     held: int

@@ -63,7 +63,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
-        """Add a record of ``values``, of which there is at least one."""
+        """Add a record of ``values`` (at least one)."""
         middle, spread = median_and_spread(values)
         self.records.append(
             Record(

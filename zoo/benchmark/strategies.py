@@ -21,11 +21,12 @@ FUSED = "iABN fused"  # in float32 the same as "iABN"
 class Strategy:
     """One way to train a network.
 
-    - ``name``: what tables and plots call it.
-    - ``norm``, ``memory``: arguments with which the network is built.
-    - ``budget``: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
+    Args:
+    - `name`: what tables and plots call it.
+    - `norm`, `memory`: arguments with which the network is built.
+    - `budget`: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
       that it would keep otherwise.
-    - ``reversible``: the network is the RevNet of about the same size and accuracy.
+    - `reversible`: the network is the RevNet of about the same size and accuracy.
     """
 
     name: str

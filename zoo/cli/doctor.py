@@ -18,8 +18,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 0 whatever they are."""
     from zoo.ops.abn import backend
 
-    found = {"versions": _versions(), "devices": _devices(), "norm kernels": backend.describe(), "files": _files()}
-    for title, findings in found.items():
+    sections = {"versions": _versions(), "devices": _devices(), "norm kernels": backend.describe(), "files": _files()}
+    for title, findings in sections.items():
         print(f"{title}:")
         for name, finding in findings.items():
             print(f"  {name:<14}{finding}")

@@ -43,7 +43,7 @@ class _Folder(NamedTuple):
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """Return the images below ``root``, sorted by class, folder and name as torchvision sorts them.
 
-    An image is a file with an image's extension in any case. Other files, and whatever starts with a dot, are
+    An image is a file with an image's extension in any case. Other files, and names that start with a dot, are
     left out and logged with their number. Links are followed. Raises DataError when ``root`` is missing or cannot be
     listed, holds no class folder or no image, or has a class without an image (logged only with
     ``allow_empty_classes``, as a validation set may be a part of one); when a link makes a folder count twice; and

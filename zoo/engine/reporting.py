@@ -66,7 +66,7 @@ class Log(Protocol):
         """Record one line of text: notices, warnings, what was loaded."""
 
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], object]]:
-        """Open a progress bar of ``total`` batches of which ``done`` are done; yields ``advance(count)``."""
+        """Open a progress bar of ``total`` batches, ``done`` of them finished; yields ``advance(count)``."""
 
     def train_metrics(self, metrics: TrainMetrics) -> None:
         """Record the numbers of a log interval."""

@@ -196,7 +196,7 @@ class RunLog:
 
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
-        """Open a bar of ``total`` batches of which ``done`` are done; yields a function that counts further batches."""
+        """Open a bar of ``total`` batches, ``done`` of them finished; yields a function that counts further batches."""
         with Progress(title, total, done, show=self._is_main) as progress:
             self._progress = progress
             try:

@@ -140,7 +140,7 @@ def compare_minimum(what: str, published: PublishedValue, measured: float, unit:
 def compare_with_axis(what: str, top: PublishedValue, measured: float, unit: str) -> Comparison:
     """Return the comparison of a curve's largest value with the ``top`` of the axis of the published plot.
 
-    It is for plots that show no more than that their curve stays within the axis.
+    It is for plots that show only that their curve stays within the axis.
     """
     verdict = "within the axis" if measured <= float(top.value) else "off: above the axis"
     published = replace(top, value=f"axis to {top.value:g}")

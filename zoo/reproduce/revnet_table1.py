@@ -41,8 +41,9 @@ NO_GROWTH = PublishedValue(0.0, "derived", "section 3.2: storage independent of 
 class Cost(NamedTuple):
     """The cost of one training step.
 
-    - ``peak``: the largest number of bytes allocated at a time, without the parameters' gradients.
-    - ``calls``: how often each F and G is called, on average.
+    Args:
+    - `peak`: the largest number of bytes allocated at a time, without the parameters' gradients.
+    - `calls`: how often each F and G is called, on average.
     """
 
     peak: int

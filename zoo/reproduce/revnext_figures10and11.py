@@ -70,8 +70,9 @@ Ratios = list[float]  # infinite where nothing is lost
 class LayerRatios(NamedTuple):
     """The signal-to-noise ratios of the inputs of all layers but the stem's convolution.
 
-    - ``layers``: those of the network's own layers and blocks, beginning with the stem's norm.
-    - ``inside``: for each of ``layers`` the ratios inside of it; an empty list for all but reversible blocks.
+    Args:
+    - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.
+    - `inside`: for each of ``layers``, the ratios inside it; empty for all but reversible blocks.
     """
 
     layers: Ratios

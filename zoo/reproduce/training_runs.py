@@ -196,7 +196,7 @@ def _read_folder(folder: Path) -> TrainingRun:
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log, all of which have the keys that are read."""
+    """Return the records of a log; each has the keys that are read later."""
     try:
         records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for record in records:
@@ -267,14 +267,14 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun
 
 
 def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> None:
-    """Write NAME_runs.png, the plot of the runs, of which there is at least one; it needs matplotlib."""
+    """Write NAME_runs.png, the plot of the runs (at least one). This needs matplotlib."""
     title = f"Training runs given to zoo reproduce {name}"
     section = Section("runs", title, "", panels=[panel for group in groups_of(runs) for panel in _panels(group)])
     write_bytes(folder / f"{name}_runs.png", draw(section, PLOT_COLUMNS))
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
-    """Return the runs in groups that can be compared: trained in the same way, whatever the network and the seed."""
+    """Return the runs in groups that can be compared: trained in the same way, with any network and seed."""
     groups: dict[str, list[TrainingRun]] = {}
     for run in runs:
         settings = run.config.model_dump(mode="json", include={"optimizer", "input"})

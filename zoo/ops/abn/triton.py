@@ -108,12 +108,6 @@ def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
 
 
-def _two_tensors(
-    z: Tensor, dz: Tensor, var: Tensor, mean_dy: Any, mean_dy_xhat: Any, shortcut: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), _like_shortcut(z, shortcut)
-
-
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
     """Return an uninitialised tensor for the gradient of the shortcut; without a shortcut it has no elements."""
     return z.new_empty(0) if shortcut is None else torch.empty_like(z)
@@ -173,7 +167,7 @@ def _run_backward_reduce(z: Tensor, dz: Tensor, shortcut: Tensor | None, *fields
 @_operator(
     f"backward_apply(Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS})"
     " -> (Tensor, Tensor)",
-    _two_tensors,
+    lambda z, dz, var, mean_dy, mean_dy_xhat, shortcut, *_: (torch.empty_like(z), _like_shortcut(z, shortcut)),
 )
 def _run_backward_apply(
     z: Tensor,
