@@ -193,8 +193,8 @@ def score(
         print_freq: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
         record: called with each batch of this process and its logits, (N, classes).
 
-    Raises ConfigError for an unknown protocol and for crops that do not fit, DataError for data that do not fit, and
-    ConfigError on every process where processes were not started alike.
+    Raises ConfigError for an unknown protocol, for crops that do not fit, and on every process where the processes of a
+    run were not started alike; DataError for data that do not fit.
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size

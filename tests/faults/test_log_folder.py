@@ -22,10 +22,9 @@ from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
 from zoo.engine.validation import Result
+from zoo.files import LockedElsewhereError, locked
 from zoo.report.log_folder import check_place
 from zoo.report.run_log import JsonLines, RunLog
-from zoo.weights import lock
-from zoo.weights.lock import locked
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_a_killed_run_frees_its_folder_at_once_though_its_workers_still_live(tmp
     holder = context.Process(target=_hold, args=(tmp_path / ".lock", ready))
     holder.start()
     assert ready.wait(30)
-    with pytest.raises(lock.LockedElsewhereError, match=f"process {holder.pid} on"), locked(tmp_path / ".lock"):
+    with pytest.raises(LockedElsewhereError, match=f"process {holder.pid} on"), locked(tmp_path / ".lock"):
         pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
@@ -77,7 +76,7 @@ def test_a_killed_run_frees_its_folder_at_once_though_its_workers_still_live(tmp
 def test_where_there_are_no_locks_the_run_goes_on_with_one_warning(
     finished: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setattr("zoo.files.fcntl", None)
     assert _train(finished, log_dir, "--resume", "auto") == 0
     assert capsys.readouterr().err.count("has no file locks") == 1
 

@@ -13,7 +13,7 @@ from torch import nn
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.memory_use import count_memory
+from tests.held import held_bytes
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.dense import DenseModule
@@ -89,7 +89,7 @@ def held(memory: str, layers: int, norm=InPlaceABN) -> int:
     with torch.device("meta"):
         module, conv = DenseModule(16, 8, layers, norm, memory=memory), nn.Conv2d(3, 16, 1)
         x = torch.empty(2, 3, 8, 8)
-    return count_memory(lambda: module(conv(x)).sum(), module.parameters()).held
+    return held_bytes(lambda: module(conv(x)).sum())
 
 
 def test_what_is_held_is_linear_in_depth_and_quadratic_in_plain():
@@ -115,7 +115,7 @@ def test_densenet264_holds_an_eighth_of_what_standard_norms_hold():
     for settings in ({"norm": "inplace"}, {"norm": "standard", "memory": "plain"}):
         with torch.device("meta"):
             model, x = zoo.get("densenet264", input_3x3=True, **settings), torch.empty(4, 3, 224, 224)
-        sizes.append(count_memory(lambda model=model, x=x: model(x).sum(), model.parameters()).held)
+        sizes.append(held_bytes(lambda model=model, x=x: model(x).sum()))
     assert sizes[0] / sizes[1] < 0.130
 
 

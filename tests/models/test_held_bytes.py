@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import zoo
+from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
-from zoo.benchmark.memory_use import count_memory
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"
@@ -42,7 +42,7 @@ def held(name: str, norm: str, memory: str) -> int:
     with torch.device("meta"):
         model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}))
         images = torch.empty(4, 3, size, size)
-    return count_memory(lambda: model(images).sum(), model.parameters()).held
+    return held_bytes(lambda: model(images).sum())
 
 
 def strategies_of(name: str) -> list[str]:

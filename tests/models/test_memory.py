@@ -11,8 +11,8 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
-from zoo.benchmark.memory_use import count_memory
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential, build_stage
@@ -94,16 +94,16 @@ def test_standard_norms_have_their_gradients_under_the_strategies_that_fit_them(
 
 
 @functools.cache
-def held_bytes(name, dtype, norm, memory) -> int:
+def bytes_of(name, dtype, norm, memory) -> int:
     with torch.device("meta"):
         network = zoo.get(name, norm=norm, memory=memory).to(dtype)
         x = torch.empty(2, 3, 64, 64, dtype=dtype)
-    return count_memory(lambda: network(x).sum(), network.parameters()).held
+    return held_bytes(lambda: network(x).sum())
 
 
 def held(name, memory, dtype=torch.float32) -> float:
     """Return the bytes that a step holds, divided by those of the network with standard norms and torch's pool."""
-    return held_bytes(name, dtype, "inplace", memory) / held_bytes(name, dtype, "standard", "plain")
+    return bytes_of(name, dtype, "inplace", memory) / bytes_of(name, dtype, "standard", "plain")
 
 
 def test_each_strategy_of_a_resnet_holds_less_than_the_one_before():

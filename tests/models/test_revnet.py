@@ -12,8 +12,8 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
+from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark.memory_use import count_memory
 from zoo.config import Network, parse_experiment
 from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
 from zoo.layers.reversible import ReversibleSequential
@@ -302,7 +302,7 @@ def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
         factory = norm_act(norm, NORMS[norm])
         model = network(factory, 10, structure=(blocks,) * 3, widths=widths, bottleneck=bottleneck, memory=memory)
         x = torch.empty(8, 3, 32, 32)
-    return count_memory(lambda: model(x).sum(), model.parameters()).held
+    return held_bytes(lambda: model(x).sum())
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -327,7 +327,7 @@ def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
         with torch.device("meta"):
             model = zoo.get(name, norm=norm, memory=memory)
             x = torch.empty(2, 3, 224, 224)
-        return count_memory(lambda: model(x).sum(), model.parameters()).held / 2e6
+        return held_bytes(lambda: model(x).sum()) / 2e6
 
     twin = held("resnet101_preact", "standard", "plain")
     assert twin == pytest.approx(116, abs=1)  # MB per image

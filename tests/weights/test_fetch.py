@@ -19,7 +19,7 @@ from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
 from zoo.data.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights import cache, fetch_weights, lock
+from zoo.weights import cache, fetch_weights
 from zoo.weights.cache import weights_path
 from zoo.weights.download import read_form
 from zoo.weights.published import REPLACED_MD5, all_published, entry_of, published
@@ -193,6 +193,18 @@ def test_weights_that_are_downloaded_and_loaded_are_hashed_once_in_all(
     assert hashed[1:] == [f"{NAME}.pth.tar"]
 
 
+def test_pretrained_weights_are_verified_before_a_network_is_built(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.registry._build", lambda *args, **kwargs: pytest.fail("a network was built"))
+    server.usual = sends(b"something else")
+    with pytest.raises(WeightsError, match="14 bytes were received, but the md5 is"):
+        zoo.get(NAME, pretrained=True)
+    in_cache(b"something else")
+    with pytest.raises(WeightsError, match=r"the md5 is .* remove it and run zoo fetch"):
+        zoo.get(NAME, pretrained=True)
+
+
 def test_of_a_download_too_what_is_read_is_what_was_verified(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -309,7 +321,7 @@ def test_a_folder_in_the_place_of_the_file_is_an_error() -> None:
 
 
 def test_without_locks_each_process_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setattr("zoo.files.fcntl", None)
     path = weights_path(NAME)
     path.parent.mkdir(parents=True)
     path.with_name(f"{path.name}.part").write_bytes(b"of another process")

@@ -13,8 +13,7 @@ from zoo.engine.agreement import differing_keys
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, remove_leftovers
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, listed, printable
-from zoo.files import write_json
-from zoo.weights.lock import LockedElsewhereError, locked
+from zoo.files import LockedElsewhereError, locked, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from typing import IO, Literal
 from urllib.parse import quote
 
 from zoo.errors import ConfigError, WeightsError, brief, printable
-from zoo.files import cache_dir, open_own
+from zoo.files import cache_dir, locked, open_own
 from zoo.weights.download import Download, DownloadError, Sleep, without_password
-from zoo.weights.lock import locked
 from zoo.weights.published import REPLACED_MD5, SUFFIX, all_published, entry_of
 
 logger = logging.getLogger("zoo")

@@ -1,0 +1,23 @@
+"""Bytes that a network holds for backward, for the tests that compare them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+from torch import Tensor
+
+from zoo.benchmark.memory_use import StorageLog, summarise
+
+
+def held_bytes(forward: Callable[[], Tensor]) -> int:
+    """Return the bytes that are held once ``forward`` has returned the loss: `count_memory`'s, without a backward pass.
+
+    With parameters and images on the meta device nothing is computed.
+    """
+    gc.collect()  # nothing older may be freed during the step
+    with StorageLog() as log:
+        loss = forward()
+        changes = list(log.changes)
+    del loss
+    return summarise(changes, len(changes), set()).held
