@@ -37,7 +37,7 @@ class Architecture:
 
     Args:
     - `name`: the name by which `zoo.get` and experiment files know the network.
-    - `family`: which class builds it, a key of `zoo.models.build.FAMILIES`.
+    - `family`: the class that builds the network, as a key of `zoo.models.build.FAMILIES`.
     - `structure`: the arguments of that class that make this network of the family, such as the blocks per stage.
     - `options`: the arguments that a user may choose, in the order in which they are listed, with their defaults;
       `OPTIONS` explains them. "memory" is always among them.

@@ -81,7 +81,7 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], lo
 
     Args:
     - `forward`: computes the loss, a scalar, of images that exist already.
-    - `parameters`: those of the network; their gradients are None afterwards.
+    - `parameters`: parameters of the network; their gradients are None afterwards.
     - `log`: counts the bytes, by default a new log of storages and nothing else.
     """
     parameters = list(parameters)

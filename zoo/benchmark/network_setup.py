@@ -36,8 +36,8 @@ class Setup:
     - `structure`: blocks per stage; None for those of the architecture.
     - `input_3x3`: whether the stem is of three 3x3 convolutions.
     - `dtype`: "float32", or "bfloat16" for autocast.
-    - `layout`: of weights and images, one of `LAYOUTS`.
-    - `device`: where the network is; on the meta device nothing is computed.
+    - `layout`: layout of weights and images, one of `LAYOUTS`.
+    - `device`: device of the network; on the meta device nothing is computed.
     """
 
     arch: str

@@ -49,9 +49,9 @@ class Results:
     """Everything that one run of a benchmark has measured, with what is needed to repeat it.
 
     Args:
-    - `benchmark`: which one it is: "layer", "model", "pareto" or "fit".
+    - `benchmark`: the kind of benchmark: "layer", "model", "pareto" or "fit".
     - `command`: the command line that runs it.
-    - `device`: where it runs.
+    - `device`: device on which it runs.
     - `settings`: what times depend on, such as the number of threads.
     """
 

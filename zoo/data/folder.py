@@ -56,7 +56,7 @@ class ImageFolder(Dataset[Sample]):
     - `root`: folder with one folder of images per class.
     - `transform`: PIL image -> tensor. It runs with the global generators of torch and ``random`` seeded by (seed,
       epoch, index), so that the result does not depend on which process draws the image.
-    - `seed`: of the augmentation.
+    - `seed`: seed of the augmentation.
     - `on_bad_image`: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
       becomes a sample without image ("skip").
     - `allow_empty_classes`: whether class folders may hold no image.

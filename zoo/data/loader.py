@@ -29,7 +29,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     Args:
     - `dataset`: the images.
     - `batches`: the sampler, kept as ``batch_sampler``.
-    - `shape`: of one transformed image.
+    - `shape`: shape of one transformed image.
     - `workers`: processes that read images; 0 reads them in this process.
     - `pin_memory`: whether batches are put into memory from which copies to a GPU do not wait.
     """

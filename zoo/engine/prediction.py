@@ -75,7 +75,7 @@ def predict(
     - `model`: images (N, 3, h, w) -> logits (N, classes); it is put into evaluation mode and moved to ``device``.
     - `paths`: the image files.
     - `transform`: PIL image -> (3, h, w), of one size for all images.
-    - `device`: where the network computes.
+    - `device`: device on which the network computes.
     - `top`: number of classes of a prediction.
     - `advance`: called with 1 after every batch of 16 images.
     """

@@ -73,7 +73,7 @@ def validate(
     - `model`: images (N, 3, h, w) -> logits (N, classes). The training and evaluation modes of its modules are
       restored.
     - `loader`: the batches of this rank.
-    - `device`: where the model is and the images are moved to.
+    - `device`: device of the model, to which the images are moved.
     - `world_size`: number of ranks.
     - `num_images`: how many images the loaders of all ranks hold together; VerificationError if another number was
       seen.

@@ -22,11 +22,11 @@ class DenseModule(nn.Module):
     all ``convs1`` before all ``convs3``, as published.
 
     Args:
-    - `in_channels`: those of the input.
+    - `in_channels`: channels of the input.
     - `growth`: the channels that each layer adds.
     - `layers`: the number of layers.
     - `norm`: function channels -> norm with its activation.
-    - `dilation`: of the 3x3 convolutions.
+    - `dilation`: dilation of the 3x3 convolutions.
     - `memory`: what is kept for backward. "auto": with in-place norms, the output of each layer and of its second
       norm, which is linear in the number of layers; the concatenation and the first norm are repeated (`norm_conv`).
       With other norms "auto" keeps what "plain" keeps. "plain": also the first norms' outputs, which are as wide as

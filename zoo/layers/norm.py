@@ -134,7 +134,8 @@ class InPlaceABN(ABN):
 
         Args:
         - `x`: shape (N, C, ...).
-        - `shortcut`: of the shape and dtype of x, kept for backward; None adds nothing.
+        - `shortcut`: added before the activation; it has the shape and dtype of x and is kept for backward; None adds
+          nothing.
         - `activation`: name and parameter of f; None for those of the layer.
         """
         return inplace_abn(

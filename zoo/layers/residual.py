@@ -22,11 +22,11 @@ class ResidualBlock(nn.Module):
     The last norms of branch and shortcut have no activation; f is that of the first norm.
 
     Args:
-    - `in_channels`: those of x.
-    - `channels`: those of the convolutions, two for a basic block or three for a bottleneck.
+    - `in_channels`: channels of x.
+    - `channels`: output channels of the convolutions, two for a basic block or three for a bottleneck.
     - `norm`: channels -> norm with activation.
-    - `stride`: of the first 3x3 convolution.
-    - `dilation`: of the 3x3 convolutions.
+    - `stride`: stride of the first 3x3 convolution.
+    - `dilation`: dilation of the 3x3 convolutions.
     - `fuse`: whether the last norm, if it is in place, adds the shortcut and applies the activation itself, so that its
       own output need not be kept beside the result: "auto" in single and double precision, "always" in half
       precision too, "never". In half precision the norm's gradient is then good as long as its |weight| is at
@@ -105,12 +105,12 @@ class IdentityResidualBlock(nn.Module):
     A projection reads the output of the first norm, which never overwrites x.
 
     Args:
-    - `in_channels`: those of x.
-    - `channels`: those of the convolutions, two for a basic block or three for a bottleneck.
+    - `in_channels`: channels of x.
+    - `channels`: output channels of the convolutions, two for a basic block or three for a bottleneck.
     - `norm`: channels -> norm with activation.
-    - `stride`: of the first convolution, and of the projection.
-    - `groups`: of a bottleneck's 3x3 convolution.
-    - `dilation`: of the 3x3 convolutions.
+    - `stride`: stride of the first convolution, and of the projection.
+    - `groups`: groups of a bottleneck's 3x3 convolution.
+    - `dilation`: dilation of the 3x3 convolutions.
     - `dropout`: the probability with which whole maps are dropped before the last convolution.
     """
 

@@ -57,7 +57,7 @@ class InvertibleNetwork(LargestValueNetwork):
     - `classes`: outputs of the classifier; 0 for none.
     - `depths`: a number for each level, which ``build_level`` gets.
     - `pools`: one entry per down-sampling; "channel" turns each 2x2 window into channels, "batch" into images.
-    - `channels`: those of the stem.
+    - `channels`: channels of the stem.
     - `build_level`: function (number of the level, channels, depth) -> the layers behind its stem or pool.
     - `features_only`: leave the classifier out, and return the list of the levels' outputs.
     - `memory`: "auto" keeps the last map for backward and finds all others again, "plain" keeps what autograd keeps.

@@ -29,7 +29,7 @@ class RevNeXtBaseline(LargestValueNetwork):
     - `reversible`: the blocks are reversible ones, of two branches of two convolutions. Otherwise they are
       post-activation residual blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
-    - `channels`: those of the stem and of the first level.
+    - `channels`: channels of the stem and of the first level.
     - `memory`: what is kept for backward. "auto": the output of a reversible level, and for other levels what
       `ResNet` keeps; "plain": what autograd keeps.
     - All others are those of `Network`.
@@ -86,7 +86,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
 
     Args:
     - `blocks`: the number of reversible blocks of each level.
-    - `channels`: those of the stem; each pool makes them four times as many.
+    - `channels`: channels of the stem; each pool makes them four times as many.
     - `memory`: what is kept for backward. "auto": the input and output of the chain; "plain": what autograd keeps.
     - All others are those of `Network`.
     """

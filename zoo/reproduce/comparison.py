@@ -18,7 +18,7 @@ class PublishedValue:
     - `value`: the number, or the words that stand in its place ("rises").
     - `kind`: "printed" in the text or a table of the paper; "derived" from what is printed; "authors' log" for an
       output that the authors' public code has kept; "read off a figure", which is only as exact as the eye.
-    - `place`: where it is found, such as "Table 3".
+    - `place`: where the value is found, such as "Table 3".
     """
 
     value: float | str
@@ -34,7 +34,7 @@ class Comparison:
     - `what`: what the number measures.
     - `published`: None where nothing was published.
     - `measured`: None where nothing was measured; ``verdict`` then says why.
-    - `unit`: of both numbers.
+    - `unit`: unit of both numbers.
     - `verdict`: how far the measured number is from the published one.
     """
 

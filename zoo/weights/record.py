@@ -47,9 +47,9 @@ class NetworkRecord:
     - `activation`: "leaky_relu", "relu", "elu" or "identity".
     - `activation_param`: slope of leaky_relu or alpha of elu.
     - `classes`: outputs of the classifier, 0 without one.
-    - `options`: those of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...).
+    - `options`: options of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...).
     - `class_names`: names of the first outputs in their order, escaped by `printable`; None where they are not known.
-    - `preprocessing`: of the images that the network was validated with; None where it is not known.
+    - `preprocessing`: preparation of the images that the network was validated with; None if unknown.
     - `folded`: whether the norms are part of the convolutions, see `zoo.convert.fold_network`.
     """
 
