@@ -115,7 +115,7 @@ def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
 
     told = check("mine.py")
     assert "Success" in told, told
-    assert 'Revealed type is "zoo.models.network.Network"' in told
+    assert 'Revealed type is "zoo.models.base.Network"' in told
     assert 'Revealed type is "str"' in told.replace("builtins.", "")
     told = check("wrong.py")
     assert "Found 2 errors" in told, told

@@ -24,7 +24,7 @@ from zoo.limits import (
 
 
 class Option(NamedTuple):
-    """An option: one sentence that explains it, what its values are, and whether something is such a value."""
+    """An option: a sentence that explains it, a description of its values, and a test of whether a value is allowed."""
 
     meaning: str
     values: str
@@ -36,17 +36,18 @@ class Architecture:
     """What is known of one network before it is built.
 
     Args:
-        name: under which `zoo.get` and experiment files know it.
-        family: which class builds it, a key of `zoo.models.build.FAMILIES`.
-        structure: the arguments of that class that make this network of the family, such as the blocks per stage.
-        options: the arguments that a user may choose, in the order in which they are listed, with their defaults;
-            `OPTIONS` explains them. "memory" is always among them.
-        memory: the values of the option "memory": what can be kept for backward.
-        dilations: stride of the last map -> the option "dilation" that gives it; empty for fixed strides.
-        input: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
-        leaky_relu_only: whether its layers are undone one by one, which leaky ReLU alone allows.
-        ignores_input_3x3: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
-            of a WiderResNet does.
+    - `name`: the name by which `zoo.get` and experiment files know the network.
+    - `family`: which class builds it, a key of `zoo.models.build.FAMILIES`.
+    - `structure`: the arguments of that class that make this network of the family, such as the blocks per stage.
+    - `options`: the arguments that a user may choose, in the order in which they are listed, with their defaults;
+      `OPTIONS` explains them. "memory" is always among them.
+    - `memory`: the values of the option "memory": what can be kept for backward.
+    - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
+      where the stride is fixed.
+    - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
+    - `leaky_relu_only`: whether leaky ReLU is the only possible activation, because layers are undone one by one.
+    - `ignores_input_3x3`: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
+      of a WiderResNet does.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture:
-    """Return the record of a network; ConfigError, with the nearest names, for one that there is not."""
+    """Return the record of the network ``name``; ConfigError, with the nearest names, if there is no such network."""
     if name not in ARCHITECTURES:
         near = ", ".join(nearest(name, ARCHITECTURES))
         raise ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")
@@ -74,7 +75,7 @@ def architecture(name: str) -> Architecture:
 
 
 def check_option(name: str, value: Any) -> None:
-    """Raise ConfigError unless ``value`` is one that the option can have; unknown options are let through."""
+    """Raise ConfigError unless ``value`` is allowed for the option ``name``; unknown options are accepted."""
     option = OPTIONS.get(name)
     if option is not None and not option.accepts(value):
         raise ConfigError(f"{name} must be {option.values}, got {value!r}")
@@ -82,12 +83,12 @@ def check_option(name: str, value: Any) -> None:
 
 # The values of "memory" that need norms that work in place.
 NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3")
-# The options that set sizes: what they amount to together is bounded too.
+# The options that set sizes. The size of the network that they make together is limited too (`zoo.models.build`).
 SIZES = ("blocks", "widths", "units", "layers", "pools", "channels")
 
 
 def _counts(low: int, high: int) -> tuple[str, Callable[[Any], bool]]:
-    """Return the values of a list of whole numbers, one per level."""
+    """Return the ``values`` and ``accepts`` of an `Option` that is a list of whole numbers, one per level."""
     values = f"a list of 1 to {MAX_LEVELS} whole numbers from {low} to {high}"
     return values, lambda value: is_list_of(value, lambda item: is_whole(item, low, high), MAX_LEVELS)
 

@@ -1,4 +1,4 @@
-"""The cache folder, files that a reader sees with the old contents or the new ones, and a lock between processes."""
+"""The cache folder, files that are replaced as a whole, and a lock between processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
-    """Yield the name of a temporary file beside ``path``; what the block has written there then replaces ``path``.
+    """Yield the name of a temporary file beside ``path``. The file that the block writes there then replaces ``path``.
 
     If the block raises, the temporary file is removed and ``path`` stays as it was. ``temporary`` is another name for
     the temporary file, in the same folder. The folder has to exist.
@@ -56,16 +56,11 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        move_into_place(temporary, path)
+        with open_own(temporary, "r+b") as file:
+            os.fsync(file.fileno())  # the bytes are safe on the disk before the file gets its final name
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def move_into_place(temporary: Path, path: Path) -> None:
-    """Rename a file that is written to the end, once its bytes are safe on the disk; ``path`` is replaced."""
-    with open_own(temporary, "r+b") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def open_own(path: Path, mode: str) -> IO[bytes]:

@@ -30,13 +30,13 @@ MAX_PARAMETERS = 2_000_000_000  # 8 GB in single precision; the largest publishe
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:
-    """Return whether ``value`` is an int from ``low`` to ``high``; True and False are none."""
+    """Return whether ``value`` is an int from ``low`` to ``high``; True and False do not count as numbers."""
     return type(value) is int and low <= value <= high
 
 
 def is_number(value: Any, low: float, high: float) -> bool:
-    """Return whether ``value`` is a finite int or float from ``low`` to ``high``; True and False are none."""
-    return type(value) in (int, float) and low <= value <= high  # which NaN is not
+    """Return whether ``value`` is a finite int or float from ``low`` to ``high``; True and False do not count."""
+    return type(value) in (int, float) and low <= value <= high  # False for NaN
 
 
 def is_list_of(value: Any, accepts: Callable[[Any], bool], max_length: int) -> bool:
@@ -45,7 +45,7 @@ def is_list_of(value: Any, accepts: Callable[[Any], bool], max_length: int) -> b
 
 
 def is_dilation(value: Any) -> bool:
-    """Return whether ``value`` is a dilation, or a list of such, or of lists of such."""
+    """Return whether ``value`` is a dilation rate, or a list whose entries are rates or lists of rates."""
 
     def is_rate(item: Any) -> bool:
         return is_whole(item, 1, MAX_DILATION)

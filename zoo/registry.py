@@ -35,7 +35,7 @@ CIFAR_INPUT = config.Input(
     mean=[0.4914, 0.4822, 0.4465],
     std=[0.2471, 0.2435, 0.2616],
 )
-INPUTS = {"imagenet": config.Input(), "cifar": CIFAR_INPUT}  # how the images of networks of no experiment are prepared
+INPUTS = {"imagenet": config.Input(), "cifar": CIFAR_INPUT}  # for networks that belong to no experiment
 
 
 def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
@@ -49,7 +49,7 @@ def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) ->
         raise ConfigError(f"a pattern must be text, or a list of texts, got {pattern!r}")
     names = list(published()) if pretrained else [*ARCHITECTURES, *published()]
     matching = {name for each in patterns for name in fnmatch.filter(names, each)}
-    return sorted(matching, key=_natural_order)
+    return sorted(matching, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)])
 
 
 def get(
@@ -71,43 +71,45 @@ def get(
 ) -> Network:
     """Return a network, initialised as the published ones were, or with weights.
 
-    What is not given is as a weights file says, where it says it: checkpoints of this package's trainer and files that
-    ``zoo convert`` wrote know their network. What is given has to agree with that.
+    Arguments that are left out are taken from the weights file if it describes its network, as checkpoints of this
+    package's trainer and files of ``zoo convert`` do. Arguments that are given have to agree with the file.
 
     Args:
-        name: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
-            activation and stem; arguments given here win), or the path of a weights file that knows its network.
-        pretrained: load the published weights of the variant, downloaded when they are not in the cache, verified
-            always; an architecture stands for its only variant.
-        weights: path of a weights file, or a published name, to load strictly.
-        norm: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
-        activation: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
-            means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
-        activation_param: slope of leaky_relu (default 0.01) or alpha of elu.
-        classes: default 1000 (for CIFAR 10) or the file's; 0 leaves the classifier out: the last map is returned.
-        features_only: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
-        out_indices: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
-            pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
-        output_stride: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation``, of the
-            families that have it; weights stay what they are.
-        in_chans: number of channels of the image (default 3). For others the filters of weights for red, green and blue
-            are summed (1) or repeated and scaled (see `zoo.weights.load.fit_input`), which the log says.
-        drop_rate: share of the values that the classifier's linear layer reads that is dropped in training.
-        signed_scale: (with weights) read the scales of a file with their sign, as the in-place networks of December
-            2017 were trained: the network is built with the standard norm, whose scale is signed.
-        **arch: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
-            is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others.
-            Those that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
+    - `name`: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
+      activation and stem; arguments given here win), or the path of a weights file that knows its network.
+    - `pretrained`: load the published weights of the variant. They are downloaded if they are not in the cache, and are
+      always verified. An architecture stands for its only variant.
+    - `weights`: path of a weights file, or a published name, to load strictly.
+    - `norm`: "standard" (the default), "inplace", "sync", or a function ``channels -> module``.
+    - `activation`: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
+      means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
+    - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
+    - `classes`: default the file's number, or 1000 (10 for CIFAR networks); 0 leaves the classifier out, and forward
+      returns the last feature map.
+    - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
+    - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
+      pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
+    - `output_stride`: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation`` in
+      the families that have that option; the weights do not change.
+    - `in_chans`: number of channels of the image (default 3). For another number the first filters of the weights,
+      which read red, green and blue, are summed (1 channel) or repeated and scaled; the log says so, see
+      `zoo.weights.load.fit_input`.
+    - `drop_rate`: share of the inputs of the classifier's linear layer that is dropped in training.
+    - `signed_scale`: (with weights) read the scales of a file with their sign, as the in-place networks of December
+      2017 were trained: the network is built with the standard norm, whose scale is signed.
+    - `**arch`: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
+      is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those that
+      set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
 
-    Raises ConfigError for an unknown name, argument or option, naming those that exist, and for a value that it cannot
-    have; WeightsError for weights that cannot be had, do not fit or belong to another network.
+    Raises ConfigError for an unknown name, argument or option (the message names those that exist) and for an invalid
+    value; WeightsError for weights that are not available, do not fit or belong to another network.
     """
     if too_many:
         raise ConfigError(
             f"zoo.get takes the name of a network, and everything else by name, got {too_many} too; write for "
             "instance zoo.get(NAME, pretrained=True)"
         )
-    if isinstance(weights, Mapping):  # whose values nobody wants to read
+    if isinstance(weights, Mapping):  # its values would fill the message
         raise ConfigError(
             "weights must be the path of a weights file or a published name, got a state dict; build the network "
             "without it and give it to model.load_state_dict(...)"
@@ -116,41 +118,43 @@ def get(
                   "activation_param": activation_param, "classes": classes, "features_only": features_only,
                   "out_indices": out_indices, "output_stride": output_stride, "in_chans": in_chans,
                   "drop_rate": drop_rate, "signed_scale": signed_scale})  # fmt: skip
-    given = {
+    arguments = {
         "norm": norm,
         "activation": activation,
         "activation_param": activation_param,
         "classes": classes,
         **arch,
     }
-    given = {key: value for key, value in given.items() if value is not None}
-    name = _check_arguments(name, given, weights, pretrained, features_only, signed_scale)
-    _check_shape_arguments(name, given, features_only, out_indices, output_stride, drop_rate)
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    name = _check_arguments(name, arguments, weights, pretrained, features_only, signed_scale)
+    _check_shape_arguments(name, arguments, features_only, out_indices, output_stride, drop_rate)
     if signed_scale:
-        given["norm"] = "standard"
+        arguments["norm"] = "standard"
     stored, images = None, None
     if os.path.isfile(name):
-        stored, own = _of_file(name)
-        settings, images = own.settings(), own.preprocessing
+        stored, record_of_file = _of_file(name)
+        settings, images = record_of_file.settings(), record_of_file.preprocessing
     else:
         name = only_variant(name) if pretrained else name
         settings, images = _of_name(name)
         if pretrained:
-            _check_contradictions(name, settings, {key: given[key] for key in given if key != "classes"}, signed_scale)
-    check_option_names(ARCHITECTURES[settings["arch"]], arch)  # those that are None too
+            _check_contradictions(
+                name, settings, {key: arguments[key] for key in arguments if key != "classes"}, signed_scale
+            )
+    check_option_names(ARCHITECTURES[settings["arch"]], arch)  # also those whose value is None
     if output_stride is not None:
-        given["dilation"] = dilation_for(output_stride, ARCHITECTURES[settings["arch"]])
+        arguments["dilation"] = dilation_for(output_stride, ARCHITECTURES[settings["arch"]])
     if weights is not None:
         stored = read_weights(weights)
     record = None if stored is None else stored.record_to_build()
     if stored is not None and record is not None:
-        settings = _completed(settings, record, given, printable(stored.path), features_only, signed_scale)
+        settings = _completed(settings, record, arguments, printable(stored.path), features_only, signed_scale)
         images = images or record.preprocessing
-    said = {**settings, **given}
-    settings = _with_defaults(said)
+    explicit = {**settings, **arguments}
+    settings = _with_defaults(explicit)
     if stored is not None and not callable(norm):
         stored.warn_of_assumptions(
-            settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in said}
+            settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in explicit}
         )
     if pretrained:  # downloaded and verified before anything is built
         stored = read_weights(name)
@@ -180,22 +184,23 @@ def build_from_config(network: config.Network) -> Network:
 
 
 def _check_arguments(
-    name: Any, given: dict[str, Any], weights: Any, pretrained: bool, features_only: bool, signed_scale: bool
+    name: Any, arguments: dict[str, Any], weights: Any, pretrained: bool, features_only: bool, signed_scale: bool
 ) -> str:
     """Return the name as text; raise ConfigError for arguments of `get` that do not go together."""
     if not isinstance(name, (str, os.PathLike)):
         raise ConfigError(f"the name of a network must be text or a path, got {name!r}")
     name = os.fspath(name)
-    norm = given.get("norm")
+    norm = arguments.get("norm")
     is_file = os.path.isfile(name)
     problems = {
         "pretrained=True goes with the name of a network, not with a checkpoint": pretrained and is_file,
         "pretrained=True and weights=PATH are two sources of weights; give one": pretrained and weights is not None,
         "a norm function decides on the activation itself; leave activation and activation_param out": callable(norm)
-        and not given.keys().isdisjoint({"activation", "activation_param"}),
-        "features_only=True builds no classifier; leave classes out": features_only and given.get("classes", 0) != 0,
+        and not arguments.keys().isdisjoint({"activation", "activation_param"}),
+        "features_only=True builds no classifier; leave classes out": features_only
+        and arguments.get("classes", 0) != 0,
         "features_only=True returns the stages already; leave keep_outputs out": features_only
-        and given.get("keep_outputs", False),
+        and arguments.get("keep_outputs", False),
         "signed_scale=True says how to read weights; give weights=PATH": signed_scale
         and not (weights or pretrained or is_file),
         f"signed_scale=True builds the network with norm='standard', not with norm={norm!r}": signed_scale
@@ -208,15 +213,15 @@ def _check_arguments(
 
 
 def _check_shape_arguments(
-    name: str, given: dict[str, Any], features_only: bool, out_indices: Any, output_stride: Any, drop_rate: Any
+    name: str, arguments: dict[str, Any], features_only: bool, out_indices: Any, output_stride: Any, drop_rate: Any
 ) -> None:
     """Raise ConfigError for arguments of `get` about the network's shape that do not go together."""
     problems = {
         "out_indices chooses among features; give features_only=True too": out_indices is not None
         and not features_only,
-        "output_stride and dilation say the same; give one": output_stride is not None and "dilation" in given,
+        "output_stride and dilation say the same; give one": output_stride is not None and "dilation" in arguments,
         "drop_rate drops what a classifier reads, and there is none; leave it out": bool(drop_rate)
-        and (features_only or given.get("classes") == 0),
+        and (features_only or arguments.get("classes") == 0),
     }
     for problem, present in problems.items():
         if present:
@@ -253,7 +258,7 @@ def _build(
 
 
 def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
-    """Return the settings that an architecture or a published variant fixes, and how the latter's images are made."""
+    """Return the settings that a name fixes, and for a published variant how its images are prepared."""
     if name in ARCHITECTURES:
         return {"arch": name}, None
     record = NetworkRecord.of_published(name) if name in published() else None
@@ -263,7 +268,7 @@ def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
 
 
 def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
-    """Return a weights file and what it says of its network; WeightsError if that is nothing."""
+    """Return a weights file and the record of its network; WeightsError if it has none."""
     if path.endswith(".json"):
         raise ConfigError(f"{printable(path)} is no checkpoint; zoo train and zoo validate take experiment files")
     stored = read_weights(path)
@@ -279,27 +284,28 @@ def _of_file(path: str) -> tuple[StoredWeights, NetworkRecord]:
 def _completed(
     settings: dict[str, Any],
     record: NetworkRecord,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     source: str,
     features_only: bool,
     signed_scale: bool,
 ) -> dict[str, Any]:
-    """Return ``settings`` with what they leave open as a file says; WeightsError where they or ``given`` contradict it.
+    """Return ``settings``, completed by the record of a weights file.
 
-    ``signed_scale`` asks for another norm than the file's, whose scales are to be read as that norm reads them.
+    ``signed_scale`` asks for another norm than the file's, so that norms are not compared. Raises WeightsError where
+    ``settings`` or ``arguments`` contradict the record.
     """
-    wanted = {key: value for key, value in {**settings, **given}.items() if not (key == "norm" and signed_scale)}
+    wanted = {key: value for key, value in {**settings, **arguments}.items() if not (key == "norm" and signed_scale)}
     check_record(record, wanted, source, "the arguments")
     completed = {**record.settings(), **settings}
-    if "norm" in given:
-        completed.pop("memory", None)  # it may need another norm
+    if "norm" in arguments:
+        completed.pop("memory", None)  # the file's strategy may need another norm
     if features_only:
-        completed.pop("keep_outputs", None)  # of no use there, and refused
+        completed.pop("keep_outputs", None)  # it has no use there, and would be refused
     return completed
 
 
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a network with those that every network has."""
+    """Return the settings of a network, completed by the defaults of those that every network has."""
     classes = ARCHITECTURES[settings["arch"]].classes
     defaults = {"norm": "standard", "activation": "leaky_relu", "activation_param": 0.01, "classes": classes}
     return {**defaults, **settings}
@@ -314,10 +320,10 @@ def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord
 
 
 def only_variant(name: str) -> str:
-    """Return the published variant that ``name`` is, or the only one of the architecture that it is."""
+    """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``."""
     if name in published():
         return name
-    _of_name(name)  # raises for an unknown one
+    _of_name(name)  # raises ConfigError for an unknown name
     variants = [variant for variant, entry in published().items() if entry.arch == name]
     if not variants:
         raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
@@ -326,11 +332,11 @@ def only_variant(name: str) -> str:
     return variants[0]
 
 
-def _check_contradictions(name: str, settings: dict[str, Any], given: dict[str, Any], signed_scale: bool) -> None:
+def _check_contradictions(name: str, settings: dict[str, Any], arguments: dict[str, Any], signed_scale: bool) -> None:
     """Raise ConfigError where an argument differs from what the published weights were trained with."""
     free = {"memory", "norm"} if signed_scale else {"memory"}
-    given = {key: value for key, value in given.items() if key not in free}
-    for key, value in given.items():
+    arguments = {key: value for key, value in arguments.items() if key not in free}
+    for key, value in arguments.items():
         if settings.get(key, value) != value or (key not in settings and value):
             raise ConfigError(
                 f"{name} was trained with {key}={settings.get(key, False)!r}, not {value!r}; leave {key} out, or give "
@@ -357,10 +363,6 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     return f"unknown network {name!r}; the nearest names are {', '.join(nearest(name, known))} (zoo list shows all)"
 
 
-def _natural_order(name: str) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
 def transforms(
     name_or_cfg: str | nn.Module | Mapping[str, Any],
     *,
@@ -372,12 +374,12 @@ def transforms(
     """Return the preprocessing of a model: a callable from an image to a normalised (3, crop, crop) tensor.
 
     Args:
-        name_or_cfg: a model's name, a model, or its ``pretrained_cfg``.
-        training: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong
-            to an experiment, see ``train_transform``.
-        ten_crops: return (10, 3, crop, crop); validation only.
-        scale, crop: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in
-            px, in place of the model's.
+    - `name_or_cfg`: a model's name, a model, or its ``pretrained_cfg``.
+    - `training`: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong to
+      an experiment, see ``train_transform``.
+    - `ten_crops`: return (10, 3, crop, crop); validation only.
+    - `scale`, `crop`: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in px,
+      in place of the model's.
 
     The callable takes a PIL image, a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), which is treated as PIL
     would, or a tensor (C, H, W) of 1 or 3 channels: uint8, or floating-point with values in [0, 1]. A batch of tensors
@@ -386,9 +388,9 @@ def transforms(
     values differ by up to 1/255 before the normalisation.
 
     Raises ConfigError for an unknown name and for settings that do not go together; the callable raises DataError for
-    what is no image, and for one that the crop does not fit into.
+    anything but an image, and for an image that is smaller than the crop.
     """
-    from zoo.data.transforms import train_transform, val_transform  # here: they import torchvision and PIL
+    from zoo.data.transforms import train_transform, val_transform  # here, as this imports torchvision and PIL
 
     cfg = _cfg_of(name_or_cfg)
     if cfg["interpolation"] != "bilinear":

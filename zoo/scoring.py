@@ -35,11 +35,11 @@ class LoadedNetwork:
     """A network with its weights, and what has to be known to score it.
 
     Args:
-        title: the name under which tables show the network.
-        model: the network, (N, 3, h, w) -> logits (N, classes).
-        experiment: the settings that the weights were trained with; of a bare architecture the defaults.
-        weights: the file of the weights, or the name of published ones; None where they come from nowhere.
-        class_names: names of the outputs in their order, made `printable`; None where they are not known.
+    - `title`: the name under which tables show the network.
+    - `model`: the network, (N, 3, h, w) -> logits (N, classes).
+    - `experiment`: the settings that the weights were trained with; the defaults for a bare architecture.
+    - `weights`: the file of the weights, or the name of published ones; None if the weights come from neither.
+    - `class_names`: names of the outputs in their order, made `printable`; None where they are not known.
     """
 
     title: str
@@ -63,13 +63,15 @@ class LoadedNetwork:
 
 
 def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> LoadedNetwork:
-    """Return a network with weights, ready for `score`; of a run with a moving average of the weights it has that.
+    """Return a network with weights, ready for `score`.
+
+    If training kept a moving average of the weights, the network gets that average.
 
     Args:
-        name: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
-            says which network it belongs to, or an architecture.
-        weights: a weights file or the name of published weights. Default: those of the file ``name``, or those that
-            are published under the name; an architecture stands for its only published network.
+    - `name`: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
+      says which network it belongs to, or an architecture.
+    - `weights`: a weights file or the name of published weights. Default: those of the file ``name``, or those that are
+      published under the name; an architecture stands for its only published network.
 
     Raises ConfigError for an unknown name. Raises WeightsError for weights that are missing, that do not fit (the
     classifier included), or that say that they belong to another network.
@@ -82,9 +84,9 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         weights = _published(title) if weights is None else weights
         stored = read_weights(weights)
     elif os.path.isfile(name):
-        own = read_weights(name)
-        experiment = _experiment_of(own)
-        weights, stored = (name, own) if weights is None else (weights, read_weights(weights))
+        stored_with_network = read_weights(name)
+        experiment = _experiment_of(stored_with_network)
+        weights, stored = (name, stored_with_network) if weights is None else (weights, read_weights(weights))
     elif weights is None:
         _check_known(name)
         return replace(load_network(registry.only_variant(name)), title=title)
@@ -103,7 +105,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
-    """Return the experiment of a checkpoint, or what the record of another weights file says of one."""
+    """Return the experiment of a checkpoint; for another weights file, the experiment that its record describes."""
     record = stored.record_to_build()
     if record is None:
         raise WeightsError(
@@ -114,7 +116,7 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
 
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
-    """Return the experiment of the weights of an architecture, which has the defaults where they say nothing."""
+    """Return the experiment for weights of the architecture ``name``, with defaults for what the weights do not say."""
     if stored.record is not None and name in ARCHITECTURES:
         check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
         return _experiment_of(stored)
@@ -178,23 +180,23 @@ def score(
     center10-scale12: 7 images, top-1 between 0 and 100 %: True
 
     Args:
-        network: what `load_network` returned; its model is moved to the device of ``process``.
-        data: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
-            see `match_classes`.
-        protocol: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
-            centre crop that the network's experiment validates with.
-        process: this process of a run of several, all of which get the scores of all images; default a run of one
-            process, on the CUDA device where there is one.
-        workers: processes that read images; with 0 this process reads them itself.
-        batch_size: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
-            the number of processes. It is halved when memory is full.
-        limit: number of images to score, spread evenly over the data; default all.
-        on_bad_image: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
-        print_freq: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
-        record: called with each batch of this process and its logits, (N, classes).
+    - `network`: what `load_network` returned; its model is moved to the device of ``process``.
+    - `data`: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
+      see `match_classes`.
+    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
+      centre crop that the network's experiment validates with.
+    - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
+      process, on the CUDA device where there is one.
+    - `workers`: processes that read images; with 0 this process reads them itself.
+    - `batch_size`: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
+      the number of processes. It is halved when memory is full.
+    - `limit`: number of images to score, spread evenly over the data; default all.
+    - `on_bad_image`: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
+    - `print_freq`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
+    - `record`: called with each batch of this process and its logits, (N, classes).
 
-    Raises ConfigError for an unknown protocol, for crops that do not fit, and on every process where the processes of a
-    run were not started alike; DataError for data that do not fit.
+    Raises ConfigError for an unknown protocol, for crops that do not fit, and, on every process, if the processes of a
+    run were not started with the same arguments; DataError for data that do not fit.
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
@@ -241,7 +243,7 @@ def score(
 
 
 def _only_process() -> Process:
-    """Return the process of a run of one."""
+    """Return the process of a run that has only one."""
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 

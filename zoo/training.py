@@ -32,16 +32,16 @@ class TrainOptions:
     """How a run is carried out, beside the settings of its experiment.
 
     Args:
-        workers: processes that read images, for each process of the run; 0 reads them in the process itself.
-        on_bad_image: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
-        log_interval: batches between two lines of the log.
-        resume: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there
-            is one; None for a new run.
-        weights: path of a file of initial weights; None for random ones.
-        overwrite: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
-        histograms: whether TensorBoard gets histograms of the classifier and the last norm.
-        allow_world_size_change: whether a run may be resumed with another number of processes, which gives another
-            run in the last bits.
+    - `workers`: processes that read images, for each process of the run; 0 reads them in the process itself.
+    - `on_bad_image`: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
+    - `log_interval`: batches between two lines of the log.
+    - `resume`: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there is
+      one; None for a new run.
+    - `weights`: path of a file of initial weights; None for random ones.
+    - `overwrite`: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
+    - `histograms`: whether TensorBoard gets histograms of the classifier and the last norm.
+    - `allow_world_size_change`: whether a run may be resumed with another number of processes, which changes the
+      results in the last bits.
     """
 
     workers: int = 0
@@ -62,13 +62,13 @@ def train_experiment(
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
-    Each step leads from `zoo.engine.loop.train` to `zoo.engine.step.train_step` and from there to the network's
-    forward. Every process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and
-    logs are written to ``log_dir``. A resumed run of which all epochs are done is not trained any further; the log says
-    so. Nothing is written before settings, images and network are known to be good, and the same on all processes.
+    `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. Every
+    process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs are
+    written to ``log_dir``. A resumed run whose epochs are all done is not trained further; the log says so.
+    Nothing is written before settings, images and network are known to be good, and the same on all processes.
 
-    Raises ConfigError, DataError, WeightsError and CheckpointError for what does not fit, and what
-    `zoo.engine.loop.train` raises.
+    Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
+    errors of `zoo.engine.loop.train`.
     """
     options = options or TrainOptions()
     _check_settings_agree(config, process, options)
@@ -154,8 +154,8 @@ def _count_parameters(config: Experiment) -> int:
 
 
 def _continues(log_dir: Path, resume: str | None) -> bool:
-    """Return whether a resume goes on with the very run of the log folder."""
-    # Unlike Path.resolve this takes links that lead in a circle.
+    """Return whether ``resume`` continues the run that the log folder holds."""
+    # Unlike Path.resolve, realpath accepts links that lead in a circle.
     return resume == AUTO or (
         resume is not None and os.path.dirname(os.path.realpath(resume)) == os.path.realpath(log_dir)
     )

@@ -63,8 +63,8 @@ class MemoryPrediction:
     Raises ConfigError for a strategy that the network does not have.
 
     Args:
-        setup: the network and the size of its images; the batch is given to each prediction.
-        strategy: how the network saves memory.
+    - `setup`: the network and the size of its images; the batch is given to each prediction.
+    - `strategy`: how the network saves memory.
     """
 
     def __init__(self, setup: Setup, strategy: Strategy) -> None:

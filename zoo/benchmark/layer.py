@@ -88,8 +88,8 @@ class Block(nn.Module):
     """The paper's block BN + ACT + CONV, which saves memory by one of `variants.STRATEGIES`.
 
     Args:
-        channels: of input and output.
-        strategy: key of `variants.STRATEGIES`.
+    - `channels`: of input and output.
+    - `strategy`: key of `variants.STRATEGIES`.
     """
 
     def __init__(self, channels: int, strategy: str) -> None:

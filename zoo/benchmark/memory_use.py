@@ -52,9 +52,9 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     of the random number generator) is changed here too.
 
     Args:
-        forward: computes the loss, a scalar, of images that exist already.
-        parameters: those of the network, of which there is at least one.
-        warmup: number of steps that run before the measured one, to compile and to fill caches.
+    - `forward`: computes the loss, a scalar, of images that exist already.
+    - `parameters`: those of the network, of which there is at least one.
+    - `warmup`: number of steps that run before the measured one, to compile and to fill caches.
     """
     parameters = list(parameters)
     for _ in range(warmup):
@@ -79,9 +79,9 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], lo
     With parameters and images on the meta device this takes neither memory nor time.
 
     Args:
-        forward: computes the loss, a scalar, of images that exist already.
-        parameters: those of the network; their gradients are None afterwards.
-        log: counts the bytes, by default a new log of storages and nothing else.
+    - `forward`: computes the loss, a scalar, of images that exist already.
+    - `parameters`: those of the network; their gradients are None afterwards.
+    - `log`: counts the bytes, by default a new log of storages and nothing else.
     """
     parameters = list(parameters)
     clear_gradients(parameters)
@@ -156,9 +156,9 @@ def summarise(changes: Sequence[Change], end_of_forward: int, gradients: set[int
     """Return the bytes of a step.
 
     Args:
-        changes: all changes of the step, in order.
-        end_of_forward: how many of them belong to the forward pass.
-        gradients: addresses of the parameters' gradients at the end of the step.
+    - `changes`: all changes of the step, in order.
+    - `end_of_forward`: how many of them belong to the forward pass.
+    - `gradients`: addresses of the parameters' gradients at the end of the step.
     """
     last_allocation = {change.address: index for index, change in enumerate(changes) if change.size > 0}
     of_gradients = {last_allocation[address] for address in gradients if address in last_allocation}

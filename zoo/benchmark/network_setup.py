@@ -30,14 +30,14 @@ class Setup:
     """A network and what it is fed with.
 
     Args:
-        arch: name of the architecture, such as "resnet50".
-        batch: images per step.
-        size: side of an image, in pixels.
-        structure: blocks per stage, or None for those that the architecture has by its name.
-        input_3x3: whether the stem is of three 3x3 convolutions.
-        dtype: "float32", or "bfloat16" for autocast.
-        layout: of weights and images, one of `LAYOUTS`.
-        device: where the network is; on the meta device nothing is computed.
+    - `arch`: name of the architecture, such as "resnet50".
+    - `batch`: images per step.
+    - `size`: side of an image, in pixels.
+    - `structure`: blocks per stage, or None for those that the architecture has by its name.
+    - `input_3x3`: whether the stem is of three 3x3 convolutions.
+    - `dtype`: "float32", or "bfloat16" for autocast.
+    - `layout`: of weights and images, one of `LAYOUTS`.
+    - `device`: where the network is; on the meta device nothing is computed.
     """
 
     arch: str

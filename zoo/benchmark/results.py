@@ -49,10 +49,10 @@ class Results:
     """Everything that one run of a benchmark has measured, with what is needed to repeat it.
 
     Args:
-        benchmark: which one it is: "layer", "model", "pareto" or "fit".
-        command: the command line that runs it.
-        device: where it runs.
-        settings: what times depend on, such as the number of threads.
+    - `benchmark`: which one it is: "layer", "model", "pareto" or "fit".
+    - `command`: the command line that runs it.
+    - `device`: where it runs.
+    - `settings`: what times depend on, such as the number of threads.
     """
 
     benchmark: str

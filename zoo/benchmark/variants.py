@@ -30,13 +30,13 @@ def bn_act_conv(
     Raises ValueError for a strategy that is not one of STRATEGIES.
 
     Args:
-        x: input, (N, C, H, W); it is not modified.
-        gamma: scale, (C,).
-        beta: shift, (C,).
-        weight: of the convolution, (C_out, C, K, K) with an odd K; the size of the maps stays.
-        strategy: key of `STRATEGIES`: what is saved for the backward pass, and how the rest is computed again.
-        eps: added to the variance.
-        slope: of the leaky ReLU for negative numbers.
+    - `x`: input, (N, C, H, W); it is not modified.
+    - `gamma`: scale, (C,).
+    - `beta`: shift, (C,).
+    - `weight`: of the convolution, (C_out, C, K, K) with an odd K; the size of the maps stays.
+    - `strategy`: key of `STRATEGIES`: what is saved for the backward pass, and how the rest is computed again.
+    - `eps`: added to the variance.
+    - `slope`: of the leaky ReLU for negative numbers.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -52,11 +52,11 @@ def describe_settings(pattern: str = "*") -> list[SectionText]:
     for kind, params in SCHEDULE_PARAMS.items():
         path = "optimizer.schedule.params"
         sections.append(_describe(params, path)._replace(path=f'{path} with type "{kind}"'))
-    found = [
+    matching = [
         section._replace(settings=[s for s in section.settings if pattern in s.name or fnmatchcase(s.name, pattern)])
         for section in sections
     ]
-    return [section for section in found if section.settings]
+    return [section for section in matching if section.settings]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,25 +73,21 @@ def differences(experiment: Experiment) -> dict[str, Any]:
     return dict(_differ(experiment.model_dump(mode="json"), Experiment().model_dump(mode="json"), ""))
 
 
-def _differ(given: dict[str, Any], default: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in given.items():
-        usual = default.get(key)
-        if isinstance(value, dict) and isinstance(usual, dict) and key not in ("params", "options"):
-            yield from _differ(value, usual, f"{prefix}{key}.")
-        elif value != usual:
+def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        default_value = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default_value, dict) and key not in ("params", "options"):
+            yield from _differ(value, default_value, f"{prefix}{key}.")
+        elif value != default_value:
             yield prefix + key, value
 
 
 def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
     yield _describe(section, path)
     for key, field in section.model_fields.items():
-        inner = next((kind for kind in (field.annotation, *_members(field.annotation)) if _is_section(kind)), None)
+        inner = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None)
         if inner is not None:
             yield from _walk(inner, f"{path}.{key}".removeprefix("."))
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    return getattr(annotation, "__args__", ())
 
 
 def _is_section(kind: Any) -> bool:
@@ -130,7 +126,7 @@ def _plural(words: str) -> str:
 
 
 def _bounds(about: dict[str, Any]) -> Iterator[str]:
-    """Yield what limits the numbers of a setting, or those in it."""
+    """Yield the limits of a setting's number, or of the numbers in its list."""
     for inner in (*about.get("anyOf", ()), *([about["items"]] if "items" in about else ())):
         yield from _bounds(inner)
     for limit, words in (

@@ -17,7 +17,7 @@ from zoo.errors import ConfigError, nearest, printable
 
 logger = logging.getLogger("zoo")
 
-MAX_PROBLEMS = 20  # so many are printed, the others counted
+MAX_PROBLEMS = 20  # the others are only counted
 MAX_DEPTH = 16  # an experiment has five levels
 MAX_VALUES = 10_000  # an experiment has some sixty
 
@@ -37,7 +37,7 @@ def experiment_names() -> list[str]:
 def find_experiment(name: str | Path) -> Path | None:
     """Return the file of an experiment, given by its path or by the name of a bundled one; None if there is none.
 
-    What ends in ``.json`` is the path of a file that exists, or else the name of a bundled file.
+    A name that ends in ``.json`` is the path of a file, if there is one, and otherwise the name of a bundled file.
     """
     path, is_json = Path(name), Path(name).suffix == ".json"
     bundled = experiments_dir() / (path if is_json else f"{name}.json")
@@ -49,9 +49,9 @@ def find_experiment(name: str | Path) -> Path | None:
 def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
     """Return the experiment in a JSON file, given by its path, or by its name if it is a bundled one.
 
-    Files of the original project are read unchanged. ``log_notices``: whether what is ignored in the file is logged, as
-    `parse_experiment` does. Raises ConfigError, which names every problem of the file with its place and value, or the
-    bundled experiments whose names are nearest to one that does not exist.
+    Files of the original project are read unchanged. ``log_notices``: whether ignored settings are logged, as
+    `parse_experiment` does. Raises ConfigError, which names every problem of the file with its place and value; if
+    there is no such file, it names the bundled experiments with the nearest names.
     """
     path = find_experiment(name) or Path(name)
     try:
@@ -75,9 +75,8 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
     """Return the experiment that ``content``, the parsed JSON, describes; ``source`` names it in messages.
 
-    A 3x3 stem asked of a WiderResNet, as in a published file, is accepted and logged: it has no effect there.
-    Networks of the user's own, which this package does not know, are let through. Raises ConfigError with one line per
-    problem.
+    A published file asks for a 3x3 stem in a WiderResNet; this is accepted and logged, and has no effect. Custom
+    networks, which this package does not know, are accepted. Raises ConfigError with one line per problem.
     """
     return _parse(content, source, known_networks_only=False)
 
@@ -109,10 +108,10 @@ class _JsonObject(dict[str, Any]):
 
 
 def _check_extent(content: dict[str, Any], source: str) -> None:
-    """Raise ConfigError for what is nested too deeply, a list that contains itself too, or holds too many values.
+    """Raise ConfigError for content that is nested too deeply, such as a list that contains itself, or is too large.
 
-    It runs before everything that calls itself for what is inside. A value that is in several places, as a checkpoint
-    can have it, counts in each of them.
+    It runs before all recursive functions. A value that stands in several places, as is possible in a checkpoint,
+    counts in each of them.
     """
     pending: list[tuple[KeyPath, Any]] = [((), content)]
     count = 0

@@ -15,7 +15,7 @@ from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
 from zoo.config.section import ABSENT, Conflicts, KeyPath, Problem, dotted
 
-# The schedule's params are read as its type says, so a complaint about them rests on the type.
+# The schedule's type decides which params it has, so a problem of the params involves the type too.
 SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
 SCHEDULE_PARAMS_PATH: KeyPath = ("optimizer", "schedule", "params")
 
@@ -52,8 +52,9 @@ SYNONYMS = {
 def validate(content: dict[str, Any]) -> tuple[Experiment | None, list[Problem]]:
     """Return the experiment that ``content`` describes (None if it is wrong) and all problems of ``content``.
 
-    Combinations are checked only once each value is right by itself. So what is wrong is cut out and the rest
-    checked again, until nothing is wrong or left to cut; complaints that rest on a cut value do not count.
+    pydantic checks combinations only if each value is valid by itself. So invalid values are removed and the rest is
+    checked again, until nothing is wrong or nothing is left to remove. Problems that involve a removed value are left
+    out.
     """
     remaining = copy.deepcopy(content)
     problems: list[Problem] = []
@@ -62,9 +63,9 @@ def validate(content: dict[str, Any]) -> tuple[Experiment | None, list[Problem]]
         try:
             experiment = Experiment.model_validate(remaining)
         except ValidationError as error:
-            found = list(_problems_of(error, remaining))
-            problems += [problem for problem in found if not _rests_on(problem, cuts)]
-            blamed = [path for problem in found for path in _blamed(problem)]
+            new_problems = list(_problems_of(error, remaining))
+            problems += [problem for problem in new_problems if not _rests_on(problem, cuts)]
+            blamed = [path for problem in new_problems for path in _blamed(problem)]
             removed = [_cut(remaining, path) for path in blamed]
             if not any(removed):
                 return None, problems
@@ -79,14 +80,14 @@ def _rests_on(problem: Problem, cuts: list[KeyPath]) -> bool:
 
 
 def _blamed(problem: Problem) -> tuple[KeyPath, ...]:
-    """Return what to cut out so that ``problem`` goes away and as much as possible is still checked."""
+    """Return the paths to remove so that ``problem`` goes away and as much as possible is still checked."""
     if problem.path[:3] == SCHEDULE_PARAMS_PATH:
         return SCHEDULE_PARAMS_PATH, SCHEDULE_TYPE
     return (problem.path[:-1],) if problem.involved else (problem.path,)
 
 
 def _cut(content: dict[str, Any], path: KeyPath) -> bool:
-    """Remove what is at ``path`` (the whole list, if that is inside one); return whether anything was."""
+    """Remove the value at ``path`` (the whole list if the path leads into one); return whether there was a value."""
     node: Any = content
     for key, next_key in zip(path, (*path[1:], 0), strict=True):
         if not isinstance(node, dict) or key not in node:
@@ -100,7 +101,9 @@ def _cut(content: dict[str, Any], path: KeyPath) -> bool:
 
 def _problems_of(error: ValidationError, content: dict[str, Any]) -> Iterator[Problem]:
     for details in error.errors():
-        path = tuple(part for part in details["loc"] if part != "[key]")  # pydantic marks wrong keys so
+        path = tuple(
+            part for part in details["loc"] if part != "[key]"
+        )  # pydantic adds this mark to the path of a wrong key
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, Conflicts):
             for problem in cause.problems:
@@ -124,7 +127,7 @@ def _value_and_message(path: KeyPath, details: ErrorDetails, content: dict[str, 
 
 
 def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
-    """Say what the key may have been meant to be: its name here, or one that is spelt nearly so, here or elsewhere."""
+    """Return a message that suggests what the unknown key may mean: its name here, or one that is spelt similarly."""
     key = str(path[-1])
     if path[:-1] == SCHEDULE_PARAMS_PATH:
         kind = content["optimizer"]["schedule"].get("type", "constant")

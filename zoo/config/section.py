@@ -27,7 +27,7 @@ def dotted(path: KeyPath) -> str:
 class Problem:
     """One thing that is wrong in an experiment: where, with which value, and what to do about it.
 
-    ``involved`` lists further keys that the complaint rests on.
+    ``involved`` lists the other keys that take part in the problem.
     """
 
     path: KeyPath
@@ -40,7 +40,7 @@ class Problem:
             return f"{dotted(self.path)}: {self.message}"
         try:
             value = json.dumps(self.value, default=repr)
-        except TypeError:  # a checkpoint's settings may have keys that JSON has not
+        except TypeError:  # a checkpoint's settings may have keys that JSON does not allow
             value = printable(self.value)
         if len(value) > MAX_VALUE_CHARS:
             value = value[: MAX_VALUE_CHARS - 3] + "..."
@@ -48,7 +48,7 @@ class Problem:
 
 
 class Conflicts(ValueError):
-    """Raised by a section whose values are each right but impossible together; ``problems`` tells them."""
+    """Raised by a section whose values are valid one by one but impossible together; ``problems`` lists them."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -67,7 +67,7 @@ class Section(BaseModel):
     )
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield ``(keys, message)`` for each impossible combination; the first key is the one to name."""
+        """Yield ``(keys, message)`` for each impossible combination; the message is shown with the first key."""
         yield from ()
 
     @model_validator(mode="after")

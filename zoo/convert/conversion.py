@@ -1,4 +1,4 @@
-"""What all conversions share: the network of a state dict, the comparison of two networks, and the report."""
+"""What all conversions use: building the network of a state dict, comparing two networks, and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.weights.load import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
-# A difference of up to this many roundings, relative to the largest output, is rounding; a larger one is a fault.
+# A difference of up to this many roundings, relative to the largest output, is explained by rounding.
 ROUNDINGS = 1e4
 
 
@@ -24,17 +24,17 @@ class ConversionReport:
     """What a conversion did, and how exactly the result computes what the source computed.
 
     Args:
-        conversion: the kind of conversion, in the words of ``zoo convert``.
-        arch: the architecture.
-        layers: names of the layers whose weights or activation changed.
-        exact: whether the result computes the same up to the rounding of the weights' kind of number.
-        reason: why it does, or why it does not.
-        kept: names of the norms that could not be folded.
-        clamped: for each norm that has any, the number of its scales that in-place norms cannot have and that were
-            set to the nearest value that they can, eps.
-        max_difference: largest absolute difference between the outputs of source and result, in float64 and
-            evaluation mode; None where they were not compared.
-        max_output: largest absolute output of the source in that comparison.
+    - `conversion`: the kind of conversion, in the words of ``zoo convert``.
+    - `arch`: the architecture.
+    - `layers`: names of the layers whose weights or activation changed.
+    - `exact`: whether the result computes the same up to the rounding of the weights' kind of number.
+    - `reason`: why it does, or why it does not.
+    - `kept`: names of the norms that could not be folded.
+    - `clamped`: for each norm that has any, the number of its scales that in-place norms cannot have; they were set to
+      the nearest possible value, eps.
+    - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
+      mode; None where they were not compared.
+    - `max_output`: largest absolute output of the source in that comparison.
     """
 
     conversion: str
@@ -102,11 +102,11 @@ def build_with_weights(
     return model
 
 
-def state_dict_like(model: nn.Module, given: StateDict) -> dict[str, Tensor]:
-    """Return a copy of the model's state dict in the kind of floating-point number that ``given`` has."""
-    dtype = next((tensor.dtype for tensor in given.values() if tensor.is_floating_point()), torch.float32)
+def state_dict_like(model: nn.Module, like: StateDict) -> dict[str, Tensor]:
+    """Return a copy of the model's state dict in the kind of floating-point number that ``like`` has."""
+    dtype = next((tensor.dtype for tensor in like.values() if tensor.is_floating_point()), torch.float32)
     return {
-        key: tensor.detach().to(given[key].dtype if key in given else dtype, copy=True)
+        key: tensor.detach().to(like[key].dtype if key in like else dtype, copy=True)
         if tensor.is_floating_point()
         else tensor.detach().clone()
         for key, tensor in model.state_dict().items()
@@ -120,24 +120,24 @@ def compare_outputs(
     """Return ``max_difference`` and ``max_output`` of two float64 networks, see `ConversionReport`.
 
     Args:
-        source: the network before the conversion.
-        target: the network after it.
-        images: (N, 3, H, W); default two of 64 x 64 px, normally distributed, always the same.
-        exact_for: the weights of the source, where no more than their rounding may change the outputs. Where they are
-            of several kinds of number, the coarsest one sets the limit.
+    - `source`: the network before the conversion.
+    - `target`: the network after it.
+    - `images`: (N, 3, H, W); default two of 64 x 64 px, normally distributed, always the same.
+    - `exact_for`: the weights of the source, where no more than their rounding may change the outputs. Where they are
+      of several kinds of number, the coarsest one sets the limit.
 
     Raises ConversionError for outputs that are not finite, VerificationError for a difference above that limit.
     """
     if images is None:
         images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     images = images.double()
-    expected, found = source(images.clone()), target(images.clone())
-    if not (expected.isfinite().all() and found.isfinite().all()):
+    expected, actual = source(images.clone()), target(images.clone())
+    if not (expected.isfinite().all() and actual.isfinite().all()):
         raise ConversionError(
             f"the outputs on {len(images)} images are not finite; comparison before and after: the weights are "
             "damaged, or skip the comparison (compare_with_source=False, --no-compare)"
         )
-    difference, largest = (expected - found).abs().max().item(), expected.abs().max().item()
+    difference, largest = (expected - actual).abs().max().item(), expected.abs().max().item()
     if exact_for is not None:
         dtypes = {tensor.dtype for tensor in exact_for.values() if tensor.is_floating_point()} or {torch.float32}
         dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)

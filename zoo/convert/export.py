@@ -35,11 +35,11 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     single map; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
 
     Args:
-        model: the network, which is put into evaluation mode and single precision.
-        path: the file to write; missing folders are made.
-        size: side of the images in px: what is written takes float32 images (N, 3, size, size) for any N.
-        metadata: written with the network as JSON, into the extra file "metadata.json" of a .pt2 file or the property
-            "metadata" of an .onnx file.
+    - `model`: the network, which is put into evaluation mode and single precision.
+    - `path`: the file to write; missing folders are made.
+    - `size`: side of the images in px: what is written takes float32 images (N, 3, size, size) for any N.
+    - `metadata`: written with the network as JSON, into the extra file "metadata.json" of a .pt2 file or the property
+      "metadata" of an .onnx file.
 
     Raises ConversionError for a file name of another ending, missing packages, in-place norms in ONNX, outputs that
     are no tensors, and metadata that JSON cannot hold; VerificationError for outputs that differ.
@@ -62,10 +62,12 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     # Both writers look at the ending of the name.
     with replacing(path, path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")) as temporary:
         if path.suffix == ".onnx":
-            found = _write_onnx(program, temporary, images, names, text)
+            written_outputs = _write_onnx(program, temporary, images, names, text)
         else:
-            found = _write_program(program, temporary, images, text)
-        difference = max((ours - truth).abs().max().item() for ours, truth in zip(found, expected, strict=True))
+            written_outputs = _write_program(program, temporary, images, text)
+        difference = max(
+            (ours - truth).abs().max().item() for ours, truth in zip(written_outputs, expected, strict=True)
+        )
         if not difference <= TOLERANCE * max(1.0, *(truth.abs().max().item() for truth in expected)):
             raise VerificationError(f"{printable(path)}: computes outputs that differ by {difference:.2e}; not written")
     return difference
@@ -93,13 +95,13 @@ def _as_json(metadata: Mapping[str, Any] | None) -> str | None:
 
 def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]:
     """Return the network's output, or outputs, as a list, and their names."""
-    found = model(images)
-    several = isinstance(found, (list, tuple))
-    outputs = list(found) if several else [found]
+    result = model(images)
+    several = isinstance(result, (list, tuple))
+    outputs = list(result) if several else [result]
     if not outputs or not all(isinstance(output, Tensor) for output in outputs):
         raise ConversionError(
-            f"{type(model).__name__} returns a {type(found).__name__}; what can be exported returns a tensor or a list "
-            "of tensors"
+            f"{type(model).__name__} returns a {type(result).__name__}; what can be exported returns a tensor or a "
+            "list of tensors"
         )
     if several:
         return outputs, [f"stage{number}" for number in range(1, len(outputs) + 1)]

@@ -16,11 +16,11 @@ from zoo.layers.trace import Trace
 
 
 class Activation(nn.Module):
-    """What is left of a folded norm: its activation, which overwrites the convolution's output.
+    """The activation of a folded norm, which overwrites the convolution's output.
 
     Args:
-        activation: the norm's activation, which residual blocks read, too.
-        activation_param: slope of leaky_relu or alpha of elu.
+    - `activation`: the norm's activation; residual blocks read this attribute.
+    - `activation_param`: slope of leaky_relu or alpha of elu.
     """
 
     def __init__(self, activation: str = "identity", activation_param: float = 0.01) -> None:
@@ -38,13 +38,13 @@ class Activation(nn.Module):
 
 
 def fold_network(model: nn.Module) -> nn.Module:
-    """Return a copy of ``model`` for inference, in evaluation mode, its norms folded into the convolutions before them.
+    """Return a copy of ``model`` for inference whose norms are folded into the convolutions before them.
 
-    A norm with scale g, shift b, running mean m and running variance v multiplies the filters before it by
-    g / sqrt(v + eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). Only a norm that directly follows a
-    Conv2d which feeds nothing else can be folded. The others stay: in-place ones as `ABN` (plain batch norm and
-    activation), those of an `InvertibleNorm` as they are. ``model`` itself is left as it is. Raises ConversionError
-    if it cannot be traced.
+    A norm with scale g, shift b, running mean m and running variance v multiplies the filters before it by g / sqrt(v +
+    eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). Only a norm that directly follows a Conv2d which feeds
+    nothing else can be folded. The others stay: in-place ones as `ABN` (plain batch norm and activation), those of an
+    `InvertibleNorm` as they are. The copy is in evaluation mode; ``model`` itself is left as it is. Raises
+    ConversionError if it cannot be traced.
     """
     return _fold(model)[0]
 
@@ -69,7 +69,7 @@ def fold(
     converted = state_dict_like(folded, state_dict)
     measured: dict[str, Any] = {}
     if compare_with_source:
-        folded.load_state_dict(converted)  # which is rounded to the weights' kind of number
+        folded.load_state_dict(converted)  # now rounded to the weights' kind of number
         measured = compare_outputs(source, folded, images, exact_for=state_dict)
     reason = f"{len(convolutions)} norms are part of the convolutions before them, {len(kept)} do not follow one"
     report = ConversionReport("fold", arch, tuple(convolutions.values()), True, reason, tuple(kept), **measured)

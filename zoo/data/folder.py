@@ -35,10 +35,10 @@ class Batch(NamedTuple):
     """The images of a batch.
 
     Args:
-        images: (N, ...), float32.
-        targets: class indices (N,), int64.
-        skipped: one line per image that was left out, with what is wrong and its file.
-        paths: the files of the images, in their order.
+    - `images`: (N, ...), float32.
+    - `targets`: class indices (N,), int64.
+    - `skipped`: one line per image that was left out, with what is wrong and its file.
+    - `paths`: the files of the images, in their order.
     """
 
     images: Tensor
@@ -53,13 +53,13 @@ class ImageFolder(Dataset[Sample]):
     Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.scan.scan_folder`.
 
     Args:
-        root: folder with one folder of images per class.
-        transform: PIL image -> tensor. It runs with the global generators of torch and ``random`` seeded by (seed,
-            epoch, index), so that the result does not depend on which process draws the image.
-        seed: of the augmentation.
-        on_bad_image: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
-            becomes a sample without image ("skip").
-        allow_empty_classes: whether class folders may hold no image.
+    - `root`: folder with one folder of images per class.
+    - `transform`: PIL image -> tensor. It runs with the global generators of torch and ``random`` seeded by (seed,
+      epoch, index), so that the result does not depend on which process draws the image.
+    - `seed`: of the augmentation.
+    - `on_bad_image`: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
+      becomes a sample without image ("skip").
+    - `allow_empty_classes`: whether class folders may hold no image.
     """
 
     def __init__(

@@ -27,11 +27,11 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     """A DataLoader that yields Batch tuples, and raises a fault that a worker has found as a one-line DataError.
 
     Args:
-        dataset: the images.
-        batches: the sampler, kept as ``batch_sampler``.
-        shape: of one transformed image.
-        workers: processes that read images; 0 reads them in this process.
-        pin_memory: whether batches are put into memory from which copies to a GPU do not wait.
+    - `dataset`: the images.
+    - `batches`: the sampler, kept as ``batch_sampler``.
+    - `shape`: of one transformed image.
+    - `workers`: processes that read images; 0 reads them in this process.
+    - `pin_memory`: whether batches are put into memory from which copies to a GPU do not wait.
     """
 
     dataset: ImageFolder

@@ -23,12 +23,12 @@ class ValidationSet:
     """The images below ``folder``.
 
     Args:
-        folder: where they are.
-        images: their number.
-        classes: the number of their classes.
-        digest: sha256 of their names and sizes.
-        difference: what distinguishes them from the ImageNet validation set, None if they are that set.
-        fault: why there are no images, None if there are; if it is given, all other fields are empty.
+    - `folder`: where they are.
+    - `images`: their number.
+    - `classes`: the number of their classes.
+    - `digest`: sha256 of their names and sizes.
+    - `difference`: what distinguishes them from the ImageNet validation set, None if they are that set.
+    - `fault`: why there are no images, None if there are; if it is given, all other fields are empty.
     """
 
     folder: str

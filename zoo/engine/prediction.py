@@ -72,12 +72,12 @@ def predict(
     names the file.
 
     Args:
-        model: images (N, 3, h, w) -> logits (N, classes); it is put into evaluation mode and moved to ``device``.
-        paths: the image files.
-        transform: PIL image -> (3, h, w), of one size for all images.
-        device: where the network computes.
-        top: number of classes of a prediction.
-        advance: called with 1 after every batch of 16 images.
+    - `model`: images (N, 3, h, w) -> logits (N, classes); it is put into evaluation mode and moved to ``device``.
+    - `paths`: the image files.
+    - `transform`: PIL image -> (3, h, w), of one size for all images.
+    - `device`: where the network computes.
+    - `top`: number of classes of a prediction.
+    - `advance`: called with 1 after every batch of 16 images.
     """
     model = model.to(device).eval()
     predictions: list[Prediction] = []

@@ -42,11 +42,11 @@ class Process:
     """One of the processes of a run; the default is a process that is alone.
 
     Args:
-        rank: its number among all processes of the run.
-        local_rank: its number among those of its machine.
-        world_size: number of processes of the run.
-        device: where it computes.
-        control: a Gloo group of all processes for messages between hosts, which never wait for a GPU; None when alone.
+    - `rank`: its number among all processes of the run.
+    - `local_rank`: its number among those of its machine.
+    - `world_size`: number of processes of the run.
+    - `device`: where it computes.
+    - `control`: a Gloo group of all processes for messages between hosts, which never wait for a GPU; None when alone.
     """
 
     rank: int = 0
@@ -110,8 +110,8 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
     ZooError, in one line, if another process of the run, or one that reads images, has ended.
 
     Args:
-        local_rank_arg: the value of ``--local-rank``, None without it; the variable LOCAL_RANK may be set instead.
-        backend: "nccl", "gloo", or None for NCCL with CUDA and Gloo without.
+    - `local_rank_arg`: the value of ``--local-rank``, None without it; the variable LOCAL_RANK may be set instead.
+    - `backend`: "nccl", "gloo", or None for NCCL with CUDA and Gloo without.
     """
     world_size = _world_size()
     local_rank = _local_rank(local_rank_arg, world_size)

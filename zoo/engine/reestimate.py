@@ -19,9 +19,9 @@ def reestimate_statistics(model: nn.Module, batches: Iterable[Batch], num_batche
     afterwards; its norms have their own momentum again.
 
     Args:
-        model: the network, on the device to compute on. Frozen norms keep their statistics.
-        batches: batches of images (N, 3, h, w); those of a single image are left out.
-        num_batches: the most batches to take.
+    - `model`: the network, on the device to compute on. Frozen norms keep their statistics.
+    - `batches`: batches of images (N, 3, h, w); those of a single image are left out.
+    - `num_batches`: the most batches to take.
 
     Returns 0, with statistics as of a new network, where there was no batch of two images.
     """

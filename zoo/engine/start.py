@@ -44,14 +44,14 @@ def start(
     The global random generators are seeded. Raises ConfigError, CheckpointError and WeightsError.
 
     Args:
-        config: the experiment.
-        process: this process of the run.
-        log_dir: folder of the run's checkpoints.
-        log: is told from where the run begins.
-        resume: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
-        weights: path of a file of initial weights, or None.
-        allow_world_size_change: whether a checkpoint of another number of processes is accepted.
-        build: returns the freshly initialised network.
+    - `config`: the experiment.
+    - `process`: this process of the run.
+    - `log_dir`: folder of the run's checkpoints.
+    - `log`: is told from where the run begins.
+    - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
+    - `weights`: path of a file of initial weights, or None.
+    - `allow_world_size_change`: whether a checkpoint of another number of processes is accepted.
+    - `build`: returns the freshly initialised network.
     """
     check_world_size(config, process.world_size)
     for doubt in config.doubts():

@@ -34,12 +34,12 @@ class Result:
     """The scores of a validation.
 
     Args:
-        top1: images whose class is the network's best, percent.
-        top5: images whose class is among the network's best five, percent.
-        loss: mean cross-entropy, nats per image.
-        count: number of images that were scored.
-        skipped: number of images that could not be read and are in no average.
-        protocol: name of the way in which the images were scaled and cropped.
+    - `top1`: images whose class is the network's best, percent.
+    - `top5`: images whose class is among the network's best five, percent.
+    - `loss`: mean cross-entropy, nats per image.
+    - `count`: number of images that were scored.
+    - `skipped`: number of images that could not be read and are in no average.
+    - `protocol`: name of the way in which the images were scaled and cropped.
     """
 
     top1: float
@@ -70,18 +70,18 @@ def validate(
     """Return the scores of ``model`` over the images of all ranks' loaders; every rank gets the same.
 
     Args:
-        model: images (N, 3, h, w) -> logits (N, classes). The training and evaluation modes of its modules are
-            restored.
-        loader: the batches of this rank.
-        device: where the model is and the images are moved to.
-        world_size: number of ranks.
-        num_images: how many images the loaders of all ranks hold together; VerificationError if another number was
-            seen.
-        protocol: whether batches are (N, 3, h, w), or ten crops (N, 10, 3, h, w), whose logits are averaged before
-            loss and accuracy, as published.
-        amp: the format to compute in: "off", "bf16" or "fp16".
-        advance: called with 1 after each batch.
-        record: called with each batch of images and its logits (N, classes) on the device.
+    - `model`: images (N, 3, h, w) -> logits (N, classes). The training and evaluation modes of its modules are
+      restored.
+    - `loader`: the batches of this rank.
+    - `device`: where the model is and the images are moved to.
+    - `world_size`: number of ranks.
+    - `num_images`: how many images the loaders of all ranks hold together; VerificationError if another number was
+      seen.
+    - `protocol`: whether batches are (N, 3, h, w), or ten crops (N, 10, 3, h, w), whose logits are averaged before loss
+      and accuracy, as published.
+    - `amp`: the format to compute in: "off", "bf16" or "fp16".
+    - `advance`: called with 1 after each batch.
+    - `record`: called with each batch of images and its logits (N, classes) on the device.
     """
     net = unwrap(model)
     forward = _ShrinkingForward(net, device, amp)

@@ -39,7 +39,7 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
 @contextmanager
 def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Let no norm of the module count what it sees, in running statistics or number of batches."""
+    """Keep the norms of the module from updating their running statistics and numbers of batches."""
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     foreign = [norm for norm in module.modules() if isinstance(norm, _NormBase) and not isinstance(norm, ABN)]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in foreign]
@@ -48,7 +48,7 @@ def paused_statistics(module: nn.Module) -> Iterator[None]:
     for norm in norms:
         norm.statistics_paused = True
     for other in foreign:
-        other.momentum = 0.0  # moves nothing
+        other.momentum = 0.0  # the running statistics stay as they are
     try:
         yield
     finally:

@@ -16,10 +16,10 @@ _counting: ContextVar[bool] = ContextVar("counting", default=False)
 
 
 def uninitialised(kind: Callable[..., Layer], *arguments: Any, **options: Any) -> Layer:
-    """Return a convolution or linear layer, on the default device, with weights that nobody has set.
+    """Return a convolution or linear layer on the default device whose weights are not initialised.
 
-    It does what `torch.nn.utils.skip_init` does, but makes nothing twice on the meta device, where networks are
-    counted, and elsewhere does not import torch's code for the meta device, which takes a third of a second.
+    It does what `torch.nn.utils.skip_init` does, but builds the layer only once on the meta device, where networks
+    are counted, and elsewhere does not import torch's code for the meta device, which takes a third of a second.
     """
     layer = kind(*arguments, **options, device="meta")
     device = torch.get_default_device()

@@ -27,10 +27,10 @@ class DenseModule(nn.Module):
     - `layers`: the number of layers.
     - `norm`: function channels -> norm with its activation.
     - `dilation`: of the 3x3 convolutions.
-    - `memory`: what is kept for backward. "auto": with in-place norms, of each layer its output and that of its second
-      norm, which is linear in the number of layers: the concatenation and the first norm are repeated (`norm_conv`);
-      with other norms what "plain" keeps. "plain": the first norms' outputs too, which are as wide as everything before
-      them. "checkpoint": the layers' outputs only; each layer is run again.
+    - `memory`: what is kept for backward. "auto": with in-place norms, the output of each layer and of its second
+      norm, which is linear in the number of layers; the concatenation and the first norm are repeated (`norm_conv`).
+      With other norms "auto" keeps what "plain" keeps. "plain": also the first norms' outputs, which are as wide as
+      everything before them. "checkpoint": the layers' outputs only; each layer is run again.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DenseModule(nn.Module):
 
 
 class _DenseLayer(nn.Module):
-    """The two steps of a layer as one module that can be run again; made for the call, outside the state dict."""
+    """The two steps of a layer as one module that `checkpoint` can run again. It is made for one call only."""
 
     def __init__(self, conv1: nn.Module, conv3: nn.Module) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _DenseLayer(nn.Module):
 class NormConv(nn.Sequential):
     """Norm ``bn`` and convolution ``conv`` of the concatenation of all inputs.
 
-    With ``recompute`` an in-place norm's concatenation and output are not kept but made again in backward.
+    With ``recompute`` and an in-place norm, concatenation and norm output are not kept but computed again in backward.
     """
 
     bn: nn.Module

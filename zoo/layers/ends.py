@@ -11,7 +11,7 @@ from zoo.layers.conv import conv2d, uninitialised
 from zoo.layers.norm import NormFactory
 from zoo.ops.pooling import max_pool2d
 
-torch.fx.wrap("max_pool2d")  # one call in a traced graph, in which nobody knows whether a tensor requires grad
+torch.fx.wrap("max_pool2d")  # one call in a traced graph, where it is unknown whether a tensor requires grad
 
 
 class MaxPool2d(nn.MaxPool2d):

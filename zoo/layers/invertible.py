@@ -47,8 +47,8 @@ from zoo.ops.undo import (
 class Invertible(nn.Module):
     """A layer that maps x of shape (N, C, H, W) to y, and can be undone; base of this file's layers.
 
-    What undoing a call needs beside the output y is returned by `record`, or `record_`, and given to `reverse`, or
-    `undo_`, as ``saved``.
+    `record` and `record_` return, beside the output y, what is needed to undo the call. `reverse` and `undo_` get it as
+    ``saved``.
     """
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -93,7 +93,7 @@ class LayerCall:
         return y
 
     def modules(self) -> Iterable[nn.Module]:
-        """Return those of the layer."""
+        """Return the modules of the layer."""
         return self.layer.modules()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Any, Gradients]:
@@ -103,7 +103,7 @@ class LayerCall:
 
 
 class _Pool(Invertible):
-    """Base of the pools, which move values; a subclass names the functions that do it, undo it and undo it in place."""
+    """Base of the pools; a subclass names the functions that pool, undo that, and undo it in place."""
 
     pool: Callable[[Tensor], Tensor]
     unpool: Callable[[Tensor], Tensor]
@@ -172,7 +172,7 @@ class InvertibleLeakyReLU(Invertible):
 
 
 class InvertibleNorm(Invertible):
-    """Batch norm y = (|weight| + eps_i) (x - mean) / sqrt(var + eps) + bias, undone with the statistics it was made of.
+    """Batch norm y = (|weight| + eps_i) (x - mean) / sqrt(var + eps) + bias, undone with the same statistics.
 
     Args:
     - `norm`: holds parameters and running statistics, and takes the statistics of the batch, of all processes where it
@@ -210,7 +210,7 @@ class InvertibleNorm(Invertible):
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Return y in the memory of x, and the statistics; in training the batch is counted."""
         statistics = self.norm.take_statistics(x)
-        if statistics.num_values is None:  # the running ones, which move
+        if statistics.num_values is None:  # running statistics, which later batches update in place
             statistics = statistics._replace(mean=statistics.mean.clone())
         normalise_(x, statistics, self._settings())
         return x, statistics
@@ -253,7 +253,7 @@ class Coupling(Invertible):
 
 
 class InvertibleConv(Coupling):
-    """Coupling of which f and g are 3x3 convolutions without bias.
+    """Coupling whose f and g are 3x3 convolutions without bias.
 
     Raises ValueError for an odd number of channels. Source: Hascoet et al. 2023, section 4.2.3.
     """
@@ -325,9 +325,9 @@ def _record_layers_(layers: Iterable[Any], x: Tensor) -> tuple[Tensor, list[Any]
 def _subtract_layers_(
     branch: nn.Sequential, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, keep_source: bool
 ) -> Gradients:
-    """Subtract ``branch(source)`` from target, add what comes through it to dsource; return the parameters' gradients.
+    """Subtract ``branch(source)`` from target, add the branch's gradient to dsource; return the parameters' gradients.
 
-    With ``keep_source`` the source stays as it is; otherwise it is overwritten, and found again at the end.
+    With ``keep_source`` the source stays as it is; otherwise it is overwritten, and reconstructed at the end.
     """
     start = source.clone(memory_format=torch.contiguous_format) if keep_source else source
     z, saved_by_layers = _record_layers_(branch, start)
@@ -374,12 +374,12 @@ class Stem(Invertible):
 
 
 class GlobalMax(Invertible):
-    """The largest value of each channel, over the map and ``images`` of them: (N images, C, H, W) -> (N, C).
+    """The largest value of each channel over the maps of ``images`` images: (N images, C, H, W) -> (N, C).
 
-    The map is kept, and handed on to the layers before, which overwrite it: backward through it can be run once.
+    The map is kept and passed on to the layers before, which overwrite it, so that backward can be run only once.
 
     Args:
-    - `images`: how many images of the map batch pools have made of each image that the network sees.
+    - `images`: number of images in the map that batch pools have made from one image of the network's input.
     """
 
     def __init__(self, images: int = 1) -> None:

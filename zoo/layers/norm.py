@@ -78,7 +78,7 @@ class ABN(_NormBase):
                 return self._cumulative(x, next_momentum)
             momentum = next_momentum
         elif mean is not None and var is not None:
-            # Backward keeps them, and a later batch moves the layer's own in place. (In training they are not used.)
+            # Backward keeps these vectors, and a later batch updates the layer's own in place.
             mean, var = mean.clone(), var.clone()
         z = F.batch_norm(x, mean, var, self.weight, self.bias, use_batch, momentum, self.eps)
         return activate_(z, self.activation, self.activation_param)
@@ -86,7 +86,7 @@ class ABN(_NormBase):
     def _cumulative(self, x: Tensor, momentum: Tensor) -> Tensor:
         """Return what `forward` does in training, for a momentum that is a tensor."""
         mean, var = torch.zeros_like(self.get_buffer("running_mean")), torch.ones_like(self.get_buffer("running_var"))
-        z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # now of the batch
+        z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets mean and var
         with torch.no_grad():
             self.get_buffer("running_mean").lerp_(mean, momentum)
             self.get_buffer("running_var").lerp_(var, momentum)
@@ -117,10 +117,11 @@ class InPlaceABN(ABN):
 
     The arguments are those of `ABN`; attributes and state dict as well, except for `inplace`.
 
-    Nothing else may need the input: a leaf that requires grad and a tensor saved by its producer raise RuntimeError in
-    autograd. Where x is still needed (a shortcut, a returned feature) set ``inplace = False``: the output is then a new
-    tensor, and no more is kept. Under torch.compile x is never overwritten. Gradients can be taken once, not twice.
-    torch refuses full backward hooks on modules that work in place: set ``inplace = False`` there, too.
+    Nothing else may need the input: autograd raises RuntimeError for a leaf that requires grad and for a tensor that
+    its producer has saved. Where x is still needed (a shortcut, a returned feature) set ``inplace = False``: the output
+    is then a new tensor, and no more is kept for backward. Under torch.compile x is never overwritten. Gradients can be
+    taken once, not twice. torch refuses full backward hooks on modules that work in place: set ``inplace = False``
+    there, too.
 
     Source: Rota Bulo, Porzi, Kontschieder, In-Place Activated BatchNorm, CVPR 2018; |weight| + eps as in its code.
     """

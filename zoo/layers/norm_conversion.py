@@ -1,4 +1,4 @@
-"""Replaces the norms of any model by another kind that computes the same with the same weights, where that is safe."""
+"""Replaces the norms of any model by norms of another kind that compute the same, where that is safe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def convert_norm(module: nn.Module, kind: str, *, allow_approximate: bool = Fals
     - `module`: the network. It is changed, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, and computes the same
       as before. Norms of this package are replaced as well.
     - `kind`: "standard" (`ABN`), "inplace" or "sync".
-    - `allow_approximate`: replace scales that cannot be represented by the nearest that can, eps.
+    - `allow_approximate`: replace scales that cannot be represented by the nearest possible scale, eps.
 
     Parameters and buffers stay the same objects. As the in-place scale is |weight| + eps, eps is subtracted from the
     weights, and where a weight is negative the filter before it and the running mean change their sign instead.
@@ -189,8 +189,8 @@ def _plan_activation(trace: Trace, name: str, norm: nn.Module, node: fx.Node, ki
     last = next(iter(node.users)) if len(node.users) == 1 else None
     if kind != "standard" and last is not None and _is_activation(trace, last):
         _check_activation(trace, last)
-    if last is not None and (found := _activation_of(trace.module_of(last))) and _removable(trace, last):
-        plan.activation, plan.activation_param = found
+    if last is not None and (form := _activation_of(trace.module_of(last))) and _removable(trace, last):
+        plan.activation, plan.activation_param = form
         plan.absorbed = str(last.target)
     output = last if plan.absorbed is not None and last is not None else node
     overwriters = trace.overwriters(output)

@@ -27,8 +27,8 @@ class ResidualBlock(nn.Module):
     - `norm`: channels -> norm with activation.
     - `stride`: of the first 3x3 convolution.
     - `dilation`: of the 3x3 convolutions.
-    - `fuse`: whether the last norm, if it is in place, adds the shortcut and activates itself, so that only its result
-      is kept and not the norm's own output beside it: "auto" in single and double precision, "always" in half
+    - `fuse`: whether the last norm, if it is in place, adds the shortcut and applies the activation itself, so that its
+      own output need not be kept beside the result: "auto" in single and double precision, "always" in half
       precision too, "never". In half precision the norm's gradient is then good as long as its |weight| is at
       least 0.01 rms(sum); a last scale that starts at zero is not.
     """

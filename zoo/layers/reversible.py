@@ -1,6 +1,6 @@
 """Reversible: y1 = x1 + f(x2), y2 = x2 + g(y1), so that x2 = y2 - g(y1), x1 = y1 - f(x2) (Gomez et al. 2017).
 
-Blocks that couple two halves of the channels in this way, whatever f and g are, and chains of them. (Invertible
+Blocks that couple two halves of the channels in this way, with any f and g, and chains of such blocks. (Invertible
 layers, which have an inverse each, are in `zoo.layers.invertible`.)
 """
 
@@ -28,9 +28,9 @@ class ReversibleBlock(nn.Module):
 
     Args:
     - `f`, `g`: any modules whose output has the shape of their input. They must not overwrite it: a first norm that
-      works in place has to be set to the form that does not (`InPlaceABN.inplace`); RuntimeError otherwise. All
-      else that their output depends on are their parameters and buffers; of the buffers they may change running
-      statistics of norms only. Hooks of f and g run in a recomputation too.
+      works in place has to be set to the form that does not (`InPlaceABN.inplace`); RuntimeError otherwise. Beside
+      the input, their output may depend only on their parameters and buffers. They may change no buffers but the
+      running statistics of norms. Hooks of f and g run in a recomputation too.
 
     Source: Gomez et al., The Reversible Residual Network, 2017, equations 6 to 8.
     """
@@ -58,18 +58,18 @@ class ReversibleBlock(nn.Module):
 
 
 class CouplingHalf:
-    """One addition of a reversible block: what the branch makes of one half is added to the half number ``into``."""
+    """One addition of a reversible block: the branch's output for one half is added to the half number ``into``."""
 
     def __init__(self, branch: nn.Module, into: int) -> None:
         self.branch, self.into = branch, into
 
     def __call__(self, *xs: Tensor) -> Pair:
-        """Return both halves; the one that the branch reads as it is."""
+        """Return both halves; the half that the branch reads is unchanged."""
         source, x = self._source_first(xs)
         return self._in_order(source, x + _run_branch(self.branch, source))
 
     def modules(self) -> Iterable[nn.Module]:
-        """Return those of the branch."""
+        """Return the modules of the branch."""
         return self.branch.modules()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
@@ -93,12 +93,14 @@ def subtract_branch(
 
     Called for g and then for f it is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
 
-    ``dy`` is the gradient of y and so of x, ``dsource`` that of the source without what comes through the branch. With
+    ``dy`` is the gradient of y and also of x; ``dsource`` is that of the source without the branch's part. With
     ``may_overwrite`` y and dsource are overwritten. The branch's norms do not count the batch again.
     """
     trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
     parameters, run = trained, branch
-    if any(p._backward_hooks for p in trained.values()):  # they run for what the chain returns, and not here too
+    if any(
+        p._backward_hooks for p in trained.values()
+    ):  # the hooks run for the gradients that the chain returns, and must not run here too
         parameters = {name: p.detach().requires_grad_() for name, p in trained.items()}
         run = partial(functional_call, branch, parameters)  # type: ignore[assignment]
     leaf = source.detach().requires_grad_()
@@ -114,7 +116,7 @@ def subtract_branch(
     if through is not None:
         dsource = dsource.add_(through) if may_overwrite else dsource + through
     gradients = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
-    # A parameter that is added to the output as it is has dy itself as its gradient, which the next link may overwrite.
+    # If a parameter is added to the output directly, its gradient is dy itself, which the next link may overwrite.
     storage_of_dy = storages_of((dy,))
     return x, dsource, {p: dp.clone() if storages_of((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
 
@@ -196,7 +198,7 @@ class ShiftBlock(nn.Module):
 
 
 class ReversibleSequential(nn.Sequential):
-    """Reversible blocks in order, of which backward keeps the output only, whatever their number (`run_chain`).
+    """Reversible blocks in order; backward keeps only the output of the last, whatever their number (`run_chain`).
 
     In a chain that reconstructs, only a block's ``f`` and ``g`` are called, so that hooks of the block itself do not
     run. The halves are those of the channels.
@@ -207,7 +209,7 @@ class ReversibleSequential(nn.Sequential):
     - `store`: keep what autograd keeps instead, for comparison. May be set at any time.
 
     Attributes:
-    - `meter`: None, or a function of the number of a block and the relative error of its input as found again. It is
+    - `meter`: None, or a function of the number of a block and the relative error of its reconstructed input. It is
       called in backward for each block, last one first, and costs the memory of the inputs. May be set at any
       time.
     """
@@ -230,7 +232,7 @@ class ReversibleSequential(nn.Sequential):
         return run_chain(links, x, store=self.store, meter=self._meter_of_blocks(first=1))[0]
 
     def forward_pair(self, x1: Tensor, x2: Tensor) -> Pair:
-        """Return the same for two halves; of blocks of your own, what they return (it may be one of the inputs)."""
+        """Return the two output halves for two input halves. Custom blocks may return one of the inputs itself."""
         y1, y2 = run_chain(tuple(self), x1, x2, store=self.store, meter=self._meter_of_blocks(first=0))
         return y1, y2
 
@@ -264,11 +266,11 @@ class _Halve:
         return ()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[tuple[None], Tensors, Gradients]:
-        return (None,), (torch.cat(grads, 1),), {}  # nobody asks for the chain's input
+        return (None,), (torch.cat(grads, 1),), {}  # the chain's input is not needed
 
 
 class _Join:
-    """The last link: the two halves in one tensor, which is then all that the chain and the next layer keep."""
+    """The last link: the two halves in one tensor, which is all that the chain and the next layer keep."""
 
     def __call__(self, *xs: Tensor) -> Tensor:
         return torch.cat(xs, 1)

@@ -18,7 +18,7 @@ EPS, MOMENTUM = 1e-3, 0.01  # of the batch norms in the authors' code, which ave
 
 
 def with_paper_statistics(norm: NormFactory) -> NormFactory:
-    """Return a factory of the same norms with eps 1e-3 and momentum 0.01; those of other kinds stay as they are."""
+    """Return a factory of the same norms with eps 1e-3 and momentum 0.01; norms of other kinds stay as they are."""
 
     def build(channels: int) -> nn.Module:
         layer = norm(channels)
@@ -67,7 +67,7 @@ def build_preact_branch(
 def build_preact_shortcut(in_channels: int, out_channels: int, bottleneck: bool, stride: int) -> nn.Module:
     """Return what a residual function's output is added to: x itself where the shapes are the same.
 
-    Else for bottlenecks a 1x1 convolution with the stride, and for basic functions `PooledShortcut`.
+    Otherwise it is a 1x1 convolution with the stride for bottlenecks, and a `PooledShortcut` for basic functions.
     """
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()

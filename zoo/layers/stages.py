@@ -1,4 +1,4 @@
-"""Stages of residual blocks by the option ``memory``: as they are, checkpointed, or with their sums undone."""
+"""Stages of residual blocks, which the option ``memory`` makes plain, checkpointed, or with sums that are undone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequenti
 
 
 class CheckpointedSequential(nn.Sequential):
-    """Modules in order, of which backward keeps the inputs only: each is run again, see `checkpoint`."""
+    """Modules in order; backward keeps only their inputs and runs each module again, see `checkpoint`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last module's output."""
@@ -37,14 +37,14 @@ class CheckpointedSequential(nn.Sequential):
 
 
 class UnwoundSequential(nn.Sequential):
-    """Identity residual blocks of which backward keeps the inner norms' outputs and the stage's input and output.
+    """Identity residual blocks; backward keeps their inner norms' outputs and the stage's input and output.
 
     The sums between the blocks are found by subtraction (`ResidualSum`), and the outputs of the blocks' first norms are
     computed again from them. Statistics are taken and counted once. The results are those of the blocks run one after
     the other; in half precision the stage rounds its sum once, instead of once per block.
 
-    The blocks are run as they are, with all that they keep, where norms are not in place, convolutions are of another
-    kind, or blocks or their parts have hooks, and under torch.compile and `torch.func`.
+    The blocks are run one by one and keep what they always keep where norms are not in place, convolutions are of
+    another kind, or blocks or their parts have hooks, and under torch.compile and `torch.func`.
 
     Args:
     - `blocks`: `IdentityResidualBlock`s by name; only the first may have a projection (ValueError).

@@ -13,7 +13,7 @@ from zoo.errors import ConversionError
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
 
-# Their output may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
+# The output of these may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
 FRESH_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Linear)
 FRESH_FUNCTIONS = (nn.functional.conv2d, nn.functional.linear)
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
@@ -78,10 +78,10 @@ class Trace:
         conv = self.module_of(source)
         if type(conv) is not nn.Conv2d or len(source.users) != 1 or len(self.calls[str(source.target)]) != 1:
             return None
-        own = [
+        tensors = [
             tensor for tensor in (conv._parameters.get("weight"), conv._parameters.get("bias")) if tensor is not None
         ]
-        if conv._parameters.get("weight") is None or any(self._num_owners[id(tensor)] != 1 for tensor in own):
+        if conv._parameters.get("weight") is None or any(self._num_owners[id(tensor)] != 1 for tensor in tensors):
             return None
         return str(source.target)
 

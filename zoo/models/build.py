@@ -12,9 +12,9 @@ from zoo.architectures import NEEDS_INPLACE, SIZES, Architecture, architecture, 
 from zoo.errors import ConfigError, listed, nearest
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
+from zoo.models.base import Network, check_classes
 from zoo.models.densenet import DenseNet
 from zoo.models.irevnet import IRevNet
-from zoo.models.network import Network, check_classes
 from zoo.models.preact import PreactResNet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
@@ -39,7 +39,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "revnext_baseline": RevNeXtBaseline,
 }
 
-# Names of arguments that timm, torchvision and others have -> what stands for them here.
+# Names of arguments in timm, torchvision and other packages -> what to use here.
 _NO_SUCH = "there is no such thing here; leave it out"
 OTHER_NAMES = {
     "num_classes": "it is called classes here",
@@ -66,7 +66,7 @@ OTHER_NAMES = {
     "stem_type": "it is called input_3x3 here, True or False",
     "img_size": "the networks take images of any size; leave it out",
 }
-# What options are mistaken for: the arguments that all networks have.
+# The arguments of all networks, which may be meant by the unknown name of an option.
 COMMON_ARGUMENTS = (
     "pretrained", "weights", "norm", "activation", "activation_param", "classes", "features_only", "out_indices",
     "output_stride", "in_chans", "drop_rate", "signed_scale",
@@ -87,12 +87,12 @@ def build_network(
     Under ``torch.device("meta")`` nothing is allocated.
 
     Args:
-        arch: name of an architecture.
-        norm: function channels -> norm with its activation, as `zoo.layers.norm_act` returns it.
-        classes: outputs of the classifier, 0 for none; default the architecture's.
-        features_only: leave the classifier out; forward returns the list of the stages' outputs.
-        structure: blocks per stage in place of the architecture's own, as many numbers as it has.
-        **options: those of the architecture (`zoo.architectures`); the others have their defaults.
+    - `arch`: name of an architecture.
+    - `norm`: function channels -> norm with its activation, as `zoo.layers.norm_act` returns it.
+    - `classes`: outputs of the classifier, 0 for none; default the architecture's.
+    - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
+    - `structure`: blocks per stage in place of the architecture's own, as many numbers as it has.
+    - `**options`: options of the architecture (`zoo.architectures`); those that are left out have their defaults.
 
     Raises ConfigError for an unknown architecture or option, for values that an option cannot have, alone or together
     with the others, and for a ``memory`` that needs other norms.
@@ -128,7 +128,7 @@ def check_memory(record: Architecture, memory: Any, norm: NormFactory) -> None:
 
 
 def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
-    """Return the number of blocks or layers that the options set, each of which has weights; 0 if none do."""
+    """Return the number of blocks or layers, all with weights, that the options ask for; 0 if no option sets it."""
     options = {**record.options, **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
 
@@ -144,7 +144,7 @@ def _check_options(record: Architecture, options: Mapping[str, Any]) -> None:
 
 
 def check_option_names(record: Architecture, names: Iterable[str]) -> None:
-    """Raise ConfigError, with what it is called here or the nearest name, for a name that is no option of it."""
+    """Raise ConfigError for a name that is no option of the architecture; the message suggests what may be meant."""
     for option in names:
         if option not in record.options:
             hint = OTHER_NAMES.get(option)
@@ -164,10 +164,10 @@ def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequen
 
 
 def _check_size(record: Architecture, options: Mapping[str, Any], build: Callable[[NormFactory], nn.Module]) -> None:
-    """Raise ConfigError for sizes among ``options`` that are each possible, but too much together.
+    """Raise ConfigError for sizes among ``options`` that are allowed one by one, but too large together.
 
     The parameters of what ``build`` returns are counted on the meta device, where nothing is allocated; the depth is
-    looked at before, as even there a network of a million blocks is built for hours. Without a size among the options
+    checked first, because building a network of a million blocks takes hours even there. If no option sets a size,
     nothing is built.
     """
     if options.keys().isdisjoint(SIZES):

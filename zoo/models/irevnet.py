@@ -13,7 +13,7 @@ from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 
 class IRevNet(Network):
@@ -25,7 +25,7 @@ class IRevNet(Network):
     - `blocks`: the number of `ShiftBlock`s of each level.
     - `widths`: the channels of a half in each level, four times those of the level before.
     - `dropout`: share of the values that a branch sets to zero in training.
-    - `memory`: "auto" keeps the chain's output alone for backward, "plain" what autograd keeps.
+    - `memory`: "auto" keeps only the chain's output for backward, "plain" what autograd keeps.
     - All others are those of `Network`.
     """
 
@@ -83,7 +83,7 @@ def build_shift_branch(
 
 
 def _check_levels(blocks: Sequence[int], widths: Sequence[int]) -> None:
-    """Raise ConfigError unless each level has a block and four times the width of the one before, as its pool makes."""
+    """Raise ConfigError unless each level has a block and, because of its pool, four times the width before it."""
     if (
         len(blocks) != len(widths)
         or min(blocks) < 1

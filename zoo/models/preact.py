@@ -11,7 +11,7 @@ from torch import nn
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
 from zoo.layers.stages import build_stage
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 
 class ModuleShape(NamedTuple):
@@ -73,9 +73,9 @@ class PreactNetwork(Network):
 class PreactResNet(PreactNetwork):
     """Pre-activation ResNet, with modules of `PreactBlock`s.
 
-    With ``memory`` "auto" backward keeps the outputs of norms, their inputs unless they work in place, and of the pool
-    one byte per output; "checkpoint": the blocks' inputs, and each block is run again; "plain": as "auto", but the pool
-    is torch's.
+    ``memory`` tells what is kept for backward. "auto": the outputs of the norms, also their inputs if they do not work
+    in place, and one byte per output of the pool. "checkpoint": the blocks' inputs; each block is run again. "plain":
+    as "auto", but the pool is torch's.
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:

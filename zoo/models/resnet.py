@@ -12,7 +12,7 @@ from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.stages import FUSE_OF_MEMORY, build_stage
-from zoo.models.network import Network, dilation_per_module
+from zoo.models.base import Network, dilation_per_module
 
 
 class ResNet(Network):
@@ -24,10 +24,10 @@ class ResNet(Network):
     - `dilation`: 1, or one number per module: another number than 1 dilates all blocks of the module and removes its
       stride (for mod2: the stem's pooling).
     - `keep_outputs`: forward returns the list of the five modules' outputs and, with a classifier, the logits.
-    - `memory`: what is kept for backward. "auto": the outputs of norms in place, but of a block's last norm only the
-      block's output; in half precision both. "fused": only the block's output in half precision too, where the scales
-      of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; each block is run again. "plain":
-      the outputs of all norms and blocks, and the input of the pool, which is torch's.
+    - `memory`: what is kept for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
+      block's output, or both in half precision. "fused": only the block's output in half precision too, where the
+      scales of the last norms allow it (`ResidualBlock`). "checkpoint": the blocks' inputs; each block is run again.
+      "plain": the outputs of all norms and blocks, and the input of the pool, which is torch's.
     - All others are those of `Network`.
     """
 

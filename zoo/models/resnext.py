@@ -12,7 +12,7 @@ from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import build_stage
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 GROUPS = 64
 BlockDilation = int | Sequence[int]
@@ -26,10 +26,10 @@ class ResNeXt(Network):
     - `input_3x3`: make the stem of three 3x3 convolutions instead of one 7x7.
     - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
       ones included) removes the module's stride.
-    - `memory`: what is kept for backward. "auto": of each block the norms' outputs, of the pool one byte per output.
-      "unwind": in each module without those of the blocks' first norms; "unwind_3x3": without those of the last norms
-      either (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain": as "auto", but
-      the pool is torch's.
+    - `memory`: what is kept for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
+      pool. "unwind": the same without the outputs of the blocks' first norms; "unwind_3x3": also without those of the
+      last norms (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain": as "auto",
+      but the pool is torch's.
     - All others are those of `Network`.
     """
 

@@ -18,9 +18,9 @@ class RevNet(PreactNetwork):
     A block has two residual functions, each on half of the channels, and counts twice in the depth that names the
     network.
 
-    With ``memory`` "auto" backward keeps the output of each module, and the input of a first block that changes stride
-    or width, which is the output of the module before; all blocks are run again, once. "plain": what autograd keeps of
-    all blocks; the pool is torch's.
+    ``memory`` tells what is kept for backward. "auto": the output of each module, and the input of a first block that
+    changes stride or width, which is the output of the module before; all blocks are run once more. "plain": what
+    autograd keeps for all blocks; the pool is torch's.
     """
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
@@ -30,7 +30,7 @@ class RevNet(PreactNetwork):
 class ReversibleModule(nn.Module):
     """The blocks of one resolution: ``first``, if it changes stride or width, and the ``chain`` of all others.
 
-    Backward keeps the input of ``first`` and the chain's output; where ``chain.store`` is set, what autograd keeps.
+    The input of ``first`` and the chain's output are kept for backward; with ``chain.store``, what autograd keeps.
     """
 
     def __init__(self, shape: ModuleShape, norm: NormFactory, store: bool) -> None:

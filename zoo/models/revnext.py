@@ -25,7 +25,7 @@ from zoo.layers.invertible import (
     Stem,
 )
 from zoo.layers.norm import ABN, NormFactory
-from zoo.models.network import Network
+from zoo.models.base import Network
 from zoo.ops.chain import Meter, run_chain
 
 POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}

@@ -30,8 +30,8 @@ class RevNeXtBaseline(LargestValueNetwork):
       post-activation residual blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
     - `channels`: those of the stem and of the first level.
-    - `memory`: what is kept for backward. "auto": of reversible levels the output, of others what `ResNet` keeps;
-      "plain": what autograd keeps.
+    - `memory`: what is kept for backward. "auto": the output of a reversible level, and for other levels what
+      `ResNet` keeps; "plain": what autograd keeps.
     - All others are those of `Network`.
     """
 
@@ -115,7 +115,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
 
 
 def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:
-    """Return a block whose branches are twice 3x3 convolution and norm, of half the channels."""
+    """Return a block whose branches are two 3x3 convolutions, each with a norm, of half the channels."""
     half = channels // 2
     f, g = (nn.Sequential(conv2d(half, half, 3), norm(half), conv2d(half, half, 3), norm(half)) for _ in "fg")
     return ReversibleBlock(f, g)

@@ -14,7 +14,7 @@ from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import build_stage
-from zoo.models.network import Network
+from zoo.models.base import Network
 
 
 class ModuleSettings(NamedTuple):
@@ -28,14 +28,7 @@ class ModuleSettings(NamedTuple):
 
 # Of mod2 to mod7: channels of a block's convolutions, then the settings of the three forms.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
-PLAIN = (
-    ModuleSettings(pool=True),
-    ModuleSettings(pool=True),
-    ModuleSettings(pool=True),
-    ModuleSettings(pool=True),
-    ModuleSettings(pool=True),
-    ModuleSettings(),
-)
+PLAIN = (*[ModuleSettings(pool=True)] * 5, ModuleSettings())
 A2 = (
     ModuleSettings(pool=True),
     ModuleSettings(pool=True),
@@ -59,10 +52,10 @@ class WiderResNet(Network):
 
     Args:
     - `structure`: the number of blocks of each of the six modules.
-    - `memory`: what is kept for backward. "auto": of each block the norms' outputs, of the pools one byte per output.
-      "unwind": in each module without those of the blocks' first norms; "unwind_3x3": of bottlenecks without those of
-      the last norms either (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again. "plain":
-      as "auto", but the pools are torch's.
+    - `memory`: what is kept for backward. "auto": the outputs of the blocks' norms, and one byte per output of the
+      pools. "unwind": the same without the outputs of the blocks' first norms; "unwind_3x3": in bottlenecks also
+      without those of the last norms (`UnwoundSequential`). "checkpoint": the blocks' inputs; each block is run again.
+      "plain": as "auto", but the pools are torch's.
     - `modules`: the settings of the six modules.
     - All others are those of `Network`.
     """

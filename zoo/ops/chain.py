@@ -1,10 +1,10 @@
-"""Chains of layers that are undone one after the other: of all their maps backward keeps the last outputs only.
+"""Chains of layers that are undone one after the other, so that backward keeps only the last layer's outputs.
 
-Two kinds of layers can be undone, see `Link`: reversible blocks (Gomez et al. 2017), which add to one half of the
-channels a function of the other half, and invertible layers (Hascoet et al. 2023), each of which has an inverse itself.
+Two kinds of layers can be undone, see `Link`. Reversible blocks (Gomez et al. 2017) add a function of one half of the
+channels to the other half. Invertible layers (Hascoet et al. 2023) have an inverse each.
 
-Source: Gomez et al., The Reversible Residual Network, 2017, Algorithm 1, in its form of four forward passes per step:
-the graph that is built to find the input of a link gives its gradients too.
+Source: Gomez et al., The Reversible Residual Network, 2017, Algorithm 1. A step costs as much as four forward
+passes, because the graph that is built to reconstruct the input of a link also gives the gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Link(Protocol):
-    """One step of a chain: makes outputs of inputs, and in backward finds the inputs again from the outputs.
+    """One step of a chain: it computes outputs from inputs, and in backward reconstructs the inputs from the outputs.
 
     A module that is more than one link, or remembers something for each run, has a method ``as_links()`` instead, which
-    returns its links, made anew for each run of the chain. These are the links of the package::
+    returns new links for each run of the chain. These are the links of the package::
 
         zoo.layers.reversible                         links of two tensors, the halves of the channels
             ReversibleBlock.as_links() -> 2 CouplingHalf    adds f(x2) to x1, then g(y1) to x2
@@ -59,15 +59,16 @@ class Link(Protocol):
 def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Meter | None = None) -> Tensors:
     """Return the outputs of ``links``, run one after the other; backward keeps nothing else.
 
-    Under autocast half-precision inputs are cast to float32. The forward of the links runs once, without gradients;
-    in backward it runs with its autocast state and its random numbers, and the caller's random numbers stay as they
-    are. Modules must be in training or evaluation as they were, with the running statistics that they used;
+    Under autocast half-precision inputs are cast to float32. The forward of the links runs once, without gradients; in
+    backward it runs with its autocast state and its random numbers, and the caller's random numbers stay as they are.
+    Modules must be in the same mode (training or evaluation) as in forward, with the same running statistics;
     RuntimeError otherwise. Gradients can be taken once, not twice. Compiled graphs break at the chain, once.
 
     Args:
-    - `links`: of the kind that `Link` describes.
+    - `links`: see `Link`.
     - `xs`: the inputs of the first link.
-    - `store`: keep what autograd keeps instead; so do transforms of `torch.func`, and `torch.export`.
+    - `store`: keep what autograd keeps instead. This is always done in transforms of `torch.func` and in
+      `torch.export`.
     - `meter`: called in backward with the number of each link and the relative error of its inputs, last link first;
       it costs the memory of all inputs.
     """
@@ -86,12 +87,12 @@ def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
 
 
 def _without_half(xs: Tensors) -> Tensors:
-    """Return xs with what is in half precision under autocast in float32: the sums are rounded at every link."""
+    """Return xs; under autocast in float32 instead of half precision, which would round the sum at every link."""
     return tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
 
 
-# The whole function, so that compiled graphs break once. It is what torch.compiler.disable does, but this does not
-# import torch._dynamo, a second's work, before the function is first called.
+# The decorator is on the whole function, so that compiled graphs break once. torch.compiler.disable does the same, but
+# imports torch._dynamo at once, which takes a second; this one does so when the function is first called.
 @torch._disable_dynamo
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
     xs = _without_half(xs)
@@ -104,10 +105,10 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> T
         )
     numbered: list[tuple[int, Link]] = [
         (number, link)
-        for number, given in enumerate(links)
-        for link in (given.as_links() if hasattr(given, "as_links") else (given,))
+        for number, module in enumerate(links)
+        for link in (module.as_links() if hasattr(module, "as_links") else (module,))
     ]
-    if not any(x.requires_grad for x in xs):  # what comes before the first parameter to train has no backward
+    if not any(x.requires_grad for x in xs):  # links before the first trained parameter have no backward
         first = next((i for i, (_, link) in enumerate(numbered) if _trained([link])), len(numbered))
         with torch.no_grad():
             xs = _run([link for _, link in numbered[:first]], xs)
@@ -134,7 +135,7 @@ class _Chain(torch.autograd.Function):
         state = RandomState.now(xs[0])
         for position, (number, link) in enumerate(numbered):
             is_first = position == 0 or numbered[position - 1][0] != number
-            # Detached, as an input that a link hands on may become an output, and an output would keep itself alive.
+            # Detached, because a link may pass an input on as an output, and an output would keep itself alive.
             ctx.inputs.append([x.detach() for x in xs] if meter and is_first else None)
             xs = _run([link], xs)
             state, before = RandomState.now(xs[0]), state
@@ -149,7 +150,7 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """From the last link to the first: find its inputs, and with them its gradients."""
+        """Go from the last link to the first; reconstruct the inputs of each and compute its gradients."""
         _check_modules([link for _, link in ctx.numbered], ctx.parameters, ctx.training)
         ys = ctx.saved_tensors[: len(grads)]
         seen_by_caller = storages_of((*ys, *grads))  # may not be overwritten
@@ -173,13 +174,13 @@ class _Chain(torch.autograd.Function):
 
 
 def add_gradients(gradients: Gradients, others: Gradients) -> None:
-    """Add ``others`` to ``gradients``, in which they may occur already: a parameter may be used more than once."""
+    """Add ``others`` to ``gradients``, which may have the same parameters: one may be used more than once."""
     for parameter, gradient in others.items():
         gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
 
 
 def storages_of(tensors: Iterable[Tensor | None]) -> set[int]:
-    """Return what tells the memory of tensors apart: the addresses of their storages."""
+    """Return the addresses of the tensors' storages, which tell whether tensors share memory."""
     return {tensor.untyped_storage()._cdata for tensor in tensors if tensor is not None}
 
 
@@ -197,7 +198,7 @@ def _trained(links: Iterable[Link]) -> list[Tensor]:
 
 
 def _check_modules(links: Sequence[Link], parameters: Iterable[Tensor], training: Sequence[bool]) -> None:
-    """Raise RuntimeError unless the links, which are run as they are now, are those of forward."""
+    """Raise RuntimeError if the links have changed since forward; backward runs them as they are now."""
     if not set(_parameters(links)).issuperset(parameters):
         raise RuntimeError(
             "a chain of invertible layers had other parameters in forward than it has in backward, which runs the "
@@ -211,7 +212,7 @@ def _check_modules(links: Sequence[Link], parameters: Iterable[Tensor], training
 
 
 def _relative_error(reconstructed: Iterable[Tensor | None], truth: Iterable[Tensor]) -> float:
-    """Return ||reconstructed - truth|| / ||truth|| of what is not None, 0 if nothing differs."""
+    """Return ||reconstructed - truth|| / ||truth|| over the tensors that are not None, 0 if nothing differs."""
     pairs = [(x.double(), true.double()) for x, true in zip(reconstructed, truth, strict=True) if x is not None]
     error = sum(float((x - true).square().sum()) for x, true in pairs)
     norm = sum(float(true.square().sum()) for _, true in pairs)

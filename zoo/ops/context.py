@@ -1,4 +1,4 @@
-"""The context in which an operation runs: who decides what backward keeps, which dtypes, which random numbers.
+"""The context of an operation: what decides which tensors backward keeps, the autocast dtype, the random numbers.
 
 Autograd alone decides what is kept, unless torch.fx traces, torch.compile compiles, a transform of `torch.func` is
 active, or a selective checkpoint records. A recomputation in backward takes the autocast state and the random numbers
@@ -24,7 +24,7 @@ _SELECTIVE = tuple(
 
 
 def is_fx_proxy(x: Any) -> bool:
-    """Return whether x only stands for a tensor, in a graph that torch.fx traces: it has no shape, dtype or values."""
+    """Return whether x only stands for a tensor that torch.fx traces; it has no shape, dtype or values."""
     return not isinstance(x, Tensor)
 
 
@@ -45,7 +45,7 @@ def in_selective_checkpoint() -> bool:
 
 
 def can_work_in_place() -> bool:
-    """Return whether operations may overwrite here what nobody needs any more.
+    """Return whether operations may overwrite tensors here that are not needed any more.
 
     Compilers reuse the memory by themselves, and write several times slower code for the forms in place; a selective
     checkpoint may have saved the tensor.
@@ -59,13 +59,13 @@ def is_eager() -> bool:
 
 
 def is_recorded() -> bool:
-    """Return whether autograd keeps what is saved here, and keeps it as it is told."""
+    """Return whether autograd records here, and keeps exactly the tensors that operations save."""
     return torch.is_grad_enabled() and is_eager()
 
 
 def is_autocast(device_type: str) -> bool:
     """Return whether autocast casts on a device, also for devices that it does not know, such as meta."""
-    # Compilers know all their devices, and not every version of torch can trace the first question.
+    # Compilers know all their devices, and not every version of torch can trace is_autocast_available.
     known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
     return known and torch.is_autocast_enabled(device_type)
 
@@ -85,7 +85,7 @@ class Autocast(NamedTuple):
 
     @classmethod
     def now(cls, x: Tensor) -> Autocast:
-        """Return what holds at present for the device of x."""
+        """Return the present autocast state of the device of x."""
         device_type = x.device.type
         if not torch.amp.is_autocast_available(device_type):
             return cls(device_type, False, None)

@@ -1,6 +1,6 @@
-"""Pooling that keeps less for backward than torch's: a byte per maximum, and nothing but a shape for means.
+"""Pooling that keeps less for backward than torch's: a byte per maximum, and only the shape for means.
 
-torch's maximum pooling keeps its input and 64-bit indices, and its mean pooling the input, of which it reads the shape.
+torch's maximum pooling keeps its input and 64-bit indices. Its mean pooling keeps the input but reads only its shape.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _MaxPool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
         z, index = torch.ops.aten.max_pool2d_with_indices(x, *window)
         distances = _distances(window, x.shape, x.device)
-        # Where a map is narrower than the window two places have one distance: either stands for the same element.
+        # If a map is narrower than the window, two places may have the same distance; both stand for the same element.
         places = torch.zeros(_farthest(window, x.shape) + 1, dtype=torch.uint8, device=x.device)
         places[distances] = torch.arange(len(distances), dtype=torch.uint8, device=x.device)
         place = _look_up(places, index.sub_(_corners(window, x.shape, z)))
@@ -64,7 +64,7 @@ class _MaxPool(torch.autograd.Function):
         window, shape = ctx.window, ctx.shape
         index = _look_up(_distances(window, shape, dz.device), place.int()).add_(_corners(window, shape, dz))
         dx = torch.empty(shape, dtype=dz.dtype, device=dz.device, memory_format=ctx.memory_format)
-        # Of its second argument, the input, the operation reads shape and layout only: dx stands for it.
+        # The operation reads only shape and layout of its second argument, the input, so that dx can stand for it.
         torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dz, dx, *window, index, grad_input=dx)
         return dx, None
 

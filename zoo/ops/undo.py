@@ -41,7 +41,7 @@ def channel_pool(x: Tensor) -> Tensor:
 
 
 def channel_unpool(y: Tensor) -> Tensor:
-    """Return x of ``channel_pool(x)``, bit for bit."""
+    """Return the x for which y is ``channel_pool(x)``, bit for bit."""
     return _join_windows(y.unflatten(1, (2, 2, -1)))
 
 
@@ -54,7 +54,7 @@ def batch_pool(x: Tensor) -> Tensor:
 
 
 def batch_unpool(y: Tensor) -> Tensor:
-    """Return x of ``batch_pool(x)``, bit for bit."""
+    """Return the x for which y is ``batch_pool(x)``, bit for bit."""
     return _join_windows(y.unflatten(0, (-1, 2, 2)))
 
 
@@ -67,12 +67,12 @@ def _split_windows(x: Tensor) -> Tensor:
 
 
 def _join_windows(windows: Tensor) -> Tensor:
-    """Return x of ``_split_windows(x)``."""
+    """Return the x for which ``windows`` is ``_split_windows(x)``."""
     return windows.permute(0, 3, 4, 1, 5, 2).flatten(4, 5).flatten(2, 3)
 
 
 def channel_unpool_(y: Tensor) -> Tensor:
-    """Return x of ``channel_pool(x)`` in the memory of the contiguous map y."""
+    """Return the x for which y is ``channel_pool(x)``, in the memory of the contiguous map y."""
     n, c, h, w = y.shape
     x = y.view(n, c // 4, 2 * h, 2 * w)  # an image's values stay within the image's memory
     for source, target in parts(y, x):
@@ -81,7 +81,7 @@ def channel_unpool_(y: Tensor) -> Tensor:
 
 
 def batch_unpool_(y: Tensor) -> Tensor:
-    """Return x of ``batch_pool(x)`` in the memory of the contiguous map y."""
+    """Return the x for which y is ``batch_pool(x)``, in the memory of the contiguous map y."""
     n, c, h, w = y.shape
     return channel_unpool_(y.view(n // 4, 4 * c, h, w))  # the order of the values is the same
 
@@ -99,7 +99,7 @@ def normalise_(x: Tensor, statistics: Statistics, settings: NormSettings) -> Non
 
 
 def denormalise_(y: Tensor, statistics: Statistics, settings: NormSettings) -> None:
-    """Overwrite y with its x, (y - bias) sqrt(var + eps) / gain + mean, of the statistics that made y of x."""
+    """Overwrite y with x = (y - bias) sqrt(var + eps) / gain + mean, for the statistics with which y was computed."""
     assert settings.weight is not None
     assert settings.bias is not None
     gain = settings.weight.abs() + settings.eps
@@ -153,7 +153,7 @@ def uncouple_(y: Tensor, dy: Tensor, f: nn.Conv2d, g: nn.Conv2d) -> Gradients:
 def _subtract_conv_(
     conv: nn.Conv2d, source: Tensor, target: Tensor, dsource: Tensor, dtarget: Tensor, gradients: Gradients
 ) -> None:
-    """Subtract ``conv(source)`` from target; add what comes through it to dsource, its weight's to ``gradients``."""
+    """Subtract ``conv(source)`` from target; add its gradients to dsource and, for the weight, to ``gradients``."""
     convolution, weight = Convolution.of(conv, source), conv.weight
     target.sub_(convolution(source, weight, None))
     through, dweight, _ = convolution.backward(

@@ -1,7 +1,7 @@
 """Residual sums that are undone by subtraction in backward, and maps that are computed again, instead of being kept.
 
-In a pre-activation network the sum before a block is the sum after it less what the block added, which is one
-convolution of a map that is kept anyway. From the last sum of a stage all earlier ones follow, in the order in which
+In a pre-activation network the sum before a block is the sum after it minus the block's output, which is one
+convolution of a map that is kept anyway. All earlier sums of a stage follow from the last one, in the order in which
 backward needs them. The sum is formed in float32 (float64 for float64), so that half precision rounds it once and not
 once per block; what is lost by rounding the last sum is kept beside it.
 """
@@ -28,11 +28,11 @@ from zoo.ops.convolution import Convolution
 class ResidualSum:
     """The residual sum of a stage, which grows in forward, by `add`, and shrinks again in backward.
 
-    Between the two only its last value is kept. An operation of forward that would save an earlier value (within
-    `saved_instead_of`) gets it from here in backward; it has to ask before backward undoes the next addition.
+    Between forward and backward only its last value is kept. Within `saved_instead_of`, an operation of forward that
+    would save an earlier value gets it from here in backward; it has to ask before backward undoes the next addition.
 
     Args:
-    - `num_additions`: how often `add` is called in forward.
+    - `num_additions`: number of calls of `add` in forward.
     """
 
     def __init__(self, num_additions: int) -> None:
@@ -41,7 +41,7 @@ class ResidualSum:
         self.total: Tensor | None = None
 
     def saved_instead_of(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Return a context in which operations do not save x, which is the sum so far, but ask for it here in backward.
+        """Return a context in which operations do not save the present sum x, but ask for it here in backward.
 
         Before the first addition they save x itself.
         """
@@ -59,7 +59,7 @@ class ResidualSum:
     def add(self, z: Tensor, conv: nn.Conv2d, shortcut: Tensor, recomputed_z: Recomputed | None = None) -> Tensor:
         """Return the sum with the convolution of z added, in a new tensor; ``shortcut`` is the sum so far.
 
-        z is kept for backward, unless it can be had from ``recomputed_z``.
+        z is kept for backward, unless ``recomputed_z`` provides it.
         """
         self.additions += 1
         convolution = Convolution.of(conv, z)
@@ -101,7 +101,7 @@ class _Add(torch.autograd.Function):
         z, weight, bias, last_sum, lost = ctx.saved_tensors
         sums, convolution = ctx.sums, ctx.convolution
         z = z if ctx.recomputed_z is None else ctx.recomputed_z().read()
-        if last_sum is not None:  # the stage's output, which others may need as it is
+        if last_sum is not None:  # the stage's output, which others may still read
             sums.total = last_sum.to(accumulate_dtype(last_sum.dtype), copy=True)
             sums.total = sums.total if lost is None else sums.total.add_(lost)
         sums.additions = ctx.number - 1
@@ -114,7 +114,9 @@ class _Add(torch.autograd.Function):
 def recomputed_norm(
     source: Tensor, conv: nn.Conv2d | None, x: Tensor, statistics: Statistics, settings: NormSettings
 ) -> tuple[Tensor, Recomputed]:
-    """Return z = f(norm(x)), and what backward gets it from: z is not kept but computed again from ``source``.
+    """Return z = f(norm(x)), and a `Recomputed` that computes z again from ``source`` in backward.
+
+    z is not kept.
 
     x is ``conv(source)`` and overwritten, or without ``conv`` it is the source and left as it is. The norm takes the
     same ``statistics`` both times. Raises RuntimeError in backward if the source has been modified.
@@ -139,9 +141,9 @@ def recomputed_norm(
 
 
 class Recomputed:
-    """A tensor that its readers in backward get from ``compute``, which runs for the first of them.
+    """A tensor that is not kept: in backward ``compute`` makes it for its first reader, and the others get the same.
 
-    Autograd keeps it alive for as long as an operation that saved it instead of the tensor.
+    Autograd keeps this object alive as long as an operation that saved it in place of the tensor.
     """
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
@@ -175,7 +177,7 @@ class Recomputed:
 
 
 class _Unmodified:
-    """A saved tensor that must not be modified before it is asked for; torch does not check what hooks save."""
+    """A saved tensor that must not be modified before backward reads it; torch does not check what hooks save."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.version = tensor, tensor._version

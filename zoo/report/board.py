@@ -25,9 +25,9 @@ class Board:
     """An event file in ``log_dir``: scalars, input images, settings, hyper-parameters, histograms.
 
     Args:
-        log_dir: folder of the file.
-        config: settings of the run.
-        step: how many steps a resumed run has done; TensorBoard hides what was written before of later steps.
+    - `log_dir`: folder of the file.
+    - `config`: settings of the run.
+    - `step`: how many steps a resumed run has done; TensorBoard hides what was written before of later steps.
     """
 
     def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:

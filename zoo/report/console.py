@@ -73,11 +73,11 @@ class Progress:
     """Shows how far a loop is, as a bar on a terminal and in plain lines elsewhere. A context manager.
 
     Args:
-        title: what the loop does.
-        total: number of batches.
-        done: how many of them are done already.
-        show: False for showing nothing at all.
-        every: number of batches between two plain lines; without it a line comes after 30 seconds without one.
+    - `title`: what the loop does.
+    - `total`: number of batches.
+    - `done`: how many of them are done already.
+    - `show`: False for showing nothing at all.
+    - `every`: number of batches between two plain lines; without it a line comes after 30 seconds without one.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None) -> None:

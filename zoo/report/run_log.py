@@ -102,11 +102,11 @@ class RunLog:
     either, that ends the run.
 
     Args:
-        log_dir: folder of all files, which is made. A second run with the same folder appends to them.
-        rank: of this process.
-        config: settings of the run.
-        histograms: whether TensorBoard gets histograms of some parameters.
-        earlier: records from before the log was opened, see `kept_records`; they come first in the text log.
+    - `log_dir`: folder of all files, which is made. A second run with the same folder appends to them.
+    - `rank`: of this process.
+    - `config`: settings of the run.
+    - `histograms`: whether TensorBoard gets histograms of some parameters.
+    - `earlier`: records from before the log was opened, see `kept_records`; they come first in the text log.
     """
 
     def __init__(

@@ -15,10 +15,10 @@ class PublishedValue:
     """A number or statement of a paper or its authors.
 
     Args:
-        value: the number, or the words that stand in its place ("rises").
-        kind: "printed" in the text or a table of the paper; "derived" from what is printed; "authors' log" for an
-            output that the authors' public code has kept; "read off a figure", which is only as exact as the eye.
-        place: where it is found, such as "Table 3".
+    - `value`: the number, or the words that stand in its place ("rises").
+    - `kind`: "printed" in the text or a table of the paper; "derived" from what is printed; "authors' log" for an
+      output that the authors' public code has kept; "read off a figure", which is only as exact as the eye.
+    - `place`: where it is found, such as "Table 3".
     """
 
     value: float | str
@@ -31,11 +31,11 @@ class Comparison:
     """One number of a table or figure: what was published, what was measured, and what follows from both.
 
     Args:
-        what: what the number is of.
-        published: None where nothing was published.
-        measured: None where nothing was measured; ``verdict`` then says why.
-        unit: of both numbers.
-        verdict: how far the measured number is from the published one.
+    - `what`: what the number is of.
+    - `published`: None where nothing was published.
+    - `measured`: None where nothing was measured; ``verdict`` then says why.
+    - `unit`: of both numbers.
+    - `verdict`: how far the measured number is from the published one.
     """
 
     what: str
@@ -77,13 +77,13 @@ class Section:
     """A section of a report: one table or figure of a paper.
 
     Args:
-        key: a word such as "table3", which the file of its plot is named after.
-        title: the heading.
-        setting: what was measured, and how.
-        comparisons: the rows of its table.
-        notes: what a reader must know to judge the comparisons.
-        panels: what its plot shows; without panels there is no plot.
-        seconds: how long it took to measure.
+    - `key`: a word such as "table3", which the file of its plot is named after.
+    - `title`: the heading.
+    - `setting`: what was measured, and how.
+    - `comparisons`: the rows of its table.
+    - `notes`: what a reader must know to judge the comparisons.
+    - `panels`: what its plot shows; without panels there is no plot.
+    - `seconds`: how long it took to measure.
     """
 
     key: str

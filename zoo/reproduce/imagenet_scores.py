@@ -37,15 +37,15 @@ class ImageNetOptions:
     """What `zoo reproduce imagenet` is asked for.
 
     Args:
-        data: the folder with val/, which has one folder per class.
-        models: names of published networks, shell-style patterns among them, and checkpoint files.
-        protocols: names of published ways to score; None for all of them, and for checkpoints their own crop.
-        limit: the number of images to score, spread evenly over the data; None for all.
-        batch_size: images at once per process; None for the experiment's over the number of processes.
-        workers: processes that read images, per process of the run.
-        on_bad_image: whether to "stop" at an unreadable image or to "skip" it.
-        print_freq: batches between two lines of the log.
-        out: the folder of the report.
+    - `data`: the folder with val/, which has one folder per class.
+    - `models`: names of published networks, shell-style patterns among them, and checkpoint files.
+    - `protocols`: names of published ways to score; None for all of them, and for checkpoints their own crop.
+    - `limit`: the number of images to score, spread evenly over the data; None for all.
+    - `batch_size`: images at once per process; None for the experiment's over the number of processes.
+    - `workers`: processes that read images, per process of the run.
+    - `on_bad_image`: whether to "stop" at an unreadable image or to "skip" it.
+    - `print_freq`: batches between two lines of the log.
+    - `out`: the folder of the report.
     """
 
     data: Path

@@ -21,15 +21,15 @@ class Row:
     """A network scored by a protocol.
 
     Args:
-        network: its published name, or the path of its checkpoint.
-        protocol: the name of the way to score.
-        published: the published top1 and top5 in percent, or one of them; None where nothing was published.
-        source: where they were published.
-        weights_md5: of the weights file.
-        command: would measure all rows of the network.
-        measured: top1, top5, count (of images) and whatever else is known of the measurement; None without one.
-        reason: why nothing was measured.
-        reused: whether an earlier run measured it.
+    - `network`: its published name, or the path of its checkpoint.
+    - `protocol`: the name of the way to score.
+    - `published`: the published top1 and top5 in percent, or one of them; None where nothing was published.
+    - `source`: where they were published.
+    - `weights_md5`: of the weights file.
+    - `command`: would measure all rows of the network.
+    - `measured`: top1, top5, count (of images) and whatever else is known of the measurement; None without one.
+    - `reason`: why nothing was measured.
+    - `reused`: whether an earlier run measured it.
     """
 
     network: str
@@ -85,11 +85,11 @@ def markdown_report(
     """Return the report as a Markdown document.
 
     Args:
-        rows: the rows of the table.
-        data: the images that they were scored on.
-        missing: what keeps rows from being measured, one sentence each.
-        environment: that of this run; rows that an earlier run measured in another one say so.
-        limit: the number of images that were to be scored; None for all.
+    - `rows`: the rows of the table.
+    - `data`: the images that they were scored on.
+    - `missing`: what keeps rows from being measured, one sentence each.
+    - `environment`: that of this run; rows that an earlier run measured in another one say so.
+    - `limit`: the number of images that were to be scored; None for all.
     """
     sources = "; ".join(sorted({row.source for row in rows if row.source})) or "none"
     sections = [

@@ -34,11 +34,11 @@ class PaperOptions:
     """What `zoo reproduce` is asked for with the name of a paper.
 
     Args:
-        paper: a key of `zoo.reproduce.papers.PAPERS`.
-        data: the folder of images, for a figure that can use real ones; None for random images.
-        runs: log folders of training runs, and files that hold the runs of such folders.
-        plots: whether to draw plots, which needs matplotlib.
-        out: the folder of the report.
+    - `paper`: a key of `zoo.reproduce.papers.PAPERS`.
+    - `data`: the folder of images, for a figure that can use real ones; None for random images.
+    - `runs`: log folders of training runs, and files that hold the runs of such folders.
+    - `plots`: whether to draw plots, which needs matplotlib.
+    - `out`: the folder of the report.
     """
 
     paper: str

@@ -21,10 +21,10 @@ class Paper:
     """A paper, as `zoo reproduce` knows it.
 
     Args:
-        title: the heading of its report.
-        experiments: stems of the experiment files whose training runs belong to its tables.
-        measurements: returns the functions that measure its tables and figures, in the paper's order. It is given the
-            training runs and the folder of images (--data), or None without one; DataError for unusable images.
+    - `title`: the heading of its report.
+    - `experiments`: stems of the experiment files whose training runs belong to its tables.
+    - `measurements`: returns the functions that measure its tables and figures, in the paper's order. It is given the
+      training runs and the folder of images (--data), or None without one; DataError for unusable images.
     """
 
     title: str

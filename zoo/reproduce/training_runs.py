@@ -43,17 +43,17 @@ class TrainingRun:
     """What is kept of one training run.
 
     Args:
-        source: the path that it was read from; for a file of several runs, also which of them it is.
-        config: the settings that it was trained with.
-        status: "finished", "stopped: " and the reason, how many epochs there are of how many, or "unknown".
-        environment: the versions and the machine; None where they were not recorded.
-        epochs: for each validated epoch "epoch" (counted from 1), "val_top1" and, where they were recorded,
-            "val_loss", "train_top1" and "train_loss"; accuracies in percent, losses in nats per image.
-        reconstruction: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
-        note: what a reader has to know about the run; may be empty.
-        num_training_images: None where it was not recorded.
-        num_validation_images: None where it was not recorded.
-        experiment: the stem of the experiment file with these settings, once the run has been matched to one.
+    - `source`: the path that it was read from; for a file of several runs, also which of them it is.
+    - `config`: the settings that it was trained with.
+    - `status`: "finished", "stopped: " and the reason, how many epochs there are of how many, or "unknown".
+    - `environment`: the versions and the machine; None where they were not recorded.
+    - `epochs`: for each validated epoch "epoch" (counted from 1), "val_top1" and, where they were recorded, "val_loss",
+      "train_top1" and "train_loss"; accuracies in percent, losses in nats per image.
+    - `reconstruction`: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
+    - `note`: what a reader has to know about the run; may be empty.
+    - `num_training_images`: None where it was not recorded.
+    - `num_validation_images`: None where it was not recorded.
+    - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
 
     source: str

@@ -42,7 +42,8 @@ def weights_path(name: str) -> Path:
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
     """Return the argument if it is the name of published weights, None if it is the path of a file.
 
-    A file of that name in the current folder goes first. Raises WeightsError for what can be neither.
+    If the current folder has a file of that name, the argument is its path. Raises WeightsError for an argument of
+    another type.
     """
     if not isinstance(path_or_name, (str, os.PathLike)):
         raise WeightsError(f"weights must be a path or the name of published weights, got {brief(repr(path_or_name))}")
@@ -63,13 +64,13 @@ def open_published(name: str, *, sleep: Sleep = time.sleep) -> IO[bytes]:
     """Return the verified file of the published weights ``name``, open at its start; it is downloaded if need be.
 
     The file was hashed once, through the descriptor that is returned: what is read from it is what was verified, even
-    if another file takes its name in the meantime. A file in the cache is hashed by every call, because nothing that
-    is remembered of it says what it holds now.
+    if another file takes its name in the meantime. A file in the cache is hashed by every call, because its
+    content may have changed since the last call.
 
     $ZOO_WEIGHTS_URL is the address of a mirror that has the files as ADDRESS/NAME.pth.tar; with $ZOO_OFFLINE set to 1
     nothing is downloaded. A download that breaks off is resumed by the next call. ``sleep`` waits between tries.
-    Raises ConfigError for an unknown name and WeightsError for weights that cannot be had or are not the right ones;
-    the file in the cache is then missing or as it was, never a part.
+    Raises ConfigError for an unknown name and WeightsError for weights that are not available or have the wrong md5;
+    the cache then has no such file or the old one, never a part of the new one.
     """
     entry_of(name)
     path = weights_path(name)
@@ -95,8 +96,8 @@ def _download(name: str, path: Path, sleep: Sleep) -> IO[bytes] | None:
         )
     url = _url_of(name)
     try:
-        # A cache that this makes is its owner's alone. One that was there before keeps the rights that somebody gave
-        # it, so that a group can share it.
+        # Only its owner can read a cache folder that is made here. An existing folder keeps its permissions, so that a
+        # group can share it.
         cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         weights_dir().mkdir(exist_ok=True)
         with locked(path.with_name(f"{path.name}.lock"), name) as is_alone:
@@ -129,7 +130,7 @@ def _received(name: str, url: str, part: Path, path: Path, sleep: Sleep) -> IO[b
     may_start_again = True
     try:
         while True:
-            had_some = part.exists() and part.stat().st_size > 0  # of a fetch that was stopped
+            had_some = part.exists() and part.stat().st_size > 0  # left by a fetch that was stopped
             download.run(lambda received: md5_of(received) == expected)
             with ExitStack() as stack:
                 file = stack.enter_context(open_own(part, "rb"))
@@ -166,7 +167,7 @@ def _url_of(name: str) -> str:
 
 
 def _by_hand(name: str, path: Path) -> str:
-    """Return what a person can do who has a browser but no working download."""
+    """Return what a person with a browser can do if the download does not work."""
     return f"open {entry_of(name).page} in a browser and save the file (md5 {entry_of(name).md5}) as {printable(path)}"
 
 
@@ -214,7 +215,7 @@ def check_md5(file: IO[bytes], path: Path, name: str) -> None:
 
 
 def _mismatch(name: str, md5: str) -> str:
-    """Return the words that weights ``name`` have ``md5``, and which one they should have."""
+    """Return the words that tell that weights ``name`` have the wrong ``md5``, and which one they should have."""
     wrong = f"the md5 is {md5}, not {entry_of(name).md5}"
     if md5 == REPLACED_MD5.get(name):
         return f"{wrong}: these are the weights as published before July 2018, which were replaced"
@@ -249,7 +250,7 @@ def audit_cache(names: Sequence[str] = ()) -> list[Finding]:
 
 
 def _is_audited(path: Path) -> bool:
-    """Return False for lock files and hidden files."""
+    """Return whether a file of the cache is checked: all but lock files and hidden files."""
     return not path.name.startswith(".") and not path.name.endswith(f"{SUFFIX}.lock")
 
 

@@ -1,7 +1,7 @@
 """Downloads one file over HTTP from a server that may be slow, broken or hostile.
 
-A download that broke off is resumed, a request that may succeed later is repeated, and a web page in place of the file
-is an error. Google Drive's page that asks for confirmation before a large file is the one exception: its form is sent.
+An interrupted download is resumed, a request that may succeed later is repeated, and a web page in place of the file is
+an error. Google Drive's page that asks for confirmation before a large file is the one exception: its form is sent.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Download:
     """The download of one file, which continues where an earlier one broke off.
 
     Args:
-        url: address of the file.
-        part: where the file is written; if it exists, it holds the beginning of the file.
-        title: name of the file in messages.
-        sleep: waits for a number of seconds between two tries.
+    - `url`: address of the file.
+    - `part`: where the file is written; if it exists, it holds the beginning of the file.
+    - `title`: name of the file in messages.
+    - `sleep`: waits for a number of seconds between two tries.
 
     ``was_resumed`` tells whether the file was put together from several answers; it is then a mixture if the file
     changed on the server in between.
@@ -129,11 +129,11 @@ class Download:
     def _receive(self, session: requests.Session, watchdog: Watchdog) -> None:
         """Request what is missing and write the answer; raise Transient for a problem that may pass.
 
-        This is the one place where whatever a server can answer wrongly becomes a Transient or a DownloadError.
+        This is the one place where every wrong answer of a server becomes a Transient or a DownloadError.
         """
         try:
             with self._open(session, watchdog, self._size()) as response:
-                if response.status_code != 416:  # 416: there is nothing after what we have; the md5 decides
+                if response.status_code != 416:  # 416: no bytes follow those received; the md5 decides
                     self._write(response, watchdog)
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
             raise DownloadError(
@@ -324,7 +324,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def innermost(error: BaseException) -> str:
-    """Return the text of the innermost of the errors that an error wraps, which says the reason most plainly."""
+    """Return the text of the innermost wrapped error, which tells the reason most plainly."""
     while True:
         inside = [cause for cause in (getattr(error, "reason", None), *error.args) if isinstance(cause, BaseException)]
         if not inside:
@@ -381,7 +381,7 @@ class Session(requests.Session):
     """A session that leaves redirects to its user, because requests would read their bodies, which may never end."""
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Return that there is nothing to follow."""
+        """Return None, so that no redirect is followed."""
         return None
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger("zoo")
 CLASSIFIER = "classifier."
 CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"  # RevNeXt's has no bias
 COUNTER = "num_batches_tracked"
-MAX_KEYS = 5  # of each kind of difference that a message names
+MAX_KEYS = 5  # that a message names for each kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 # torchvision's ResNets. Key: blocks per stage, whether they are bottlenecks, and the first two sizes of the weight of
@@ -45,16 +45,16 @@ class LoadReport:
     """What was loaded into a network, and what was not.
 
     Args:
-        source: name of the file, as messages give it.
-        num_loaded: number of tensors that were loaded.
-        classifier: "loaded"; "dropped" if the network has no classifier; "kept" if the file's has another number of
-            classes and the network keeps its own; "none" if neither has one.
-        filled_counters: names of the batch counters that the file lacks, which were set to 0.
-        negative_scales: number of negative scales of each in-place norm that has any, by the norm's name.
-        input_channels: number of channels that the first filters, of three channels in the file, were changed to; 3 if
-            they were not changed.
-        num_not_finite: number of loaded values that are infinite or not a number, either in the file already or because
-            the network's dtype cannot hold them.
+    - `source`: name of the file, as messages give it.
+    - `num_loaded`: number of tensors that were loaded.
+    - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the network keeps its own because
+      the file's has another number of classes; "none" if neither has one.
+    - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
+    - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
+    - `input_channels`: number of channels that the first filters, of three channels in the file, were changed to; 3 if
+      they were not changed.
+    - `num_not_finite`: number of loaded values that are infinite or not a number, either in the file already or because
+      the network's dtype cannot hold them.
     """
 
     source: str
@@ -88,26 +88,26 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     WeightsError, with the model untouched, if anything else is missing, unexpected, of another shape or of another
     kind of number, or if a tensor is not a plain one.
     """
-    own = model.state_dict()
-    _refuse_meta(own, source)
+    of_network = model.state_dict()
+    _refuse_meta(of_network, source)
     _refuse_odd_tensors(state_dict, source)
-    match = _matched(model, own, state_dict, source)
-    given = match.given
-    # Everything that can fail or has to be counted comes before the first value changes.
-    num_not_finite_in_file = _count_not_finite(given)
-    given = {key: tensor.to(own[key].dtype) for key, tensor in given.items()}
-    num_not_finite = _count_not_finite(given)
-    model.load_state_dict(match.complete | given)
+    match = _matched(model, of_network, state_dict, source)
+    of_file = match.of_file
+    # Everything that can fail, and all counting, is done before the first value of the network changes.
+    num_not_finite_in_file = _count_not_finite(of_file)
+    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in of_file.items()}
+    num_not_finite = _count_not_finite(of_file)
+    model.load_state_dict(match.complete | of_file)
     report = LoadReport(
         source,
-        len(given),
+        len(of_file),
         match.classifier,
         match.counters,
-        _negative_scales(model, given),
+        _negative_scales(model, of_file),
         input_channels=match.input_channels,
         num_not_finite=num_not_finite,
     )
-    _log(report, state_dict, own, num_not_finite_in_file)
+    _log(report, state_dict, of_network, num_not_finite_in_file)
     return report
 
 
@@ -166,29 +166,31 @@ class _Match:
     """What loading will do.
 
     Args:
-        given: the tensors of the file that are used.
-        complete: ``given``, and the network's own tensors for all other keys, counters that become 0 included.
-        classifier, counters, input_channels: as ``classifier``, ``filled_counters`` and ``input_channels`` of
-            `LoadReport`.
+    - `of_file`: the tensors of the file that are used.
+    - `complete`: ``of_file``, and the network's own tensors for all other keys, counters that become 0 included.
+    - `classifier`, `counters`, `input_channels`: as ``classifier``, ``filled_counters`` and ``input_channels`` of
+      `LoadReport`.
     """
 
-    given: dict[str, Tensor]
+    of_file: dict[str, Tensor]
     complete: dict[str, Tensor]
     classifier: ClassifierOutcome
     counters: tuple[str, ...]
     input_channels: int
 
 
-def _matched(model: nn.Module, own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str) -> _Match:
-    """Return what to load into ``model``, whose state dict is ``own``; WeightsError if the given one does not fit."""
+def _matched(
+    model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
+) -> _Match:
+    """Return what to load into ``model``, whose state dict is ``of_network``; WeightsError if it does not fit."""
     state_dict, input_channels = fit_input(state_dict, model)
-    classifier = _compare_classifiers(state_dict, own)
-    given = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
-    unchanged = {key: tensor for key, tensor in own.items() if not _is_used(key, classifier)}
-    counters = tuple(key for key in own if key.endswith(COUNTER) and key not in given)
-    complete = given | unchanged | {key: torch.zeros_like(own[key]) for key in counters}
-    _check_same(complete, own, type(model).__name__, source)
-    return _Match(given, complete, classifier, counters, input_channels)
+    classifier = _compare_classifiers(state_dict, of_network)
+    of_file = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
+    unchanged = {key: tensor for key, tensor in of_network.items() if not _is_used(key, classifier)}
+    counters = tuple(key for key in of_network if key.endswith(COUNTER) and key not in of_file)
+    complete = of_file | unchanged | {key: torch.zeros_like(of_network[key]) for key in counters}
+    _check_same(complete, of_network, type(model).__name__, source)
+    return _Match(of_file, complete, classifier, counters, input_channels)
 
 
 def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
@@ -199,17 +201,17 @@ def _is_used(key: str, classifier: ClassifierOutcome) -> bool:
     return classifier in ("loaded", "none") or not key.startswith(CLASSIFIER)
 
 
-def _refuse_meta(own: Mapping[str, Tensor], source: str) -> None:
-    if any(tensor.is_meta for tensor in own.values()):
+def _refuse_meta(of_network: Mapping[str, Tensor], source: str) -> None:
+    if any(tensor.is_meta for tensor in of_network.values()):
         raise WeightsError(
             f"{source}: cannot be loaded into a network on the meta device, which holds no values; "
             "move it first: model.to_empty(device=...)"
         )
 
 
-def _refuse_odd_tensors(given: Mapping[str, Tensor], source: str) -> None:
+def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
     """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantised ones."""
-    odd = [f"{key} ({kind})" for key, tensor in given.items() if (kind := _odd_kind(tensor))]
+    odd = [f"{key} ({kind})" for key, tensor in of_file.items() if (kind := _odd_kind(tensor))]
     if odd:
         raise WeightsError(
             f"{source}: holds tensors that no network can take ({len(odd)}): {listed(odd, MAX_KEYS)}; the network was "
@@ -228,50 +230,50 @@ def _odd_kind(tensor: Tensor) -> str | None:
     return None if tensor.dtype in PLAIN_DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
-def _compare_classifiers(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> ClassifierOutcome:
+def _compare_classifiers(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> ClassifierOutcome:
     """Return what will be done with the classifier in the file."""
-    if not any(key.startswith(CLASSIFIER) for key in own):
-        return "dropped" if any(key.startswith(CLASSIFIER) for key in given) else "none"
-    return "kept" if _differ_in_classes_only(given, own) else "loaded"
+    if not any(key.startswith(CLASSIFIER) for key in of_network):
+        return "dropped" if any(key.startswith(CLASSIFIER) for key in of_file) else "none"
+    return "kept" if _differ_in_classes_only(of_file, of_network) else "loaded"
 
 
-def _differ_in_classes_only(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    keys = {key for key in own if key.startswith(CLASSIFIER)}
-    if CLASSIFIER_WEIGHT not in keys or keys != {key for key in given if key.startswith(CLASSIFIER)}:
+def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> bool:
+    keys = {key for key in of_network if key.startswith(CLASSIFIER)}
+    if CLASSIFIER_WEIGHT not in keys or keys != {key for key in of_file if key.startswith(CLASSIFIER)}:
         return False
-    weight, own_weight = given[CLASSIFIER_WEIGHT], own[CLASSIFIER_WEIGHT]
-    if CLASSIFIER_BIAS in keys and given[CLASSIFIER_BIAS].shape != weight.shape[:1]:
+    weight, own_weight = of_file[CLASSIFIER_WEIGHT], of_network[CLASSIFIER_WEIGHT]
+    if CLASSIFIER_BIAS in keys and of_file[CLASSIFIER_BIAS].shape != weight.shape[:1]:
         return False
     return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 
 
-def _check_same(given: Mapping[str, Tensor], own: Mapping[str, Tensor], model_name: str, source: str) -> None:
+def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model_name: str, source: str) -> None:
     """Raise WeightsError that names the differences, grouped by kind."""
-    common = [key for key in own if key in given]
+    common = [key for key in of_network if key in of_file]
     differences = {
-        "missing in the file": [key for key in own if key not in given],
-        "unknown to the network": [key for key in given if key not in own],
+        "missing in the file": [key for key in of_network if key not in of_file],
+        "unknown to the network": [key for key in of_file if key not in of_network],
         "of another shape": [
-            f"{key}: {tuple(given[key].shape)} in the file, {tuple(own[key].shape)} in the network"
+            f"{key}: {tuple(of_file[key].shape)} in the file, {tuple(of_network[key].shape)} in the network"
             for key in common
-            if given[key].shape != own[key].shape
+            if of_file[key].shape != of_network[key].shape
         ],
         "of another kind of number": [
-            f"{key}: {given[key].dtype} in the file, {own[key].dtype} in the network"
+            f"{key}: {of_file[key].dtype} in the file, {of_network[key].dtype} in the network"
             for key in common
-            if _kind(given[key]) != _kind(own[key])
+            if _kind(of_file[key]) != _kind(of_network[key])
         ],
     }
     if not any(differences.values()):
         return
     lines = [f"{source}: does not fit {model_name}, which was left as it is:"]
     lines += [f"  {kind} ({len(keys)}): {listed(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
-    raise WeightsError("\n".join([*lines, f"  {_advice(given, source)}"]))
+    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, source)}"]))
 
 
-def _advice(given: Mapping[str, Tensor], source: str) -> str:
+def _advice(of_file: Mapping[str, Tensor], source: str) -> str:
     """Return what to do with a file that does not fit."""
-    if (arch := torchvision_arch(given)) is None:
+    if (arch := torchvision_arch(of_file)) is None:
         return "give the file of this architecture, or build the network with the file's options (input_3x3, norm)"
     if arch in ARCHITECTURES:
         return (
@@ -288,23 +290,23 @@ def _kind(tensor: Tensor) -> str:
     return "real" if tensor.is_floating_point() else "whole"
 
 
-def _negative_scales(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, int]:
+def _negative_scales(model: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the number of negative scales of each in-place norm that has any, by the norm's name."""
     counts = {}
     for name, module in model.named_modules():
-        weight = given.get(f"{name}.weight".removeprefix("."))
+        weight = of_file.get(f"{name}.weight".removeprefix("."))
         if isinstance(module, InPlaceABN) and weight is not None:
             counts[name] = int((weight < 0).sum())
     return {name: count for name, count in counts.items() if count}
 
 
 def _log(
-    report: LoadReport, given: Mapping[str, Tensor], own: Mapping[str, Tensor], num_not_finite_in_file: int
+    report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], num_not_finite_in_file: int
 ) -> None:
     if report.classifier == "dropped":
         logger.info("%s: the classifier was left out, as the network has none", report.source)
     if report.classifier == "kept":
-        num_given, num_own = len(given[CLASSIFIER_WEIGHT]), len(own[CLASSIFIER_WEIGHT])
+        num_given, num_own = len(of_file[CLASSIFIER_WEIGHT]), len(of_network[CLASSIFIER_WEIGHT])
         logger.warning(
             "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
             report.source, num_given, num_own,

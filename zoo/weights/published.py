@@ -1,10 +1,9 @@
-"""The published weights: checksums.md5 names them, and the experiment file of the same name says all else of each."""
+"""The published weights: checksums.md5 names them, the experiment file of the same name says everything else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
@@ -33,10 +32,10 @@ class Published:
     """Published weights.
 
     Args:
-        name: of the weights, and of the experiment that they are of.
-        md5: of the file, 32 hexadecimal digits.
-        weights: where the file is, and under which licence.
-        experiment: how they were trained, and how they score; None where this package does not have the network.
+    - `name`: name of the weights, which is also that of their experiment.
+    - `md5`: md5 of the file, 32 hexadecimal digits.
+    - `weights`: where the file is, and under which licence.
+    - `experiment`: how they were trained, and how they score; None where this package does not have the network.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Published:
         return f"https://drive.google.com/file/d/{self.weights.drive_id}/view"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that is known of them as plain values, the network's settings in the words of `zoo.get`."""
+        """Return all that is known of the weights as plain values, with settings named as in `zoo.get`."""
         assert self.experiment is not None
         network = self.experiment.network
         return {
@@ -91,7 +90,8 @@ class Published:
 @cache
 def all_published() -> dict[str, Published]:
     """Return all published weights by name, in the order of checksums.md5, those without a network here included."""
-    lines = (line.split() for line in _checksums().read_text(encoding="ascii").splitlines())
+    checksums = experiments_dir().parent / "checksums.md5"
+    lines = (line.split() for line in checksums.read_text(encoding="ascii").splitlines())
     return {name: _published(name, md5) for md5, name in ((md5, file.removesuffix(SUFFIX)) for md5, file in lines)}
 
 
@@ -104,7 +104,7 @@ def published() -> dict[str, Published]:
 def entry_of(name: str) -> Published:
     """Return the entry of the published weights ``name``.
 
-    Raises ConfigError for another name, with the names that come nearest, or all of an architecture.
+    Raises ConfigError for another name; the message has the nearest names, or all names of an architecture.
     """
     if name in all_published():
         return all_published()[name]
@@ -119,14 +119,8 @@ def _published(name: str, md5: str) -> Published:
     if name in WITHOUT_NETWORK:
         return Published(name, md5, WITHOUT_NETWORK[name], None)
     file = find_experiment(name)
-    assert file is not None, f"checksums.md5 names {name}, of which there is no experiment file"
+    assert file is not None, f"checksums.md5 names {name}, for which there is no experiment file"
     experiment = load_experiment(file, log_notices=False)  # nobody asked for this experiment yet
     weights = None if experiment.expected is None else experiment.expected.weights
     assert weights is not None, f"{file} does not say where the weights are"
     return Published(name, md5, weights, experiment)
-
-
-def _checksums() -> Path:
-    """Return the file of the checksums: in an installed package, else in the source checkout."""
-    folder = experiments_dir().parent
-    return folder / "checksums.md5"

@@ -26,7 +26,7 @@ logger = logging.getLogger("zoo")
 COMPRESSED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"  # gzip, bzip2, xz
 # The keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model"
-# The words of torch for a function or class that it does not let a file use.
+# Torch's message about a function or class that it does not let a file use.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 # The three records at the end of a zip archive: the 64-bit one that torch.save writes, its position, and the old one.
 END_64, LOCATOR_64, END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
@@ -69,7 +69,7 @@ def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
     """Return the dict in an open file, which ``path`` names in messages."""
     head = file.read(512)
     file.seek(0)
-    # The length of a JSON text, and the text.
+    # A safetensors file begins with the length of a JSON text and that text.
     is_safetensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= SAFETENSORS_HEADER_BYTES
     if not is_safetensors:
         _refuse_other_formats(path, head)
@@ -129,12 +129,12 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
 def load_bounded(file: IO[bytes]) -> Any:
     """Return the content of an open `torch.save` file: tensors, plain Python values and numpy numbers, nothing else.
 
-    Raises Oversized where that takes more memory than about the size of the file. A damaged file can raise nearly any
-    exception. Nothing in the file is run.
+    Raises Oversized if the content takes more memory than the file has bytes, with some slack. A damaged file can raise
+    nearly any exception. No code in the file is run.
     """
     check_sizes(file)
     metered: Any = _Metered(file)  # it has the methods of a file that torch uses
-    # What the user has allowed already is left out, so that it stays allowed when the context ends.
+    # Names that the user has allowed are left out, so that they stay allowed when the context ends.
     allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
     with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of other pickle protocols and TorchScript, which load or raise
@@ -267,7 +267,7 @@ def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
 
 
 def _refuse_programs(file: IO[bytes], path: Path) -> None:
-    """Raise WeightsError for a file of torch.export or ONNX, which is a network to run and no weights file."""
+    """Raise WeightsError for a file of torch.export or ONNX, which holds a network to run and is no weights file."""
     kind = runs_with = None
     if path.suffix == ".onnx":
         kind, runs_with = "ONNX", "an ONNX runtime"

@@ -1,4 +1,4 @@
-"""What a weights file says of the network that it belongs to."""
+"""What a weights file says about the network that it belongs to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from zoo.weights.published import all_published
 
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
-FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # the same weights serve whatever they are
-# Files come from anywhere; these are far more than any network needs, and far less than would fill a machine.
+FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # these options change no weights
+# Files come from anywhere; these limits are far more than any network needs, and far less than would fill a machine.
 MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES = 255, 65_536, 64
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters
 ASKED_BY_NETWORK = "the network that it is loaded into"
@@ -41,15 +41,15 @@ class NetworkRecord:
     """What a reader has to know to build a network for given weights; in files a plain dict under "network".
 
     Args:
-        arch: name of the architecture.
-        norm: "standard", "inplace" or "sync", which says how scales are read.
-        activation: "leaky_relu", "relu", "elu" or "identity".
-        activation_param: slope of leaky_relu or alpha of elu.
-        classes: outputs of the classifier, 0 without one.
-        options: those of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...).
-        class_names: names of the first outputs in their order, escaped by `printable`; None where they are not known.
-        preprocessing: of the images that the network was validated with; None where it is not known.
-        folded: whether the norms are part of the convolutions, see `zoo.convert.fold_network`.
+    - `arch`: name of the architecture.
+    - `norm`: "standard", "inplace" or "sync", which says how scales are read.
+    - `activation`: "leaky_relu", "relu", "elu" or "identity".
+    - `activation_param`: slope of leaky_relu or alpha of elu.
+    - `classes`: outputs of the classifier, 0 without one.
+    - `options`: those of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...).
+    - `class_names`: names of the first outputs in their order, escaped by `printable`; None where they are not known.
+    - `preprocessing`: of the images that the network was validated with; None where it is not known.
+    - `folded`: whether the norms are part of the convolutions, see `zoo.convert.fold_network`.
     """
 
     arch: str
@@ -129,8 +129,8 @@ class NetworkRecord:
         """Return the record as the ``network`` and ``input`` sections of an experiment."""
         settings = self.settings()
         settings["bn_mode"] = settings.pop("norm")
-        own = {key: settings.pop(key) for key in list(settings) if key in Network.model_fields}
-        content: dict[str, Any] = {"network": _plain({**own, "options": settings})}
+        network_settings = {key: settings.pop(key) for key in list(settings) if key in Network.model_fields}
+        content: dict[str, Any] = {"network": _plain({**network_settings, "options": settings})}
         if self.preprocessing is not None:
             images = self.preprocessing
             content["input"] = _plain(
@@ -144,14 +144,14 @@ class NetworkRecord:
         return build_network(self.arch, norm, classes=self.classes, features_only=features_only, **self.options)
 
     def without_memory(self) -> NetworkRecord:
-        """Return the record without ``memory``, which not every norm goes with and which changes no weights."""
+        """Return the record without the option ``memory``, which changes no weights but does not fit every norm."""
         return replace(self, options={key: value for key, value in self.options.items() if key != "memory"})
 
 
 def escaped_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of class folders as records and messages have them, made `printable`.
 
-    Raises DataError for two names that are the same then.
+    Raises DataError if two names become the same.
     """
     escaped = tuple(map(printable, names))
     if twice := [name for name, count in Counter(escaped).items() if count > 1]:
@@ -166,10 +166,10 @@ def preprocessing_of(images: Input) -> Preprocessing:
 
 
 def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
-    """Return what the content of a weights file says of its network; None for files of others, which say nothing.
+    """Return what the content of a weights file says about its network; None for files of other programs.
 
-    Checkpoints that were written before there were records have the experiment's settings, which say the same but for
-    the names of the classes. Raises WeightsError for a record that is wrong, ConfigError for such settings.
+    Checkpoints that were written before there were records have the experiment's settings, which say the same
+    except for the names of the classes. Raises WeightsError for a wrong record, ConfigError for wrong settings.
     """
     if not isinstance(content.get("state_dict"), dict):
         return None
@@ -177,14 +177,14 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
     record = NetworkRecord.from_json(network, source) if _is_record(network) else None
     experiment = experiment_in(content, source)
     if experiment is None or experiment.network.arch not in ARCHITECTURES:
-        return record  # of a network of the user's own, which `zoo.engine.start` can be given, there is none
-    own = NetworkRecord.of_config(experiment.network, experiment.input).to_json()
+        return record  # a custom network, which `zoo.engine.start` accepts, has no record
+    of_config = NetworkRecord.of_config(experiment.network, experiment.input).to_json()
     if record is None:
-        return NetworkRecord.from_json(own, source)
+        return NetworkRecord.from_json(of_config, source)
     differences = [
-        f"{key}: {shown(record.to_json()[key])} under network, {shown(own[key])} under config"
+        f"{key}: {shown(record.to_json()[key])} under network, {shown(of_config[key])} under config"
         for key in ("arch", "norm", "activation", "activation_param", "classes", "options")
-        if record.to_json()[key] != own[key]
+        if record.to_json()[key] != of_config[key]
     ]
     if differences:
         raise WeightsError(f"{source}: says two things of its network: {'; '.join(differences)}; {REMEDY}")
@@ -192,7 +192,7 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
 
 
 def experiment_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
-    """Return the experiment whose settings a checkpoint holds; None for other files, with settings of another trainer.
+    """Return the experiment whose settings a checkpoint holds; None for other files, such as those of other trainers.
 
     Raises ConfigError for a checkpoint of this package's trainer whose settings are wrong.
     """
@@ -215,11 +215,11 @@ def _is_record(network: Any) -> TypeGuard[dict[str, Any]]:
 def check_record(
     record: NetworkRecord, wanted: Mapping[str, Any], source: str, asked_by: str = ASKED_BY_NETWORK
 ) -> None:
-    """Raise WeightsError if ``wanted`` (arguments of `zoo.get`) contradicts what a file says of its network.
+    """Raise WeightsError if ``wanted`` (arguments of `zoo.get`) contradicts the record of a file's network.
 
-    ``asked_by`` says in the message who wants it so ("the experiment", "the arguments").
-    Keys that are not in ``wanted`` agree with everything. No contradictions are another number of classes, "inplace"
-    beside "sync", a norm that is a function, and options that change no weights.
+    ``asked_by`` tells in the message where ``wanted`` comes from ("the experiment", "the arguments"). Keys that are not
+    in ``wanted`` are not compared. These differences are allowed: another number of classes, "inplace" beside "sync",
+    a norm that is a function, and options that change no weights.
     """
     if record.folded:
         raise WeightsError(
@@ -238,8 +238,8 @@ def check_record(
     if not differences:
         return
     parts = [
-        f"{key}={shown(own)} in the file, but {key}={shown(value)} is asked for by {asked_by}"
-        for key, own, value in differences
+        f"{key}={shown(recorded)} in the file, but {key}={shown(value)} is asked for by {asked_by}"
+        for key, recorded, value in differences
     ]
     raise WeightsError(
         f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
@@ -253,19 +253,18 @@ def _agrees(record: NetworkRecord, key: str, value: Any) -> bool:
         return callable(value) or (value == "standard") == (record.norm == "standard")
     if key == "activation_param" and record.activation not in WITH_PARAMETER:
         return True
-    own = record.settings().get(key, _default(record.arch, key))
-    return bool(_plain(own) == _plain(value))
+    recorded = record.settings().get(key, _default(record.arch, key))
+    return bool(_plain(recorded) == _plain(value))
 
 
 def _conversions(differences: list[tuple[str, Any, Any]]) -> str:
-    """Return which kinds of ``zoo convert`` make what is asked for of what is in the file, if they can."""
+    """Return the hint which kinds of ``zoo convert`` turn the file's settings into those asked for; "" if none can."""
     kinds = []
-    for key, own, value in sorted(
-        differences, key=lambda difference: difference[0]
-    ):  # the activation first: in-place norms have no relu
+    # Sorted, so that the activation is converted first, since in-place norms have no relu.
+    for key, recorded, value in sorted(differences, key=lambda difference: difference[0]):
         if key == "norm":
             kinds.append("inplace-to-standard" if value == "standard" else "standard-to-inplace")
-        elif (key, own, value) == ("activation", "relu", "leaky_relu"):
+        elif (key, recorded, value) == ("activation", "relu", "leaky_relu"):
             kinds.append("relu-to-leaky-relu")
         else:
             return ""
@@ -284,7 +283,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value from a file as a message shows it: in one line that is not long, whatever is in it."""
+    """Return a value from a file as one short line for a message, whatever the value is."""
     if isinstance(value, list):
         more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
         return f"[{', '.join(map(shown, value[:MAX_LISTED]))}{more}]"[:MAX_SHOWN_LIST]
@@ -299,7 +298,7 @@ Problem = tuple[str, Any, str]  # key, value, what is wrong with it
 
 
 def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with the values of a record that has all keys, the first thing first."""
+    """Yield what is wrong with the values of a record that has all keys."""
     arch, norm, activation = (content[key] for key in ("arch", "norm", "activation"))
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         near = ", ".join(nearest(arch[:MAX_SHOWN] if isinstance(arch, str) else "", ARCHITECTURES))
@@ -369,7 +368,7 @@ def _name_problems(names: Any, classes: int) -> Iterator[Problem]:
 
 
 def _is_name(name: Any) -> bool:
-    # The limit is that of a file system before `printable` makes up to ten characters of one.
+    # File systems allow 255 characters, and `printable` may turn each into ten.
     return isinstance(name, str) and 0 < len(name) <= 10 * MAX_NAME_LENGTH and name.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""A weights file as a whole: its tensors and what it says of the network that they belong to."""
+"""A weights file as a whole: its tensors, and what it says about the network that they belong to."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ class StoredWeights:
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
 
     def record_to_build(self) -> NetworkRecord | None:
-        """Return the record for somebody who will build the network before the tensors are compared with it.
+        """Return the record, checked so that the network can be built before the tensors are compared with it.
 
         Raises WeightsError where it claims another number of classes than the classifier beside it has, or a network
-        that the tensors beside it do not fit: no small file shall make its reader allocate a network of gigabytes.
+        that the tensors beside it do not fit: a small file must not make its reader allocate a network of gigabytes.
         """
         source = printable(self.path)
         if self.record is None:
             return None
         check_record(self.record, {}, source)  # a folded network is not built like others
-        found = num_outputs(self.state_dict, source)
-        if found != self.record.classes:
+        num_in_tensors = num_outputs(self.state_dict, source)
+        if num_in_tensors != self.record.classes:
             raise WeightsError(
                 f"{source}: network.classes = {self.record.classes}: the classifier beside it has "
-                f"{found} outputs; take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made it"
+                f"{num_in_tensors} outputs; take the "
+                f"weights alone with zoo.weights.read_state_dict(FILE), or ask who made it"
             )
         try:
             check_fits_record(self.state_dict, self.record, source)
@@ -62,7 +63,7 @@ class StoredWeights:
         return self.record
 
     def warn_of_assumptions(self, arch: str, assumed: Mapping[str, Any]) -> None:
-        """Log what is taken for granted of a file that does not say its network; ``assumed``: norm, activation."""
+        """Log the settings (norm, activation) that are assumed for a file that does not say its network."""
         if self.record is None and assumed:
             settings = ", ".join(f"{key}={value!r}" for key, value in assumed.items())
             logger.warning(
@@ -77,7 +78,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     """Return the content of the weights file at a path, or of the published weights of a name, downloaded if need be.
 
     Published weights are read once, and their md5 is compared before anything of them is loaded. Raises WeightsError
-    if the file is missing, damaged or unsafe, or says of its network what cannot be true.
+    if the file is missing, damaged or unsafe, or if its record of the network cannot be true.
     """
     published = published_name(path_or_name)
     path = Path(path_or_name) if published is None else weights_path(published)
@@ -90,10 +91,10 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     """Load the weights file at ``path``, or the published weights of that name, into ``model``; return what was done.
 
-    Everything must fit, except that a classifier which the model has not, or has with another number of classes, is
-    left out (logged). Where both the file and the model say which network they are, they must agree: weights that
-    were trained with another activation or kind of norm have the same shapes, but compute something else. Raises
-    WeightsError if the file is missing, damaged, unsafe or does not fit; the model is then unchanged.
+    Everything must fit, except that the file's classifier is left out, and this is logged, if the model has none or one
+    with another number of classes. Where both the file and the model say which network they are, they must agree:
+    weights that were trained with another activation or kind of norm have the same shapes, but compute something else.
+    Raises WeightsError if the file is missing, damaged, unsafe or does not fit; the model is then unchanged.
     """
     if not isinstance(model, nn.Module):
         raise WeightsError(
@@ -104,9 +105,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
 
 def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
     """Do what `load_weights` does with a file that was read already; ``asked_by``: see `check_record`."""
-    own = getattr(model, "built_as", None)
-    if own is not None and stored.record is not None:
-        wanted = {**ARCHITECTURES[own.arch].options, **own.settings()}
+    built_as = getattr(model, "built_as", None)
+    if built_as is not None and stored.record is not None:
+        wanted = {**ARCHITECTURES[built_as.arch].options, **built_as.settings()}
         check_record(stored.record, wanted, printable(stored.path), asked_by)
     return load_state_dict(model, stored.state_dict, source=printable(stored.path))
 
@@ -114,8 +115,8 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
 def check_fits_record(state_dict: Mapping[str, Tensor], record: NetworkRecord, source: str) -> None:
     """Raise WeightsError, as `load_state_dict` does, unless a state dict fits the network of a record.
 
-    Nothing of the network's size is allocated, so that no small file makes its reader build a large network. The
-    number of tensors is looked at first: even without values a network of thousands of blocks takes seconds.
+    Nothing of the network's size is allocated, so that a small file cannot make its reader build a large network. The
+    number of tensors is compared first, because building a network of thousands of blocks takes seconds even so.
     Images of any number of channels are accepted. Raises ConfigError for an unknown architecture, and for options that
     it cannot have.
     """

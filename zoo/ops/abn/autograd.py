@@ -80,7 +80,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         return dx, dshortcut, *parameter_gradients(sum_dy, sum_dy_xhat, weight, bias), *[None] * 8
 
 
-# torch binds the arguments to the signature at every call, to fill in defaults; without names there is nothing to bind.
+# At every call torch binds the arguments to the signature, to fill in defaults; this one without names saves that.
 _arguments = inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)
 ActivatedBatchNorm.forward.__signature__ = inspect.Signature([_arguments])  # type: ignore[attr-defined]
 

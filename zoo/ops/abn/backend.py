@@ -1,7 +1,7 @@
 """Chooses the back end for each device: compiled kernels where the device has them, plain torch elsewhere.
 
 The choice is made once, at import. The environment variable ZOO_KERNELS forces it: ``reference`` turns compiled kernels
-off everywhere; ``native`` (C++, CPU) and ``triton`` (CUDA) demand these and raise ConfigError where they cannot be
+off everywhere; ``native`` (C++, CPU) and ``triton`` (CUDA) ask for one back end and raise ConfigError if it cannot be
 used; ``auto``, the default, uses compiled kernels wherever it can.
 """
 

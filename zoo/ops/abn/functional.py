@@ -58,8 +58,8 @@ def inplace_abn(
     - `shortcut`: added before the activation; of the shape and dtype of x, or None.
 
     Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
-    statistics of; RuntimeError where autograd does not allow x to be overwritten. Nothing has been changed then.
-    Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
+    statistics of; RuntimeError where autograd does not allow x to be overwritten. In these cases nothing has been
+    changed. Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     _check_shortcut(x, shortcut, inplace)
@@ -109,7 +109,7 @@ def inplace_abn_sync(
 def normalise(
     x: Tensor, statistics: Statistics, settings: NormSettings, inplace: bool, shortcut: Tensor | None = None
 ) -> Tensor:
-    """Return the output of `inplace_abn` for statistics that have been taken before."""
+    """Return the output of `inplace_abn`, given the statistics."""
     inplace = inplace and can_work_in_place()
     return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
 

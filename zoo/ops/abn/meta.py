@@ -1,7 +1,7 @@
 """The kernels for tensors on the meta device: they return tensors of the right shapes and compute nothing.
 
-A network on the meta device so takes as many bytes as on a device with compiled kernels; the temporaries of
-reference.py would be too many.
+With them a network on the meta device takes as many bytes as on a device with compiled kernels. The reference would
+also count its temporaries.
 """
 
 from __future__ import annotations

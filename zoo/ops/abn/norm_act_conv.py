@@ -1,4 +1,4 @@
-"""Norm, activation and convolution as one operation that computes the map between them again in backward.
+"""Norm, activation and convolution as one operation, which computes the convolution's input again in backward.
 
 This is the paper's alternative to the in-place norm that keeps the norm's input (Rota Bulo et al., CVPR 2018,
 Figure 2 b). It takes one operation over all three, because an ordinary convolution keeps its input z = f(g x_hat + b).

@@ -1,4 +1,4 @@
-"""The kernels in plain torch, for any device, layout and dtype; the truth that compiled kernels are tested against.
+"""The kernels in plain torch, for any device, layout and dtype; compiled kernels are tested against them.
 
 Contract and notation are those of kernels.py. Half-precision tensors are computed in float32, float64 ones in float64.
 """
@@ -16,7 +16,7 @@ track_statistics = None
 
 
 def why_not() -> None:
-    """Return None: plain torch is always there."""
+    """Return None: plain torch can always be used."""
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ def _invert(z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | No
 
 
 def _divisor(settings: NormSettings, dtype: torch.dtype) -> Tensor | None:
-    """Return what y - b is divided by to give x_hat, (C,): g, or infinity where x_hat would be nothing but rounding.
+    """Return the divisor of y - b that gives x_hat, (C,): g, or infinity where x_hat would be nothing but rounding.
 
     That is so where g is smaller than the error with which a z of ``dtype`` holds y near b. x_hat is then 0, which is
     wrong by 1 at most (csrc/README.md). None stands for 1.

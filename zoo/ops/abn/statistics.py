@@ -16,7 +16,7 @@ Momentum = float | Tensor | Callable[[], float | Tensor]
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance, shape (C,), and the values that they were taken over.
+    """Mean and biased variance, shape (C,), and how many values they were taken over.
 
     ``num_values`` is the number of values per channel: an int, or for a synchronised layer a tensor without dimensions;
     None for running statistics, which do not depend on the input. ``group`` is the process group whose batch they are

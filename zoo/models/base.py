@@ -23,9 +23,10 @@ def check_classes(classes: Any) -> None:
 
 
 def dilation_per_module(dilation: Any, any_number: bool) -> list[int]:
-    """Return four dilations, of mod2 to mod5: ``dilation`` itself, or four times the number that it is.
+    """Return the dilations of mod2 to mod5: the list ``dilation`` itself, or the number ``dilation`` four times.
 
-    ``any_number``: numbers other than 1 may stand for all modules, too. Raises ConfigError for anything else.
+    ``any_number``: whether a number other than 1 is allowed for all modules together. Raises ConfigError for anything
+    else.
     """
 
     def is_dilation(value: Any) -> bool:
@@ -82,7 +83,7 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.weights.NetworkRecord` that it was built from, None where that is not known
+    built_as: Any = None  # the `zoo.weights.NetworkRecord` that it was built from, None if that is unknown
     bn_out: nn.Module
     classifier: nn.Sequential
 
@@ -125,7 +126,7 @@ class Network(nn.Module):
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """Return the raw output of every stage (before any later norm); none is overwritten afterwards.
 
-        Of a network with selected features these alone, and no stage behind the last of them is run.
+        After `select_features` only the selected outputs are returned, and no stage behind the last of them is run.
         """
         selected = range(len(self._stages)) if self._selected is None else self._selected
         outputs = []
@@ -150,7 +151,7 @@ class Network(nn.Module):
         return self.classifier(x) if hasattr(self, "classifier") else x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits (N, classes) of a last map of `forward_features`; before the linear layer if asked for."""
+        """Return the logits (N, classes) of a map; with ``pre_logits`` the values that the linear layer reads."""
         for layer in self._head()[:-1] if pre_logits else self._head():
             x = layer(x)
         return x
@@ -190,7 +191,7 @@ class Network(nn.Module):
         return name, conv
 
     def set_drop_rate(self, drop_rate: float) -> None:
-        """Drop so many of the values that the linear layer of the classifier reads, in training."""
+        """Make the classifier drop this share of its linear layer's inputs in training."""
         if not hasattr(self, "classifier") or not isinstance(self.classifier[0], GlobalAvgPool2d):
             what = "a classifier" if not hasattr(self, "classifier") else "a classifier of mean values"
             raise ConfigError(
@@ -202,10 +203,10 @@ class Network(nn.Module):
         )
 
     def select_features(self, out_indices: Sequence[int | str]) -> None:
-        """Return from now on the stages of these positions only; -1 is the last, "stem" what the stem's pool reads.
+        """Make forward return only the stages at these positions; -1 is the last, "stem" the map that its pool reads.
 
         Stages behind the last of them are not run, and their parameters not trained. Raises ConfigError for a position
-        that there is not and for an order that is not that of the stages.
+        that does not exist, and for positions that are not in the order of the stages.
         """
         count = len(self._stages)
         known = f"0 to {count - 1}, -{count} to -1{' and ' + repr(BEFORE_POOL) if self._has_stem_pool() else ''}"
@@ -252,7 +253,7 @@ class Network(nn.Module):
 
 
 def count_network(model: Network) -> dict[str, int]:
-    """Return how large a network is, which needs no values (see `zoo.layers.conv.counting`).
+    """Return how large a network is. Its weights need no values (see `zoo.layers.conv.counting`).
 
     ``parameters`` counts the values that training changes, ``parameters_headless`` those outside the classifier, and
     ``norms`` the norm layers with running statistics.
