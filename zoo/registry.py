@@ -21,13 +21,12 @@ from zoo.models.arguments import check_norm_function, check_values, dilation_for
 from zoo.models.build import check_option_names
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
-from zoo.weights.record import Preprocessing, check_record, preprocessing_of
+from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, preprocessing_of
 
 if TYPE_CHECKING:
     from zoo.data.transforms import Transform
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
-OF_EVERY_NETWORK = ("arch", "norm", "activation", "activation_param", "classes")
 CIFAR_INPUT = config.Input(
     crop_train=32,
     scale_val=-1,
@@ -238,7 +237,7 @@ def _build(
 ) -> Network:
     """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
     options = dict(settings)
-    arch, norm, activation, activation_param, classes = (options.pop(key) for key in OF_EVERY_NETWORK)
+    arch, norm, activation, activation_param, classes = (options.pop(key) for key in COMMON_SETTINGS)
     if callable(norm):
         check_norm_function(norm)
     try:
@@ -315,8 +314,8 @@ def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord
     """Return the record of a network that was built from settings; None where a function makes its norms."""
     if callable(settings["norm"]):
         return None
-    options = {key: value for key, value in settings.items() if key not in OF_EVERY_NETWORK}
-    return NetworkRecord(**{key: settings[key] for key in OF_EVERY_NETWORK}, options=options, preprocessing=images)
+    options = {key: value for key, value in settings.items() if key not in COMMON_SETTINGS}
+    return NetworkRecord(**{key: settings[key] for key in COMMON_SETTINGS}, options=options, preprocessing=images)
 
 
 def only_variant(name: str) -> str:

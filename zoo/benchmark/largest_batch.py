@@ -1,9 +1,8 @@
 """The largest batch that fits into an amount of memory, predicted without running a training step.
 
-The tensors of a step are counted on the meta device, where they take no memory. What convolutions take besides their
-inputs and outputs while they run is not seen there, although it is a sizeable part of a step that holds little, and no
-shape tells how much it is: on the CPU these are copies in layouts that suit the processor, on a GPU a workspace. So
-each distinct convolution is run on a few images.
+The tensors of a step are counted on the meta device, where they take no memory. The scratch memory of convolutions
+cannot be seen there: on the CPU copies in layouts that suit the processor, on a GPU a workspace. It is a sizeable part
+of a step that holds little, and cannot be computed from shapes. So each distinct convolution is run on a few images.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from zoo.benchmark.results import Results
 from zoo.benchmark.strategies import Strategy, build_all
 from zoo.errors import ConfigError, VerificationError
 from zoo.ops.abn import backend, reference
+from zoo.ops.pooling import memory_format_of
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TOLERANCE = 0.05
@@ -36,8 +36,9 @@ SCRATCH_BATCHES = (4, 8)
 class TrainingBytes(NamedTuple):
     """Bytes that training takes.
 
-    - ``constant``: those that are always there: parameters, momentum, buffers and the images of a batch.
-    - ``step``: the most that a step has above these at one time.
+    Args:
+    - `constant`: bytes that are always there: parameters, momentum, buffers and the images of a batch.
+    - `step`: the most bytes that a step takes in addition at one time.
     """
 
     constant: int
@@ -129,7 +130,7 @@ class ConvolutionScratch:
                 return value
             shape = (batch, *value.shape[1:]) if index in CONVOLUTIONS[func] else value.shape
             zeros = torch.zeros(shape, dtype=value.dtype, device=self._device)
-            return zeros.contiguous(memory_format=_layout(value))
+            return zeros.contiguous(memory_format=memory_format_of(value))
 
         inputs = [on_device(index, value) for index, value in enumerate(args)]
         sizes: list[int] = []
@@ -164,12 +165,7 @@ def _without_batch(value: Any, has_batch: bool) -> Any:
     """Return an argument of a convolution, or of a tensor dtype, layout and shape without the batch."""
     if not isinstance(value, Tensor):
         return value
-    return value.dtype, _layout(value), tuple(value.shape[1:] if has_batch else value.shape)
-
-
-def _layout(x: Tensor) -> torch.memory_format:
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return torch.channels_last if last else torch.contiguous_format
+    return value.dtype, memory_format_of(value), tuple(value.shape[1:] if has_batch else value.shape)
 
 
 def constant_bytes(model: nn.Module, setup: Setup) -> int:
@@ -198,20 +194,20 @@ def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], 
 
 
 def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strategy], batches: Sequence[int]) -> None:
-    """Add what each strategy was predicted to take, and what a real step takes.
+    """Add the predicted bytes of each strategy, and the bytes of a real step.
 
     VerificationError, once all have been added, if any of them differ by more than 5 %.
     """
     wrong = []
     for strategy in _available(results, setup, strategies):
         for batch in batches:
-            here = replace(setup, batch=batch)
-            predicted, model = MemoryPrediction(here, strategy).bytes_for(batch), strategy.build(here)
-            taken = predicted.constant + measure_memory(here.forward_of(model), model.parameters()).peak
+            batch_setup = replace(setup, batch=batch)
+            predicted, model = MemoryPrediction(batch_setup, strategy).bytes_for(batch), strategy.build(batch_setup)
+            taken = predicted.constant + measure_memory(batch_setup.forward_of(model), model.parameters()).peak
             difference = predicted.total / taken - 1
-            results.add(here.case, strategy.name, "predicted", "MB", [predicted.total / 1e6])
-            results.add(here.case, strategy.name, "taken", "MB", [taken / 1e6])
-            results.add(here.case, strategy.name, "difference", "%", [100 * difference])
+            results.add(batch_setup.case, strategy.name, "predicted", "MB", [predicted.total / 1e6])
+            results.add(batch_setup.case, strategy.name, "taken", "MB", [taken / 1e6])
+            results.add(batch_setup.case, strategy.name, "difference", "%", [100 * difference])
             if abs(difference) > TOLERANCE:
                 wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
     if wrong:

@@ -39,9 +39,10 @@ SHAPES = (
 class Provider(NamedTuple):
     """A way to compute norm and activation.
 
-    - ``layer``: the module that has the parameters.
-    - ``call``: the function that is measured: the layer, or something that runs it.
-    - ``context``: makes the context in which it is called, such as one that forces a back end.
+    Args:
+    - `layer`: the module that has the parameters.
+    - `call`: the function that is measured: the layer, or something that runs it.
+    - `context`: returns the context in which ``call`` runs, such as one that forces a back end.
     """
 
     layer: nn.Module
@@ -88,7 +89,7 @@ class Block(nn.Module):
     """The paper's block BN + ACT + CONV, which saves memory by one of `variants.STRATEGIES`.
 
     Args:
-    - `channels`: of input and output.
+    - `channels`: channels of input and output.
     - `strategy`: key of `variants.STRATEGIES`.
     """
 
@@ -140,7 +141,8 @@ def _measure_case(
 ) -> None:
     """Add the bytes and times of the providers, and where the bandwidth is given the traffic too."""
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
-    x, dz = (_random(case, results.device) for _ in range(2))
+    dtype, layout = DTYPES[case.dtype], LAYOUTS[case.layout]
+    x, dz = (torch.randn(case.shape, device=results.device).to(dtype).contiguous(memory_format=layout) for _ in "xz")
     with room_for_compilations():
         for name, provider in by_name.items():
             with provider.context():
@@ -160,11 +162,6 @@ def _measure_case(
             minimal = PASSES * x.nbytes
             results.add(case, name, "/ minimal traffic", "1", [value * bytes_per_s / minimal for value in values])
             results.add(case, name, "traffic", "GB/s", [minimal / value / 1e9 for value in values])
-
-
-def _random(case: Case, device: torch.device) -> Tensor:
-    x = torch.randn(case.shape, device=device).to(DTYPES[case.dtype])
-    return x.contiguous(memory_format=LAYOUTS[case.layout])
 
 
 class _AsOperationResult(torch.autograd.Function):

@@ -24,12 +24,13 @@ END_OF_FORWARD = "zoo: end of forward"
 
 
 class Memory(NamedTuple):
-    """Bytes of a training step, above those of what existed before it (parameters, buffers, images).
+    """Bytes of a training step, without those that existed before it (parameters, buffers, images).
 
-    - ``held``: alive between the forward and the backward pass.
-    - ``peak``: the most that is alive at one time in either pass, gradients of the parameters included.
-    - ``peak_without_gradients``: the most that is alive at one time of everything but these gradients.
-    - ``gradients``: of the parameters' gradients alone.
+    Args:
+    - `held`: bytes alive between the forward and the backward pass.
+    - `peak`: the most bytes alive at one time in either pass, gradients of the parameters included.
+    - `peak_without_gradients`: the most bytes alive at one time, without these gradients.
+    - `gradients`: bytes of the parameters' gradients alone.
     """
 
     held: int
@@ -53,7 +54,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
 
     Args:
     - `forward`: computes the loss, a scalar, of images that exist already.
-    - `parameters`: those of the network, of which there is at least one.
+    - `parameters`: parameters of the network, at least one.
     - `warmup`: number of steps that run before the measured one, to compile and to fill caches.
     """
     parameters = list(parameters)

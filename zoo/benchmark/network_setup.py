@@ -27,13 +27,13 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 @dataclass(frozen=True)
 class Setup:
-    """A network and what it is fed with.
+    """A network and the images that it is fed with.
 
     Args:
     - `arch`: name of the architecture, such as "resnet50".
     - `batch`: images per step.
     - `size`: side of an image, in pixels.
-    - `structure`: blocks per stage, or None for those that the architecture has by its name.
+    - `structure`: blocks per stage; None for those of the architecture.
     - `input_3x3`: whether the stem is of three 3x3 convolutions.
     - `dtype`: "float32", or "bfloat16" for autocast.
     - `layout`: of weights and images, one of `LAYOUTS`.

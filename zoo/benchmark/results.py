@@ -63,7 +63,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
-        """Add a record of ``values``, of which there is at least one."""
+        """Add a record of ``values`` (at least one)."""
         middle, spread = median_and_spread(values)
         self.records.append(
             Record(
@@ -117,22 +117,21 @@ def markdown(content: dict[str, Any]) -> str:
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:
         case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE)
-        rows.setdefault(case, {})[record["metric"], record["unit"]] = _cell(record)
+        spread = "" if record["n"] == 1 else f" ({_number(record['spread'])})"
+        rows.setdefault(case, {})[record["metric"], record["unit"]] = _number(record["median"]) + spread
     tables: list[dict[tuple[str, str], None]] = []  # the metrics of each, in order
     for cells in rows.values():
-        own, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
-        for other in (*joined[1:], own):
-            (joined or [own])[0].update(other)
+        metrics_of_row, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
+        for other in (*joined[1:], metrics_of_row):
+            (joined or [metrics_of_row])[0].update(other)
         tables = [table for table in tables if not any(table is other for other in joined[1:])]
-        tables += [] if joined else [own]
-    texts = [_table(rows, metrics) for metrics in tables]
+        tables += [] if joined else [metrics_of_row]
+    texts = []
+    for metrics in tables:
+        headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
+        shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
+        texts.append(markdown_table(headers, shown))
     return "\n".join([*_header(content), *(line for text in texts for line in ("", text)), ""])
-
-
-def _table(rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]], metrics: dict[tuple[str, str], None]) -> str:
-    headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
-    shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
-    return markdown_table(headers, shown)
 
 
 def _header(content: dict[str, Any]) -> list[str]:
@@ -148,11 +147,6 @@ def _header(content: dict[str, Any]) -> list[str]:
         line("settings", content["settings"]),
         *(f"- {note}" for note in content["notes"]),
     ]
-
-
-def _cell(record: dict[str, Any]) -> str:
-    text = _number(record["median"])
-    return text if record["n"] == 1 else f"{text} ({_number(record['spread'])})"
 
 
 def _number(value: float) -> str:

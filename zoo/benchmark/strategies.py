@@ -21,11 +21,12 @@ FUSED = "iABN fused"  # in float32 the same as "iABN"
 class Strategy:
     """One way to train a network.
 
-    - ``name``: what tables and plots call it.
-    - ``norm``, ``memory``: these arguments of the network.
-    - ``budget``: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
+    Args:
+    - `name`: what tables and plots call it.
+    - `norm`, `memory`: arguments with which the network is built.
+    - `budget`: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
       that it would keep otherwise.
-    - ``reversible``: the network is the RevNet of about the same size and accuracy.
+    - `reversible`: the network is the RevNet of about the same size and accuracy.
     """
 
     name: str
@@ -90,7 +91,7 @@ def choose_strategies(
 
 
 def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) -> dict[Strategy, nn.Module]:
-    """Return the network in each strategy that it has, and note in ``results`` which it does not have and why."""
+    """Return the network in each strategy that it has; note in ``results`` which ones it does not have, and why."""
     models: dict[Strategy, nn.Module] = {}
     for strategy in strategies:
         try:

@@ -1,4 +1,4 @@
-"""Timing of several steps in turns, so that whatever slows the machine down slows all of them down alike."""
+"""Timing of several steps in turns, so that anything that slows down the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def time_interleaved(
     A round takes one sample of every step and begins with another step than the round before. A sample is one call,
     or as many calls as take 10 ms.
     """
-    calls = {name: _calls_per_sample(step, clock, warmup) for name, step in steps.items()}
+    calls = {}
+    for name, step in steps.items():
+        last_s = [_sample(step, clock, 1) for _ in range(warmup)][-1]
+        calls[name] = max(1, math.ceil(MIN_SAMPLE_S / max(last_s, 1e-6)))
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for index in range(rounds):
@@ -59,12 +62,6 @@ def time_interleaved(
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
     """Return the ratio of the times of two steps in each round."""
     return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
-
-
-def _calls_per_sample(step: Step, clock: Clock, warmup: int) -> int:
-    for _ in range(warmup):
-        last_s = _sample(step, clock, 1)
-    return max(1, math.ceil(MIN_SAMPLE_S / max(last_s, 1e-6)))
 
 
 def _sample(step: Step, clock: Clock, calls: int) -> float:

@@ -48,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USER_ERROR)
-    # Threads that spin while they wait make a step many times slower as soon as anything else wants a core. Read when
-    # torch is imported, which has not happened yet.
+    # Threads that spin while they wait make a step many times slower as soon as anything else wants a core. torch
+    # reads the variable when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code: int = args.run(args)
-        sys.stdout.flush()  # here, where it is known what to do if nobody reads it
+        sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))
         return error.exit_code
@@ -107,7 +107,7 @@ def _known_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Seq
 
 
 def _rank() -> int:
-    """Return this process's rank for its log, 0 if it is no number, which commands that run distributed refuse."""
+    """Return this process's rank for its log; 0 if RANK is no number, which distributed commands refuse later."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
@@ -120,7 +120,7 @@ def _print_error(args: argparse.Namespace, message: str) -> None:
 
 
 def _reader_has_left() -> bool:
-    """Return whether it is the standard output that nobody reads any more, and not a pipe of the command's own."""
+    """Return whether nobody reads standard output any more; otherwise another pipe of the command is broken."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

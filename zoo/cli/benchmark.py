@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_common(parser: argparse.ArgumentParser, kind: str) -> None:
-    """Add what all kinds have."""
+    """Add the options that all kinds have."""
     parser.add_argument(
         "--out", metavar="STEM", type=Path, default=OUT / kind,
         help="the files are STEM.json, STEM.md and for pareto STEM.png and STEM_both.png (default: %(default)s)",
@@ -238,7 +238,7 @@ def _setup(args: argparse.Namespace, results: Results, network: str) -> Setup:
 def _set_up_threads(threads: int | None) -> None:
     """Pin the threads of OpenMP to cores.
 
-    OpenMP reads this when torch is imported: once that has happened nothing is changed.
+    OpenMP reads the setting when torch is imported. After that nothing is changed.
     """
     if "torch" in sys.modules:
         return

@@ -30,7 +30,7 @@ KINDS = {
     "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx",
 }
 ACTIVATION_KINDS = ("inplace-to-standard", "standard-to-inplace", "fold", "export")
-# What the network of the source has to be for each kind of conversion.
+# Settings that the network of the source must have for each kind of conversion.
 NEEDED = {
     "from-torchvision": {"norm": "standard", "activation": "relu"},
     "to-torchvision": {"norm": "standard", "activation": "relu"},
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
     stored = read_weights(args.source)
     source = _source_record(args, stored)
-    if args.kind not in ("from-torchvision", "to-torchvision"):  # these name what differs in their own terms
+    if args.kind not in ("from-torchvision", "to-torchvision"):  # these report differences in their own terms
         check_fits_record(stored.state_dict, source, printable(args.source))
     try:
         converted, report = _convert(args, stored.state_dict, source)
@@ -154,7 +154,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
-    """Return which network the source is: what it says itself, or what the options and the kind say.
+    """Return the record of the source's network: its own record, or one made from the options and the kind.
 
     ``memory`` is left out, as converted networks have other norms. Raises ConfigError where nothing tells the
     architecture, ConversionError for a kind that is not for this network, and WeightsError for options that contradict
@@ -165,9 +165,9 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     from zoo.weights.record import check_record
 
     keys = ("arch", "norm", "activation", "activation_param", "input_3x3")
-    given = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
+    asked = {key: value for key in keys if (value := getattr(args, key)) is not None and value is not False}
     if args.kind == "relu-to-leaky-relu":
-        given.pop("activation_param", None)  # it is that of the target
+        asked.pop("activation_param", None)  # this option is about the target
     path, needed, record = printable(args.source), NEEDED.get(args.kind, {}), stored.record
     if record is None:
         if args.arch is None:
@@ -179,20 +179,24 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
             )
         key = "fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT
         classes = num_outputs(stored.state_dict, path, key)
-        said = {**given, **needed}
-        options = {"input_3x3": True} if said.pop("input_3x3", False) else {}
-        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": DEFAULT_SLOPE, **said}
-        stored.warn_of_assumptions(args.arch, {key: settings[key] for key in ("norm", "activation") if key not in said})
+        explicit = {**asked, **needed}
+        options = {"input_3x3": True} if explicit.pop("input_3x3", False) else {}
+        settings = {"norm": "standard", "activation": "leaky_relu", "activation_param": DEFAULT_SLOPE, **explicit}
+        stored.warn_of_assumptions(
+            args.arch, {key: settings[key] for key in ("norm", "activation") if key not in explicit}
+        )
         return NetworkRecord(**settings, classes=classes, options=options)
     if args.kind == "from-torchvision":
         raise ConversionError(
             f"{path}: {args.kind} is for torchvision's files, and this is a {record.arch} of zoo already"
         )
-    check_record(record, given, path, "the options")
+    check_record(record, asked, path, "the options")
     for key, value in needed.items():
-        own = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
-        if own != value:
-            raise ConversionError(f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {own!r}")
+        recorded = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
+        if recorded != value:
+            raise ConversionError(
+                f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {recorded!r}"
+            )
     return record.without_memory()
 
 
@@ -259,8 +263,8 @@ def _measure_accuracy(
     def accuracy(model: nn.Module) -> dict[str, float]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
         options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
-        found = score(network, args.data, **options)
-        return {"top1": found.top1, "top5": found.top5, "count": found.count}
+        result_of_model = score(network, args.data, **options)
+        return {"top1": result_of_model.top1, "top5": result_of_model.top5, "count": result_of_model.count}
 
     converted, report = result
     before = build_with_weights(state_dict, source.arch, activation="relu", **source.options)
@@ -291,7 +295,7 @@ def _images(args: argparse.Namespace, source: NetworkRecord) -> Preprocessing:
 
 
 def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: NetworkRecord) -> float:
-    """Write the folded network to TARGET, and return how far the outputs of what was written are off."""
+    """Write the folded network to TARGET, and return the largest difference of the outputs of the written file."""
     from zoo.convert import export, fold_network
     from zoo.convert.conversion import build_with_weights
 

@@ -1,4 +1,4 @@
-"""``zoo doctor``: what this machine has, which back ends are in use, and why others are not."""
+"""``zoo doctor``: versions, devices and folders of this machine, which back ends are in use, and why others are not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 0 whatever they are."""
-    for title, findings in (("versions", _versions()), ("devices", _devices()), ("norm kernels", _kernels()),
-                            ("files", _files())):  # fmt: skip
+    from zoo.ops.abn import backend
+
+    sections = {"versions": _versions(), "devices": _devices(), "norm kernels": backend.describe(), "files": _files()}
+    for title, findings in sections.items():
         print(f"{title}:")
         for name, finding in findings.items():
             print(f"  {name:<14}{finding}")
@@ -48,12 +50,6 @@ def _devices() -> dict[str, str]:
         "cuda": ", ".join(gpus) or why_not,
         "mps": mps if torch.backends.mps.is_available() else "not available",
     }
-
-
-def _kernels() -> dict[str, str]:
-    from zoo.ops.abn import backend
-
-    return backend.describe()
 
 
 def _files() -> dict[str, str]:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(name: str, model: Network) -> dict[str, Any]:
-    """Return what ``zoo list`` and ``zoo show`` say of a network: its name, sizes and published scores."""
+    """Return what ``zoo list`` and ``zoo show`` print of a network: its name, sizes and published scores."""
     from zoo.models.base import count_network
     from zoo.registry import published
 

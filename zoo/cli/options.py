@@ -41,7 +41,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Raise ConfigError for a file that could not be written after the work; folders that are missing are made then."""
+    """Raise ConfigError for a file that could not be written after the work. Missing folders do not matter."""
     for file in files:
         if file is None:
             continue

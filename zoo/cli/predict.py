@@ -58,13 +58,15 @@ def run(args: argparse.Namespace) -> int:
     if args.grid is not None and args.grid.suffix.lower() != PNG:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.data.classes import class_names
+    from zoo.data.scan import find_images
     from zoo.data.transforms import val_transform
     from zoo.engine.prediction import BATCH_SIZE, predict
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
     from zoo.scoring import load_network
 
-    paths = _find(args.images)
+    # The files of all arguments in their order, those of a folder in the order of a data set.
+    paths = [path for image in args.images for path in (find_images(image) if os.path.isdir(image) else [image])]
     with open_process() as process:
         network = load_network(args.name, args.weights)
         names = class_names(network.experiment.network.classes, args.classes, network.class_names)
@@ -80,13 +82,6 @@ def run(args: argparse.Namespace) -> int:
             _draw(args.grid, predictions, names)
     _report(faults, len(paths), args.on_bad_image)
     return 0
-
-
-def _find(arguments: Sequence[Path]) -> list[Path]:
-    """Return the files of all arguments in their order, those of a folder in the order of a data set."""
-    from zoo.data.scan import find_images
-
-    return [path for given in arguments for path in (find_images(given) if os.path.isdir(given) else [given])]
 
 
 def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
@@ -108,7 +103,10 @@ def _report(faults: Sequence[str], num_images: int, on_bad_image: str) -> None:
 
 def _as_json(title: str, predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     """Return JSON in ASCII; a byte of a name that is no UTF-8 is written as Python has it, \\udc80 to \\udcff."""
-    entries = [{"network": title, "path": found.path, "predictions": _named(found, names)} for found in predictions]
+    entries = [
+        {"network": title, "path": prediction.path, "predictions": _named(prediction, names)}
+        for prediction in predictions
+    ]
     return json.dumps(entries, indent=2)
 
 
@@ -121,11 +119,12 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     from zoo.report.tables import markdown_table
 
     rows: list[list[Cell]] = []
-    for found in predictions:
+    for prediction in predictions:
         best = [
-            [entry["class"], printable(entry["name"]), 100 * entry["probability"]] for entry in _named(found, names)
+            [entry["class"], printable(entry["name"]), 100 * entry["probability"]]
+            for entry in _named(prediction, names)
         ]
-        rows += [[None if place else printable(found.path), *cells] for place, cells in enumerate(best)]
+        rows += [[None if place else printable(prediction.path), *cells] for place, cells in enumerate(best)]
     return markdown_table(["image", "class", "name", "probability %"], rows)
 
 
@@ -136,7 +135,7 @@ def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -
     if len(predictions) > GRID_IMAGES:
         logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))
     shown = predictions[:GRID_IMAGES]
-    write_grid(path, [(read_image(Path(found.path)), _lines(found, names)) for found in shown])
+    write_grid(path, [(read_image(Path(prediction.path)), _lines(prediction, names)) for prediction in shown])
 
 
 def _lines(prediction: Prediction, names: Sequence[str]) -> list[str]:

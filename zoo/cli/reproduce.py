@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from zoo.cli.options import add_loader_options, add_process_options, positive
@@ -91,17 +92,7 @@ def _reproduce_imagenet(args: argparse.Namespace) -> int:
     from zoo.engine.process import open_process
     from zoo.reproduce.imagenet_scores import ImageNetOptions, reproduce_imagenet
 
-    options = ImageNetOptions(
-        data=args.data,
-        models=args.models,
-        protocols=args.protocols,
-        limit=args.limit,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        on_bad_image=args.on_bad_image,
-        print_freq=args.print_freq,
-        out=args.out,
-    )
+    options = ImageNetOptions(**{field.name: getattr(args, field.name) for field in fields(ImageNetOptions)})
     with open_process(args.local_rank, args.dist_backend) as process:
         scored = reproduce_imagenet(options, process)
         if process.is_main:

@@ -226,8 +226,8 @@ def _changed_settings(experiment: Experiment) -> str:
     from zoo.weights.record import shown
 
     defaults = dict(leaves(Experiment().model_dump(mode="json")))
-    own = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
-    changed = [f"{key} = {shown(value)}" for key, value in own if value != defaults.get(key)]
+    settings = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
+    changed = [f"{key} = {shown(value)}" for key, value in settings if value != defaults.get(key)]
     return f"\n{'':<20}".join(changed) or "all at their defaults"
 
 

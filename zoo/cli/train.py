@@ -81,19 +81,20 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    """Score given weights by the experiment's own protocol; the original scored random ones without a word."""
+    """Score the given weights by the experiment's own protocol; the original would silently score random weights."""
     from zoo.engine.process import open_process
     from zoo.engine.start import AUTO
     from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
 
-    given = [path for path in (args.resume, args.weights) if path]
-    if len(given) != 1:
+    sources = [path for path in (args.resume, args.weights) if path]
+    if len(sources) != 1:
         raise ConfigError(
-            f"--evaluate with {len(given)} sources of weights; command line: give one, --weights FILE or --resume PATH"
+            f"--evaluate with {len(sources)} sources of weights; command line: give one, --weights FILE or "
+            "--resume PATH"
         )
     with open_process(args.local_rank, args.dist_backend) as process:
-        weights = _newest(args.log_dir) if args.resume == AUTO else Path(given[0])
+        weights = _newest(args.log_dir) if args.resume == AUTO else Path(sources[0])
         subject = load_network(args.config, weights)
         options = {"workers": args.workers, "on_bad_image": args.on_bad_image, "print_freq": args.print_freq}
         result = score(subject, args.data, process=process, **options)
@@ -103,15 +104,15 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _newest(log_dir: Path) -> Path:
-    """Return the newest good checkpoint of a log folder, and say so where that is not the last one written."""
+    """Return the newest good checkpoint of a log folder, and log it if that is not the last one written."""
     from zoo.engine.start import newest_checkpoint
 
-    found = newest_checkpoint(log_dir)
-    if found is None:
+    newest = newest_checkpoint(log_dir)
+    if newest is None:
         raise ConfigError(
             f"there is no checkpoint to evaluate; {printable(log_dir)}: give the folder of a run as --log-dir, or the "
             "path of a file as --resume or --weights"
         )
-    for notice in found.notices:
+    for notice in newest.notices:
         logger.info("%s", notice)
-    return found.path
+    return newest.path

@@ -138,6 +138,6 @@ def _write_onnx(
     return [torch.from_numpy(output) for output in session.run(None, {"input": images.numpy()})]
 
 
-def _check_metadata(path: Path, found: str | None, expected: str | None) -> None:
-    if found != expected:
+def _check_metadata(path: Path, read_back: str | None, expected: str | None) -> None:
+    if read_back != expected:
         raise VerificationError(f"{printable(path)}: the metadata that were read are not those that were written")

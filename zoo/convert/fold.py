@@ -86,7 +86,9 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
     plans = [NormPlan(name, norm, norm.activation, norm.activation_param, True) for name, norm in in_place.items()]
     apply_plans(folded, plans, "standard")
     trace = Trace(folded)
-    norms = {name: part for name, part in trace.modules.items() if _has_statistics(part)}
+    modules: dict[str, Any] = trace.modules
+    norms = {n: part for n, part in modules.items() if type(part) is nn.BatchNorm2d or isinstance(part, ABN)}
+    norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}
     convolutions = {name: conv for name in norms if (conv := trace.convolution_before(name)) is not None}
     replaced: dict[int, nn.Module] = {}
     for name, conv in convolutions.items():
@@ -97,10 +99,6 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
         )
     replace_modules(folded, replaced)
     return folded, convolutions, [name for name in norms if name not in convolutions]
-
-
-def _has_statistics(module: Any) -> bool:
-    return (type(module) is nn.BatchNorm2d or isinstance(module, ABN)) and module.running_mean is not None
 
 
 def _fold_into(conv: Any, norm: Any) -> None:

@@ -58,16 +58,16 @@ def _convert(
         own_keys = build_network(arch, norm_act("standard", "relu"), classes=1).state_dict()
     names = {torchvision_key(key): key for key in own_keys}
     if conversion == "to-torchvision":
-        names = {own: other for other, own in names.items()}
+        names = {key: other for other, key in names.items()}
     _check_keys(state_dict, names, arch)
     converted = {
         new: state_dict[old].detach().clone() if old in state_dict else torch.tensor(0) for old, new in names.items()
     }
-    own = converted if conversion == "from-torchvision" else state_dict
-    model = build_with_weights(own, arch, activation="relu")  # checks the shapes
+    zoo_weights = converted if conversion == "from-torchvision" else state_dict
+    model = build_with_weights(zoo_weights, arch, activation="relu")  # checks the shapes
     measured: dict[str, Any] = {}
     if compare_with_source:
-        other = _torchvision_network(arch, state_dict if own is converted else converted)
+        other = _torchvision_network(arch, state_dict if zoo_weights is converted else converted)
         measured = compare_outputs(other, model, images, exact_for=state_dict)
     layers = tuple(dict.fromkeys(key.rpartition(".")[0] for key in converted))
     reason = "the tensors are the same under other names; the activation is relu"
@@ -81,8 +81,8 @@ def _check_keys(state_dict: StateDict, known: Iterable[str], arch: str) -> None:
     }
     if any(differences.values()):
         parts = [f"{what} ({len(keys)}): {listed(keys, MAX_KEYS)}" for what, keys in differences.items() if keys]
-        found = torchvision_arch(state_dict)
-        advice = f"it is torchvision's {found}" if found not in (None, arch) else f"give the file of {arch}"
+        other_arch = torchvision_arch(state_dict)
+        advice = f"it is torchvision's {other_arch}" if other_arch not in (None, arch) else f"give the file of {arch}"
         raise ConversionError(f"the state dict is not that of {arch}: {'; '.join(parts)}; {advice}")
 
 

@@ -1,4 +1,4 @@
-"""Random changes of training images: of their colours, as the published networks were trained, and of their extent.
+"""Random changes of the colours of training images, as for the published networks, and of the visible part of them.
 
 `ColorJitter` and `Lighting` change values between 0 and 1; `PadCrop` and `Cutout` are for normalised values of small
 images, which are not resized.
@@ -37,8 +37,9 @@ class ColorJitter:
 
     def __call__(self, image: Tensor) -> Tensor:
         """Return the changed ``image``, (3, h, w)."""
+        # Saturation, brightness and contrast.
         factors = (1 + torch.empty(3).uniform_(-JITTER, JITTER)).tolist()
-        others = (_gray, lambda _: 0.0, _mean_gray)  # for saturation, brightness and contrast
+        others = (_gray, lambda _: 0.0, lambda image: float(_gray(image).numpy().mean(dtype=np.float64)))
         for kind in torch.randperm(3).tolist():
             image = image * factors[kind] + others[kind](image) * (1 - factors[kind])
         return image
@@ -59,14 +60,10 @@ class Lighting:
 
 
 def _gray(image: Tensor) -> Tensor:
-    # A matrix product here, or torch.mean below, would have other last bits with another number of threads. An image
-    # must not depend on whether a worker (one thread) or the main process drew it.
+    # A matrix product here, or torch.mean for the mean gray, would have other last bits with another number of threads.
+    # An image must not depend on whether a worker (one thread) or the main process drew it.
     red, green, blue = GRAY_WEIGHTS
     return (image[0] * red + image[1] * green + image[2] * blue)[None]
-
-
-def _mean_gray(image: Tensor) -> float:
-    return float(_gray(image).numpy().mean(dtype=np.float64))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
     """Return a name for each class of a network, in the order of its outputs.
 
     The names are those of ``source``: a folder with one folder per class, such as the one that the network was trained
-    on (DATA/train), or a text file with one name per line. Without a source they are those that are ``known`` from the
+    on (DATA/train), or a text file with one name per line. Without a source they are the ``known`` names from the
     network's weights file, followed by numbers for the classes that it does not name. If nothing is known either, 1000
     classes have the names of ImageNet, and any other count has numbers. If the known names are the wnids of all of
     ImageNet, the names of ImageNet take their place. Raises DataError unless the source has as many names as the
@@ -50,7 +50,7 @@ def imagenet_wnids() -> tuple[str, ...]:
 
 def imagenet_names() -> list[str]:
     """Return the names of the 1000 ImageNet classes, as torchvision has them; nothing is downloaded."""
-    from torchvision.models import ResNet50_Weights  # here: it imports all of torchvision's networks
+    from torchvision.models import ResNet50_Weights  # here, as it imports all of torchvision's networks
 
     return list(ResNet50_Weights.IMAGENET1K_V1.meta["categories"])
 
@@ -178,4 +178,4 @@ def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int]
             raise DataError(
                 f"{folder} could be {' or '.join(wnids[folder])}; {printable(root)}: name the folder after one of these"
             )
-    return {name: outputs[found[0]] for name, found in wnids.items()}
+    return {name: outputs[wnids_of_name[0]] for name, wnids_of_name in wnids.items()}

@@ -71,22 +71,22 @@ class ImageFolder(Dataset[Sample]):
         on_bad_image: OnBadImage = "stop",
         allow_empty_classes: bool = False,
     ) -> None:
-        found = scan_folder(root, allow_empty_classes)
+        scan = scan_folder(root, allow_empty_classes)
         self.root = root
-        self.classes = found.classes
+        self.classes = scan.classes
         self.transform = transform
         self.seed = seed
         self.on_bad_image = on_bad_image
         # These are two arrays and not a million Python objects, as each worker that touches an object gets a copy of
         # its page of memory.
-        self._names = np.array(found.names)
-        self._targets = np.array(found.targets)
+        self._names = np.array(scan.names)
+        self._targets = np.array(scan.targets)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the images of class folder i the target ``numbers[i]`` in place of i; call it before any is drawn."""
+        """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._targets = np.array(numbers)[self._targets]
 
     def path(self, index: int) -> Path:
@@ -94,7 +94,7 @@ class ImageFolder(Dataset[Sample]):
         return self.root / os.fsdecode(self._names[index])
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files; other data hardly ever has the same.
+        """Return the sha256 of the names of classes and files, which differs for practically all other data.
 
         Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
         """

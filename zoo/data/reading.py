@@ -35,9 +35,9 @@ MAX_16_BIT = 65535
 def read_image(path: Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
 
-    An orientation noted in EXIF is not applied, and what is missing from a truncated image is not filled in, as the
-    published numbers were made so. An image of more than 89,478,485 pixels is refused before they take memory, and
-    whatever is no regular file before anything is read from it.
+    As for the published numbers, an orientation noted in EXIF is not applied, and the missing part of a truncated image
+    is not filled in. An image of more than 89,478,485 pixels is refused before the pixels take memory, and anything
+    but a regular file before anything is read from it.
     """
     try:
         # Opening a pipe would wait for its writer.
@@ -51,7 +51,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # which Windows does not have
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no O_NONBLOCK
 
 
 def _open_image(file: BinaryIO) -> Image.Image:
@@ -77,7 +77,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Return ``image`` as 8-bit RGB (the same object when it is that already); transparency is dropped.
 
     Of 16-bit gray values the upper 8 bits are kept, where PIL alone would clip nearly everything to white. Raises
-    ValueError for floating-point and wider values, for which no value is defined as white.
+    ValueError for floating-point and wider values, because they do not define which value is white.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         image = _gray_8_bit(image)

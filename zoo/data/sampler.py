@@ -1,4 +1,4 @@
-"""Samplers, which decide what images are in which batch of which process; both yield lists of (epoch, index)."""
+"""Samplers, which decide which images form each batch of each process; both yield lists of (epoch, index)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TrainBatches(Sampler[list[Key]]):
     ``merged`` is true. Raises DataError when all images together are too few for one batch.
 
     Args:
-    - `num_images`: of the data set.
+    - `num_images`: number of images in the data set.
     - `batch_size`: images per optimizer step, over all processes.
-    - `rank`: this process.
+    - `rank`: number of this process.
     - `world_size`: number of processes.
     - `accumulate_steps`: parts in which a process computes the gradients of its share of a batch.
-    - `seed`: of the permutations.
+    - `seed`: seed of the permutations.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class ValBatches(Sampler[list[Key]]):
     ConfigError for a limit below 1.
 
     Args:
-    - `num_images`: of the data set.
+    - `num_images`: number of images in the data set.
     - `batch_size`: images of this process in a batch.
-    - `rank`: this process.
+    - `rank`: number of this process.
     - `world_size`: number of processes.
-    - `limit`: draw only so many images, spread evenly over the data set.
+    - `limit`: number of images to draw, spread evenly over the data set; None for all.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class _Folder(NamedTuple):
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     """Return the images below ``root``, sorted by class, folder and name as torchvision sorts them.
 
-    An image is a file with an image's extension in any case. Other files, and whatever starts with a dot, are
+    An image is a file with an image's extension in any case. Other files, and names that start with a dot, are
     left out and logged with their number. Links are followed. Raises DataError when ``root`` is missing or cannot be
     listed, holds no class folder or no image, or has a class without an image (logged only with
     ``allow_empty_classes``, as a validation set may be a part of one); when a link makes a folder count twice; and
@@ -52,15 +52,15 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
     _check_exists(root)
     search = _Search(root)
     top = search.entries()
-    found = Scan(root, sorted(top.folders), strays=sorted(top.images + top.strays))
-    for target, name in enumerate(found.classes):
+    scan = Scan(root, sorted(top.folders), strays=sorted(top.images + top.strays))
+    for target, name in enumerate(scan.classes):
         for folder in search.walk(name):
-            found.names += map(os.fsencode, folder.images)
-            found.targets += [target] * len(folder.images)
-            found.strays += folder.strays
-    _check_filled(found, allow_empty_classes)
-    _log_strays(root, found.strays)
-    return found
+            scan.names += map(os.fsencode, folder.images)
+            scan.targets += [target] * len(folder.images)
+            scan.strays += folder.strays
+    _check_filled(scan, allow_empty_classes)
+    _log_strays(root, scan.strays)
+    return scan
 
 
 def find_images(root: Path) -> list[Path]:
@@ -102,17 +102,17 @@ class _Search:
         """Return the entries of one folder, images and strays sorted by name."""
         path = self._root / name
         prefix = os.path.join(name, "")
-        found = _Folder(name, [], [], [])
+        folder = _Folder(name, [], [], [])
         try:
             self._check_first_visit(path)
             with os.scandir(path) as listing:
                 for entry in listing:
-                    _kind_of(entry, found).append(prefix + entry.name)
+                    _kind_of(entry, folder).append(prefix + entry.name)
         except OSError as error:
             raise _unlistable(path, error) from error
-        found.images.sort()
-        found.strays.sort()
-        return found
+        folder.images.sort()
+        folder.strays.sort()
+        return folder
 
     def _check_first_visit(self, path: Path) -> None:
         other = self._seen.setdefault(_identity(path), path)
@@ -131,20 +131,20 @@ class _Search:
         )
 
 
-def _kind_of(entry: os.DirEntry[str], found: _Folder) -> list[str]:
-    """Return the list of ``found`` that ``entry`` belongs to; the disk is asked only about links."""
+def _kind_of(entry: os.DirEntry[str], folder: _Folder) -> list[str]:
+    """Return the list of ``folder`` that ``entry`` belongs to; the disk is asked only about links."""
     if entry.name.startswith("."):
-        return found.strays
+        return folder.strays
     if _leads_to_folder(entry):
-        return found.folders
+        return folder.folders
     if not entry.name.lower().endswith(EXTENSIONS):
-        return found.strays
+        return folder.strays
     if _is_special(entry):
         raise DataError(
             f"a pipe, socket or device is called like an image, but is neither a file nor a folder; "
             f"{printable(entry.path)}: remove it"
         )
-    return found.images
+    return folder.images
 
 
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
@@ -181,11 +181,11 @@ def _check_exists(root: Path) -> None:
             "one folder of images per class"
         )
     try:
-        there = listed(sorted(os.listdir(root.parent))) or "nothing"
+        present = listed(sorted(os.listdir(root.parent))) or "nothing"
     except OSError as error:
         raise _unlistable(root.parent, error) from error
     raise DataError(
-        f"there is no folder {printable(root.name)}/ (but {there}); {printable(root.parent)}: it needs train/ and "
+        f"there is no folder {printable(root.name)}/ (but {present}); {printable(root.parent)}: it needs train/ and "
         "val/, each with one folder of images per class"
     )
 
@@ -194,19 +194,19 @@ def _unlistable(folder: Path, error: OSError) -> DataError:
     return DataError(f"a folder cannot be listed: {error.strerror}; {printable(folder)}; mend its permissions")
 
 
-def _check_filled(found: Scan, allow_empty_classes: bool) -> None:
-    if not found.classes or not found.names:
-        what = f"{len(found.classes)} class folders and no image in them"
+def _check_filled(scan: Scan, allow_empty_classes: bool) -> None:
+    if not scan.classes or not scan.names:
+        what = f"{len(scan.classes)} class folders and no image in them"
         raise DataError(
-            f"there are {what}, and {len(found.strays)} other entries; {printable(found.root)}: it needs one folder "
+            f"there are {what}, and {len(scan.strays)} other entries; {printable(scan.root)}: it needs one folder "
             f"per class with images ({' '.join(EXTENSIONS)})"
         )
-    filled = set(found.targets)
-    empty = [name for target, name in enumerate(found.classes) if target not in filled]
+    filled = set(scan.targets)
+    empty = [name for target, name in enumerate(scan.classes) if target not in filled]
     if not empty:
         return
     message = (
-        f"{len(empty)} of {len(found.classes)} class folders hold no image ({listed(empty)}); {printable(found.root)}"
+        f"{len(empty)} of {len(scan.classes)} class folders hold no image ({listed(empty)}); {printable(scan.root)}"
     )
     if not allow_empty_classes:
         raise DataError(f"{message}: put images ({' '.join(EXTENSIONS)}) there or remove the folders")

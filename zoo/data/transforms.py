@@ -39,10 +39,10 @@ Transform = Callable[[ImageLike], Tensor]
 def train_transform(settings: Input) -> Transform:
     """Return the training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
 
-    The steps are, those in brackets if the settings ask for them: [shorter side to scale_train] -> crop of 0.08 to 1 of
-    the area with an aspect ratio of 3/4 to 4/3, resized to crop_train -> mirrored in half of the cases -> values from 0
-    to 1 -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train`` the crop is cut out of the
-    padded image, is not resized, and comes after the normalisation.
+    These are the steps; the settings decide about those in brackets: [shorter side to scale_train] -> crop of 0.08 to 1
+    of the area with an aspect ratio of 3/4 to 4/3, resized to crop_train -> mirrored in half of the cases -> values
+    from 0 to 1 -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train`` the crop is cut out of
+    the padded image, is not resized, and comes after the normalisation.
     """
     steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(settings.scale_train)]
     if settings.pad_train is None:
@@ -95,7 +95,7 @@ def prepare(path: Path, transform: Transform) -> Tensor:
 
 
 class RandomCompose(tv.Compose):
-    """Steps of which some are random. Each image of a batch goes through them on its own."""
+    """Transforms in order, some of them random. Each image of a batch goes through them separately."""
 
     def __call__(self, image: ImageLike) -> Tensor:
         """Return the image after all steps, or the images of a batch, stacked."""
@@ -109,7 +109,7 @@ class ToRGB:
     """Gives an image three channels: as PIL image, or as float32 tensor with values in [0, 1] if it is a tensor."""
 
     def __call__(self, image: ImageLike) -> Image.Image | Tensor:
-        """Return the RGB form of ``image``; DataError where it is none."""
+        """Return the RGB form of ``image``; DataError for anything but an image."""
         if isinstance(image, Tensor):
             return _rgb_tensor(image)
         if isinstance(image, np.ndarray):
@@ -199,7 +199,7 @@ def _rgb_tensor(image: Tensor) -> Tensor:
     else:
         image = image.float()
         least, most = (value.item() for value in image.aminmax())
-        if not (least >= 0 and most <= 1):  # as for NaN
+        if not (least >= 0 and most <= 1):  # also true for NaN
             raise DataError(f"a tensor has values from {least:.4f} to {most:.4f}; zoo.transforms: {ACCEPTED}")
     return image.expand(*image.shape[:-3], 3, -1, -1)
 

@@ -45,15 +45,15 @@ class ValidationSet:
 
 
 def describe_validation_set(data: Path) -> ValidationSet:
-    """Return a description of ``data``/val. If the folder cannot be used this is its ``fault``, and nothing is raised.
+    """Return a description of ``data``/val. If the folder cannot be used, ``fault`` says why.
 
     ImageNet is recognised by names alone: 1000 folders called like n01440764 with 50 images each, whose files are
     called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000.
     """
     folder = data / "val"
     try:
-        found = scan_folder(folder, allow_empty_classes=True)
-        return ValidationSet(str(folder), len(found.names), len(found.classes), _digest(found), _difference(found))
+        scan = scan_folder(folder, allow_empty_classes=True)
+        return ValidationSet(str(folder), len(scan.names), len(scan.classes), _digest(scan), _difference(scan))
     except DataError as error:
         return ValidationSet(str(folder), fault=str(error))
 
@@ -67,26 +67,26 @@ def expected_layout(data: Path) -> str:
     )
 
 
-def _difference(found: Scan) -> str | None:
-    sizes = (len(found.names), len(found.classes))
+def _difference(scan: Scan) -> str | None:
+    sizes = (len(scan.names), len(scan.classes))
     if sizes != (NUM_IMAGES, NUM_CLASSES):
         return f"it has {sizes[0]:,} images in {sizes[1]:,} classes, not {NUM_IMAGES:,} in {NUM_CLASSES:,}"
-    strange = [name for name in found.classes if not CLASS_NAME.fullmatch(name)]
+    strange = [name for name in scan.classes if not CLASS_NAME.fullmatch(name)]
     if strange:
         return f"class folders are not called like n01440764: {listed(strange, 3)}"
-    if set(Counter(found.targets).values()) != {NUM_IMAGES // NUM_CLASSES}:
+    if set(Counter(scan.targets).values()) != {NUM_IMAGES // NUM_CLASSES}:
         return f"not every class has {NUM_IMAGES // NUM_CLASSES} images"
-    numbers = [IMAGE_NAME.match(os.path.basename(name)) for name in found.names]
+    numbers = [IMAGE_NAME.match(os.path.basename(name)) for name in scan.names]
     if {int(match[1]) for match in numbers if match} != set(range(1, NUM_IMAGES + 1)):
         return f"its files are not called ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
     return None
 
 
-def _digest(found: Scan) -> str:
+def _digest(scan: Scan) -> str:
     """Return the sha256 of the names and sizes; to read 50,000 images would take as long as scoring them."""
     digest = hashlib.sha256()
-    for name in found.names:
-        path = found.root / os.fsdecode(name)
+    for name in scan.names:
+        path = scan.root / os.fsdecode(name)
         try:
             digest.update(name + b"\0%d\n" % os.stat(path).st_size)
         except OSError as error:  # a link to nowhere

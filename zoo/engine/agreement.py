@@ -1,7 +1,7 @@
 """Checks that all processes of a run were started with the same settings, the same program and the same images.
 
-Processes that differ would train different networks under one name, or wait for each other for ever. They compare
-what each of them knows in one exchange of messages, before anything depends on it.
+Processes that differ would train different networks under one name, or wait for each other for ever. They exchange and
+compare their settings before anything depends on them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def check_agreement(
 ) -> None:
     """Raise ``error`` on every rank unless the ``facts`` of all ranks are equal; every rank has to call it.
 
-    ``facts`` returns nested dicts of plain values and is not called for a process alone. The message names each rank
-    that differs from rank 0, its keys and both values, and ends with ``advice``.
+    ``facts`` returns nested dicts of plain values and is not called if there is only one process. The message names
+    each rank that differs from rank 0, its keys and both values, and ends with ``advice``.
     """
     if process.world_size == 1:
         return
@@ -49,8 +49,8 @@ def _complaints(shares: list[dict[str, Any]]) -> Iterator[str]:
                 f"{key} = {share.get(key, ABSENT)}, not {shares[0].get(key, ABSENT)} as on rank 0" for key in keys
             ]
             ranks.setdefault(listed(values), []).append(rank)
-    for difference, those in ranks.items():
-        yield f"rank{'s' * (len(those) > 1)} {listed(those)}: {difference}"
+    for difference, differing_ranks in ranks.items():
+        yield f"rank{'s' * (len(differing_ranks) > 1)} {listed(differing_ranks)}: {difference}"
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

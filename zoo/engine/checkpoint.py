@@ -29,7 +29,7 @@ TEMPORARY = f".{CHECKPOINT}.tmp"
 BEST_TEMPORARY = f".{BEST}.tmp"
 FORMAT_VERSION = 1
 ZIP_MAGIC = b"PK"
-MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # of what is shown of a file that anybody may have written
+MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of what is shown of a file from an unknown source
 
 
 def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
@@ -71,7 +71,7 @@ def _network(state: TrainState) -> dict[str, Any] | None:
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
     """Replace the checkpoint in ``folder`` by one with ``content``; CheckpointError if that is impossible.
 
-    At no moment, a power failure included, is there neither the old nor the new file.
+    At every moment, even at a power failure, the folder has the old file or the new one.
     """
     temporary, checkpoint = folder / TEMPORARY, folder / CHECKPOINT
     try:
@@ -89,7 +89,7 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
                 os.replace(checkpoint, folder / PREVIOUS)
         _flush_folder(folder)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
-        if is_dead_worker(error):  # raised in here by a signal handler; no fault of the disk
+        if is_dead_worker(error):  # a signal handler raised it here; the disk has no fault
             raise
         raise CheckpointError(_write_failure(error, folder)) from error
 
@@ -175,7 +175,7 @@ def _damage(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far the run of a checkpoint is (``best_top1`` in percent); None for what a file does not say.
+    """How far the run of a checkpoint is (``best_top1`` in percent); values that the file does not tell are None.
 
     ``moving_average``: whether it holds a moving average of the weights. ``torch``: the version that wrote it.
     """
@@ -188,7 +188,7 @@ class CheckpointProgress:
 
 
 def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
-    """Return what the content of a weights file says of the run that wrote it."""
+    """Return what the content of a weights file tells about the run that wrote it."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None
     epochs, steps, best_top1 = (

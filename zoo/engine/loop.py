@@ -30,7 +30,7 @@ from zoo.weights.record import escaped_names
 
 @dataclass
 class _Run:
-    """What the functions of the loop share: the state, and the objects around it."""
+    """The arguments that all functions of the loop need: the state, and the objects around it."""
 
     state: TrainState
     train_loader: Loader[TrainBatches]
@@ -177,7 +177,9 @@ def _set_lr(run: _Run) -> float:
 
 
 def _report(run: _Run, reported: Reading, lr: float) -> Reading:
-    """Log the averages since the reading ``reported`` and of the epoch; return the latter. Waits for the device."""
+    """Log the averages since the reading ``reported`` and of the epoch; return those of the epoch.
+
+    It waits for the device."""
     now = _checked_reading(run)
     run.log.train_metrics(metrics_since(reported, now, run.state, len(run.batches), lr, run.pace))
     run.log.parameters(run.state.step, run.state.model)
@@ -226,7 +228,7 @@ def _validation(run: _Run) -> Result:
 
 
 class _StopInValidation(Exception):
-    """All ranks have agreed to stop because of the signal of this name, in the middle of the same validation."""
+    """All ranks agreed to stop in the middle of the same validation; the text is the name of the signal."""
 
 
 def _val_batches(run: _Run) -> Iterator[Batch]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -139,16 +138,13 @@ def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
     """
     errors: dict[str, float] = {}
     chains: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "meter")}
+    # A chain may report the parts of a block one by one, from the last to the first. The first part's input, which is
+    # reported last and stays, is the input of the block.
     for name, chain in chains.items():
-        chain.meter = partial(_note, errors, f"{name}/" if name else "")
+        prefix = f"{name}/" if name else ""
+        chain.meter = lambda index, error, prefix=prefix: errors.__setitem__(f"{prefix}{index}", error)
     try:
         yield errors
     finally:
         for chain in chains.values():
             chain.meter = None
-
-
-def _note(errors: dict[str, float], prefix: str, index: int, error: float) -> None:
-    # A chain may report the parts of a block one by one, from the last to the first. The first part's input, which is
-    # reported last and stays, is the input of the block.
-    errors[f"{prefix}{index}"] = error

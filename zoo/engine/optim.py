@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.errors import ConfigError
 
-NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # the zoo's own norms are of the first class
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
@@ -47,7 +47,7 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
     norms = [module for module in model.modules() if isinstance(module, NORMS)]
     ids_of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():  # in which a shared parameter comes once
+    for name, parameter in model.named_parameters():  # yields a shared parameter once
         if not parameter.requires_grad:
             continue
         is_of_norm = id(parameter) in ids_of_norms
@@ -116,7 +116,7 @@ def _power(gamma: float, exponent: int) -> float:
 
 
 def clamp_notice(schedule: Schedule, steps_per_epoch: int, base_lr: float) -> str | None:
-    """Return a sentence for the log if a linear schedule would fall below MIN_LINEAR_LR and is held there, or None."""
+    """Return a sentence for the log if a linear schedule is held at MIN_LINEAR_LR; None if it stays above."""
     t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
     if schedule.type != "linear" or (last := base_lr * _decay(schedule, t_end - 1, 1)) >= MIN_LINEAR_LR:
         return None

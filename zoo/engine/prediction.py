@@ -94,7 +94,9 @@ def predict(
         if images:
             with torch.inference_mode():
                 best = best_classes(model(torch.stack(images).to(device)), top)
-            predictions += [Prediction(name, None, *found) for name, found in zip(names, best, strict=True)]
+            predictions += [
+                Prediction(name, None, *best_of_image) for name, best_of_image in zip(names, best, strict=True)
+            ]
         if advance is not None:
             advance(1)
     return predictions, faults

@@ -1,4 +1,4 @@
-"""The processes of a run: which of them this is, its device, and how they exchange messages and report a lost one."""
+"""The processes of a run: the number and device of this one, messages between them, and reports of a lost process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CPU = torch.device("cpu")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAST_PORT = 65535
 MAX_DIGITS = 9
-PATIENCE_S = 15.0  # after so long a process logs that it waits for the others
+PATIENCE_S = 15.0  # after this time a process logs that it waits for the others
 
-# torch raises these errors from a signal handler, and therefore in any line that the main process has reached.
+# torch raises these errors from a signal handler, so that they can come from any line of the main process.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
 # The errors of Gloo, which have no class of their own.
 LOST_PEER = re.compile(
@@ -42,10 +42,10 @@ class Process:
     """One of the processes of a run; the default is a process that is alone.
 
     Args:
-    - `rank`: its number among all processes of the run.
-    - `local_rank`: its number among those of its machine.
+    - `rank`: number of the process among all processes of the run.
+    - `local_rank`: number of the process among those of its machine.
     - `world_size`: number of processes of the run.
-    - `device`: where it computes.
+    - `device`: device on which the process computes.
     - `control`: a Gloo group of all processes for messages between hosts, which never wait for a GPU; None when alone.
     """
 
@@ -184,17 +184,17 @@ def _said_after_a_while(line: str) -> Iterator[None]:
 
 
 def _world_size() -> int:
-    """Return WORLD_SIZE, 1 without it; ConfigError if the variables that belong together are half set."""
-    given = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if not given:
+    """Return WORLD_SIZE, 1 without it; ConfigError if some variables are set and others that they need are not."""
+    set_names = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if not set_names:
         return 1
     values = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES if name != "LOCAL_RANK"}
     alone = values["WORLD_SIZE"] == "1"
     missing = [name for name, value in values.items() if value is None and not (alone and "MASTER" in name)]
     if missing:
         raise ConfigError(
-            f"{' and '.join(given)} set, but not {', '.join(missing)}; environment of the distributed run: "
-            f"start with torchrun or torch.distributed.launch, or unset {' and '.join(given)} to run alone"
+            f"{' and '.join(set_names)} set, but not {', '.join(missing)}; environment of the distributed run: "
+            f"start with torchrun or torch.distributed.launch, or unset {' and '.join(set_names)} to run alone"
         )
     rank, world_size = _integer("RANK"), _integer("WORLD_SIZE")
     if not 0 <= rank < world_size:
@@ -254,7 +254,7 @@ def _backend(name: str | None, device: torch.device) -> str:
 def seed_everything(seed: int, rank: int) -> None:
     """Seed torch (CPU and all CUDA devices) and Python's `random` with a function of (seed, rank).
 
-    Rank -1 is for what all ranks have in common, the initial weights.
+    Rank -1 is for random numbers that all ranks share: the initial weights.
     """
     mixed = random.Random(f"zoo {seed} {rank}").getrandbits(63)
     random.seed(mixed)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-KEEP_SCALE = -1
-
 
 class Protocol(NamedTuple):
     """Shorter side resized to ``scale`` px (-1 keeps it), then one centre crop or ten of ``crop`` px."""
@@ -16,11 +14,11 @@ class Protocol(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The published name, or one such as ``tencrop32-scale36`` for other sizes."""
+        """The published name, or a name such as ``tencrop32-scale36`` for other sizes."""
         for name, protocol in PROTOCOLS.items():
             if protocol == self:
                 return name
-        scale = "original" if self.scale == KEEP_SCALE else str(self.scale)
+        scale = "original" if self.scale == -1 else str(self.scale)
         return f"{'tencrop' if self.ten_crops else 'center'}{self.crop}-scale{scale}"
 
 

@@ -1,4 +1,4 @@
-"""Estimates the running statistics of a network again, for weights that now meet other activations."""
+"""Estimates the running statistics of a network again, for weights whose activations have changed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def reestimate_statistics(model: nn.Module, batches: Iterable[Batch], num_batche
 
     Args:
     - `model`: the network, on the device to compute on. Frozen norms keep their statistics.
-    - `batches`: batches of images (N, 3, h, w); those of a single image are left out.
-    - `num_batches`: the most batches to take.
+    - `batches`: batches of images (N, 3, h, w); batches of a single image are left out.
+    - `num_batches`: largest number of batches to use.
 
-    Returns 0, with statistics as of a new network, where there was no batch of two images.
+    Returns 0, with the statistics of a new network, if no batch has two images.
     """
     device = next(model.parameters()).device
     norms = [part for part in model.eval().modules() if isinstance(part, ABN) and not part.frozen]

@@ -66,7 +66,7 @@ class Log(Protocol):
         """Record one line of text: notices, warnings, what was loaded."""
 
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], object]]:
-        """Open a progress bar of ``total`` batches of which ``done`` are done; yields ``advance(count)``."""
+        """Open a progress bar of ``total`` batches, ``done`` of them finished; yields ``advance(count)``."""
 
     def train_metrics(self, metrics: TrainMetrics) -> None:
         """Record the numbers of a log interval."""
@@ -108,7 +108,7 @@ class Pace:
             yield batch
 
     def take(self) -> tuple[float, float, float]:
-        """Return the seconds since the last call, the seconds per step, and those of a step that it waited for data."""
+        """Return the seconds since the last call, those of a step, and those of a step spent waiting for data."""
         now = time.perf_counter()
         elapsed, num_steps = now - self._begin, max(self._num_steps, 1)
         times = elapsed, elapsed / num_steps, self._data_s / num_steps

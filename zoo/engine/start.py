@@ -47,7 +47,7 @@ def start(
     - `config`: the experiment.
     - `process`: this process of the run.
     - `log_dir`: folder of the run's checkpoints.
-    - `log`: is told from where the run begins.
+    - `log`: gets messages about where the run begins.
     - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
     - `weights`: path of a file of initial weights, or None.
     - `allow_world_size_change`: whether a checkpoint of another number of processes is accepted.
@@ -56,22 +56,22 @@ def start(
     check_world_size(config, process.world_size)
     for doubt in config.doubts():
         log.message(f"warning: {doubt}")
-    found = find_checkpoint(resume, log_dir, process)
+    resumed = find_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     model = build(config.network)
     check_meter(model, config.training.reconstruction_meter)
 
     # A run begins from the first of these that exists: its own checkpoint, so that the same command line continues it
     # as often as it is interrupted; the given weights; random weights.
-    if found is None and weights is not None:
+    if resumed is None and weights is not None:
         report = load_weights(model, weights)
         log.message(f"initial weights: {report.num_loaded} tensors of {report.source}")
     elif weights is not None:
         log.message(f"the initial weights {weights} are not read: the run continues from its checkpoint")
     state = build_state(config, model, process)
     seed_everything(config.seed, process.rank)
-    if found is not None:
-        for notice in restore(state, found, allow_world_size_change):
+    if resumed is not None:
+        for notice in restore(state, resumed, allow_world_size_change):
             log.message(notice)
     return state
 
@@ -121,25 +121,25 @@ def newest_checkpoint(folder: Path) -> Found | None:
     )
 
 
-def restore(state: TrainState, found: Found, allow_world_size_change: bool = False) -> list[str]:
-    """Bring ``state`` and the random generators to where the checkpoint was written; return notices for the user.
+def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = False) -> list[str]:
+    """Set ``state`` and the random generators to what the checkpoint holds; return notices for the user.
 
     With another number of processes the averages of the running epoch start anew. Raises CheckpointError if the
     checkpoint was written with other settings, or with another number of processes although
     ``allow_world_size_change`` is off; WeightsError if its description of the network is wrong.
     """
-    saved = found.content
+    saved = resumed.content
     try:
-        _check_config(saved["config"], state.config, found.path)
+        _check_config(saved["config"], state.config, resumed.path)
         same_ranks = saved["world_size"] == state.process.world_size
         if not same_ranks and not allow_world_size_change:
             raise CheckpointError(
                 f"the checkpoint is of {brief(saved['world_size'])} process(es), this run has "
-                f"{state.process.world_size}; {printable(found.path)}: start as many, or give "
+                f"{state.process.world_size}; {printable(resumed.path)}: start as many, or give "
                 "--allow-world-size-change (it will not be the same run to the bit)"
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
-            state.class_names = NetworkRecord.from_json(saved["network"], str(found.path)).class_names
+            state.class_names = NetworkRecord.from_json(saved["network"], str(resumed.path)).class_names
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
@@ -150,13 +150,13 @@ def restore(state: TrainState, found: Found, allow_world_size_change: bool = Fal
         first_line = next(iter(str(error).strip().splitlines()), "")
         reason = f"{type(error).__name__}: {brief(first_line)}"
         raise CheckpointError(
-            f"the file holds no state that this run can continue from ({reason}); {printable(found.path)}: "
+            f"the file holds no state that this run can continue from ({reason}); {printable(resumed.path)}: "
             "resume from another checkpoint, or start a new training from its weights with --weights and another "
             "--log-dir"
         ) from error
     if not same_ranks:
         state.meter.reset()
-    return [*found.notices, f"resumed from {printable(found.path)}: {_position(state)}", *differences]
+    return [*resumed.notices, f"resumed from {printable(resumed.path)}: {_position(state)}", *differences]
 
 
 def _position(state: TrainState) -> str:
@@ -167,7 +167,7 @@ def _position(state: TrainState) -> str:
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
-    """Yield a notice for everything that may change the results in the last bits."""
+    """Yield a notice for each difference that may change the results in the last bits."""
     now = {
         "world_size": ("processes", state.process.world_size),
         "num_threads": ("threads", torch.get_num_threads()),
@@ -180,7 +180,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
-    # A checkpoint may be older than some of the keys, which then had the values that are their defaults now.
+    # Keys that are newer than the checkpoint behaved then as their present defaults do.
     defaults = leaves(Experiment().model_dump(mode="json"))
     before, now = {**dict(defaults), **dict(leaves(saved))}, dict(leaves(config.model_dump(mode="json")))
     changes = [

@@ -18,14 +18,15 @@ from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
 from zoo.engine.wrapping import compile_network, distribute
 from zoo.errors import listed
+from zoo.limits import is_number, is_whole
 
 # The position of a run: the keys in checkpoints, and the attributes of `TrainState` that hold the values.
 POSITION = {"epoch": "epoch", "batch": "batch", "step": "step", "num_pictures": "num_images"}
 MAX_COUNT = 2**53  # beyond it TensorBoard and float64 cannot tell one step from the next
 # What the optimizers keep for each parameter. All of it has the parameter's shape, except Adam's count of steps.
 MOMENTA = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
-# Entries of parameter groups that choose how the device computes a step. They are not taken from a checkpoint, as the
-# step is the same in each way.
+# Entries of parameter groups that choose how the device computes a step. They are not taken from a checkpoint,
+# because they do not change the result of a step.
 DEVICE_KEYS = ("fused", "foreach")
 
 
@@ -54,9 +55,9 @@ class TrainState:
     best_top1: float = 0.0
     """Best validation so far, percent."""
     best_epoch: int | None = None
-    """Index of the epoch that ``best_top1`` is of; None before the first validation, or if the file is older."""
+    """Index of the epoch with ``best_top1``; None before the first validation, or for checkpoints that lack it."""
     num_images: int = 0
-    """Size of the training data, 0 until it is known: steps are a position in this very data."""
+    """Number of training images, 0 until it is known. A step is a position in exactly this data."""
     class_names: tuple[str, ...] | None = None
     """Names of the class folders in the order of the outputs, made `printable`; None until they are known."""
 
@@ -113,7 +114,7 @@ def settle_buffers(state: TrainState) -> None:
 
 
 def shared_state(state: TrainState) -> dict[str, Any]:
-    """Return what is the same on all ranks: tensors and plain Python only.
+    """Return the part of the state that is the same on all ranks, as tensors and plain Python.
 
     The keys up to ``optimizer`` are those of the original project's files. There is no scheduler among them, as the
     learning rate is a function of the step.
@@ -132,7 +133,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
 
 
 def rank_state(state: TrainState) -> dict[str, Any]:
-    """Return what differs between ranks: the states of the random generators and the sums of the running epoch."""
+    """Return the part that differs between ranks: random generators, and the sums of the running epoch."""
     rng = {"torch": torch.get_rng_state(), "python": random.getstate(), "device": None}
     if state.process.device.type == "cuda":
         rng["device"] = torch.cuda.get_rng_state(state.process.device)
@@ -155,7 +156,9 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
         _load_network(state.ema, "ema", saved["ema"])
     elif saved.get("ema") is not None:
         raise ValueError("ema holds a moving average, but optimizer.ema_decay is not set")
-    state.best_top1 = _percent(saved["best_prec1"])
+    if not is_number(saved["best_prec1"], 0, 100):
+        raise ValueError(f"best_prec1 is {saved['best_prec1']!r}, not a number from 0 to 100")
+    state.best_top1 = float(saved["best_prec1"])
     best_epoch = saved.get("best_epoch")  # files of the same format may be older than this key
     state.best_epoch = None if best_epoch is None else _count("best_epoch", best_epoch)
     for key, name in POSITION.items():
@@ -172,23 +175,23 @@ def _load_network(model: nn.Module, name: str, saved: Any) -> None:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Load momenta and learning rates; ValueError if they do not fit, or if another setting of a group differs."""
-    own = optimizer.state_dict()["param_groups"]
+    built = optimizer.state_dict()["param_groups"]
     groups = [
-        {**group, **{key: mine[key] for key in DEVICE_KEYS}}
-        for group, mine in zip(saved["param_groups"], own, strict=True)
+        {**group, **{key: own_group[key] for key in DEVICE_KEYS}}
+        for group, own_group in zip(saved["param_groups"], built, strict=True)
     ]
-    if [group["params"] for group in groups] != [mine["params"] for mine in own]:
+    if [group["params"] for group in groups] != [own_group["params"] for own_group in built]:
         raise ValueError("optimizer.param_groups are of other parameters")
     # torch adds the keys of a group that it has come to know since the file was written.
     optimizer.load_state_dict({"state": _momenta(optimizer, saved["state"]), "param_groups": groups})
-    for index, (group, mine) in enumerate(zip(optimizer.param_groups, own, strict=True)):
-        for key in mine.keys() - {"params"}:
+    for index, (group, own_group) in enumerate(zip(optimizer.param_groups, built, strict=True)):
+        for key in own_group.keys() - {"params"}:
             value = group.get(key)
-            agrees = type(value) in (int, float) if key == "lr" else value == mine[key]
+            agrees = type(value) in (int, float) if key == "lr" else value == own_group[key]
             if key not in group or not agrees:
-                given = repr(value) if key in group else "missing"
+                shown = repr(value) if key in group else "missing"
                 raise ValueError(
-                    f"optimizer.param_groups[{index}].{key} is {given}, by the settings of this run {mine[key]!r}"
+                    f"optimizer.param_groups[{index}].{key} is {shown}, by the settings of this run {own_group[key]!r}"
                 )
 
 
@@ -225,15 +228,9 @@ def _check_alike(name: str, value: Any, like: torch.Tensor) -> None:
 
 
 def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+    if not is_whole(value, 0, MAX_COUNT):
         raise ValueError(f"{name} is {value!r}, not a whole number from 0 to {MAX_COUNT}")
     return value
-
-
-def _percent(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= 100:
-        raise ValueError(f"best_prec1 is {value!r}, not a number from 0 to 100")
-    return float(value)
 
 
 def load_rank_state(state: TrainState, saved: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ class StopSignals:
         return _name(answer)
 
     def agreed_at_once(self) -> str | None:
-        """Return the same as `agreed`, for all signals that came before this call too; wait for the slowest rank."""
+        """Return the same as `agreed`, but with all signals that came before this call; wait for the slowest rank."""
         return self.agreed() or self.agreed()
 
     def _finish_exchange(self) -> int:

@@ -135,14 +135,8 @@ def _checked_result(reading: Reading, num_images: int, protocol: Protocol) -> Re
             "or half precision overflows",
             reading["first_bad_step"],
         )
-    return Result(
-        top1=reading["top1"],
-        top5=reading["top5"],
-        loss=reading["loss"],
-        count=reading["count"],
-        skipped=reading["skipped"],
-        protocol=protocol.name,
-    )
+    top1, top5, loss = reading["top1"], reading["top5"], reading["loss"]
+    return Result(top1, top5, loss, reading["count"], reading["skipped"], protocol.name)
 
 
 class _ShrinkingForward:
@@ -161,7 +155,8 @@ class _ShrinkingForward:
             try:
                 return torch.cat([self._logits(part) for part in images.split(num_images)])
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                # The CPU's allocator has no error class of its own.
+                if not (isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)):
                     raise
                 if num_images == 1:
                     raise ZooError(
@@ -176,8 +171,3 @@ class _ShrinkingForward:
     def _logits(self, images: Tensor) -> Tensor:
         with autocast(self._device, self._dtype):
             return at_least_float32(self._model(images.to(self._device, non_blocking=True)))
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether a device is out of memory; the CPU's allocator has no error class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -21,7 +21,7 @@ _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(Distr
 def compile_network(
     model: nn.Module, activation_memory_budget: float | None, *, fullgraph: bool = False, dynamic: bool | None = None
 ) -> nn.Module:
-    """Return the compiled model, which keeps for backward what the budget (0 to 1, None: torch's own choice) allows.
+    """Return the compiled model; the budget (0 to 1, None: torch's choice) limits what it keeps for backward.
 
     ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of a network,
     new in 2.15, refuses regions that update running statistics.)
@@ -30,8 +30,8 @@ def compile_network(
         return torch.compile(model, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
     inductor = lookup_backend("inductor")
 
-    # The budget guards nothing: compiled twice, a model would keep the first one. With a backend of its own each
-    # compiled model is another one.
+    # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
+    # backend of its own, each compiled model has its own budget.
     def backend(graph: Any, inputs: Any) -> Any:
         with functorch_config.patch(activation_memory_budget=activation_memory_budget):
             return inductor(graph, inputs)
@@ -40,9 +40,9 @@ def compile_network(
 
 
 def distribute(network: nn.Module, process: Process) -> nn.Module:
-    """Return ``network`` as it is for a process alone, else in a wrapper that averages gradients over all ranks.
+    """Return ``network`` itself for a single process, else in a wrapper that averages gradients over all ranks.
 
-    All ranks get rank 0's weights now. Buffers are not broadcast at each step: in training nothing reads the
+    All ranks get rank 0's weights here. Buffers are not broadcast at each step: in training nothing reads the
     running statistics, so that rank 0's are the same with and without; `zoo.engine.state.settle_buffers` spreads
     them where they are read or saved.
     """

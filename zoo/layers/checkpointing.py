@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,11 +30,9 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
         return torch_checkpoint(module, *args, use_reentrant=False)
     if is_transformed():
         return module(*args)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), paused_statistics(module)
-
-    return torch_checkpoint(module, *args, use_reentrant=False, context_fn=contexts)
+    return torch_checkpoint(
+        module, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), paused_statistics(module))
+    )
 
 
 @contextmanager

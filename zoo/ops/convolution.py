@@ -34,11 +34,11 @@ class Convolution(NamedTuple):
 
     @classmethod
     def of(cls, conv: nn.Conv2d, x: Tensor) -> Convolution:
-        """Return what ``conv`` does here to a tensor like x."""
+        """Return the operation that ``conv`` is here for a tensor like x."""
         return cls(Geometry.of(conv), convolution_dtype(x))
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolution of x in a new tensor, whatever autocast says here and now.
+        """Return the convolution of x in a new tensor; autocast as it is now has no influence.
 
         The casts are explicit: autocast would cache a weight that was cast here, where no gradient is recorded.
         """

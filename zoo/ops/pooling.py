@@ -49,12 +49,13 @@ class _MaxPool(torch.autograd.Function):
         z, index = torch.ops.aten.max_pool2d_with_indices(x, *window)
         distances = _distances(window, x.shape, x.device)
         # If a map is narrower than the window, two places may have the same distance; both stand for the same element.
-        places = torch.zeros(_farthest(window, x.shape) + 1, dtype=torch.uint8, device=x.device)
+        last_row, last_column = ((size - 1) * step for size, step in zip(window.size, window.dilation, strict=True))
+        places = torch.zeros(last_row * x.shape[-1] + last_column + 1, dtype=torch.uint8, device=x.device)
         places[distances] = torch.arange(len(distances), dtype=torch.uint8, device=x.device)
         place = _look_up(places, index.sub_(_corners(window, x.shape, z)))
         ctx.save_for_backward(place)
         ctx.window, ctx.shape = window, x.shape
-        ctx.memory_format = _memory_format(x)
+        ctx.memory_format = memory_format_of(x)
         return z
 
     @staticmethod
@@ -76,11 +77,6 @@ def _distances(window: Window, shape: torch.Size, device: torch.device) -> Tenso
         for size, dilation in zip(window.size, window.dilation, strict=True)
     )
     return (rows.view(-1, 1) * shape[-1] + columns).flatten()
-
-
-def _farthest(window: Window, shape: torch.Size) -> int:
-    (rows, columns), dilation = window.size, window.dilation
-    return (rows - 1) * dilation[0] * shape[-1] + (columns - 1) * dilation[1]
 
 
 def _corners(window: Window, shape: torch.Size, z: Tensor) -> Tensor:
@@ -114,7 +110,7 @@ class _MeanPool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         (x,) = inputs
         ctx.height, ctx.width = x.shape[2:]
-        ctx.memory_format = _memory_format(x)
+        ctx.memory_format = memory_format_of(x)
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor) -> Tensor:
@@ -123,6 +119,7 @@ class _MeanPool(torch.autograd.Function):
         return F.pad(dx, rest) if any(rest) else dx
 
 
-def _memory_format(x: Tensor) -> torch.memory_format:
+def memory_format_of(x: Tensor) -> torch.memory_format:
+    """Return the memory format of x: channels_last, or contiguous for all other layouts."""
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if channels_last else torch.contiguous_format

@@ -27,7 +27,7 @@ class Board:
     Args:
     - `log_dir`: folder of the file.
     - `config`: settings of the run.
-    - `step`: how many steps a resumed run has done; TensorBoard hides what was written before of later steps.
+    - `step`: number of steps that a resumed run has done; TensorBoard hides earlier records of later steps.
     """
 
     def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:

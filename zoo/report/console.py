@@ -107,7 +107,8 @@ class Progress:
         """Count ``count`` more batches as done."""
         self._bar.update(count)
         self._done += count
-        if self._lines and self._is_line_due():
+        is_late = time.monotonic() - self._last_line_s > HEARTBEAT_S
+        if self._lines and (is_late if self._every is None else self._done % self._every == 0):
             logger.info("%s: %d/%d batches", self._title, self._done, self._total)
             self._last_line_s = time.monotonic()
 
@@ -115,11 +116,6 @@ class Progress:
         """Show ``text`` behind the bar. Where there is no bar, the caller has printed a line of its own."""
         self._bar.bar_format = f"{BAR_FORMAT} {text}"
         self._last_line_s = time.monotonic()
-
-    def _is_line_due(self) -> bool:
-        if self._every is not None:
-            return self._done % self._every == 0
-        return time.monotonic() - self._last_line_s > HEARTBEAT_S
 
 
 def format_duration(seconds: float) -> str:

@@ -58,7 +58,7 @@ def checkout_commit() -> str | None:
 
 
 def warn_of_changes() -> None:
-    """Log a warning if results of this process could not be measured again, as the checkout has changed files."""
+    """Log a warning if the checkout has changed files, because results could then not be measured again."""
     commit = checkout_commit()
     if commit is not None and commit.endswith(DIRTY):
         logger.warning("the checkout has changes, so that results will name the commit %s, which nobody can check out: "

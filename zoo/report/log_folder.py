@@ -1,4 +1,4 @@
-"""The folder that a training run writes to. One run at a time has it, and no run is replaced by accident."""
+"""The folder that a training run writes to. Only one run at a time uses it, and no run is replaced by accident."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
     """Make ``folder`` and keep every other run out of it until the context ends; every rank has to enter it.
 
     With ``continues`` the run goes on from a checkpoint of this folder. Without it a folder that has a checkpoint is
-    refused, or with ``overwrite`` all files that a run leaves are removed from it. What a save that was killed has
-    left is always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that would be
-    replaced, or if it cannot be written to.
+    refused, or with ``overwrite`` all files that a run leaves are removed from it. The temporary files of a save that
+    was killed are always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that
+    would be replaced, or if it cannot be written to.
     """
     with ExitStack() as stack:
 
@@ -92,11 +92,11 @@ def _only_run_in(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path, overwrite: bool) -> None:
-    there = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
-    if there and not overwrite:
+    checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
+    if checkpoints and not overwrite:
         raise ConfigError(
-            f"the folder holds an earlier run ({listed(there)}); {printable(folder)}: continue it with --resume auto, "
-            "replace it with --overwrite, or give another --log-dir"
+            f"the folder holds an earlier run ({listed(checkpoints)}); {printable(folder)}: continue it with --resume "
+            "auto, replace it with --overwrite, or give another --log-dir"
         )
     if overwrite:
         for pattern in RUN_FILES:

@@ -1,4 +1,4 @@
-"""Predictions in files: a CSV line per image, which can be compared between runs, and images above their classes."""
+"""Files of predictions: a CSV line per image, to compare runs, and a sheet of images above their classes."""
 
 from __future__ import annotations
 

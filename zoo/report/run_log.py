@@ -53,7 +53,7 @@ class TextLog(logging.FileHandler):
 
 @contextmanager
 def kept_records() -> Iterator[MemoryHandler]:
-    """Keep zoo's log records until the run is known to be able to begin and its log is opened."""
+    """Keep zoo's log records until the run can begin and its log is open."""
     handler = MemoryHandler(capacity=0)
     logging.getLogger("zoo").addHandler(handler)
     try:
@@ -98,12 +98,12 @@ class RunLog:
     """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
 
     A context manager. Raises ConfigError if the files cannot be opened. A record that cannot be written later is left
-    out, with one warning, and training goes on: a checkpoint is worth more than a line, and if it cannot be written
-    either, that ends the run.
+    out, with one warning, and training goes on, because a checkpoint is worth more than a line. If a checkpoint
+    cannot be written either, the run ends.
 
     Args:
     - `log_dir`: folder of all files, which is made. A second run with the same folder appends to them.
-    - `rank`: of this process.
+    - `rank`: rank of this process.
     - `config`: settings of the run.
     - `histograms`: whether TensorBoard gets histograms of some parameters.
     - `earlier`: records from before the log was opened, see `kept_records`; they come first in the text log.
@@ -196,7 +196,7 @@ class RunLog:
 
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
-        """Open a bar of ``total`` batches of which ``done`` are done; yields a function that counts further batches."""
+        """Open a bar of ``total`` batches, ``done`` of them finished; yields a function that counts further batches."""
         with Progress(title, total, done, show=self._is_main) as progress:
             self._progress = progress
             try:
@@ -208,7 +208,10 @@ class RunLog:
         """Record the means of the batches since the last record, and the averages of the epoch."""
         logger.info("%s", _train_line(metrics), extra={"shown_by_bar": True})
         if self._progress is not None:
-            self._progress.tell(_bar_text(metrics))
+            self._progress.tell(
+                f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, top-1 {metrics.top1:.1f}, "
+                f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
+            )
         self._add_line("train", **asdict(metrics))
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
@@ -247,13 +250,6 @@ def _train_line(metrics: TrainMetrics) -> str:
         f"top-5 {metrics.top5:.2f} ({metrics.epoch_top5:.2f}), "
         f"lr {metrics.lr:.3g}, {metrics.images_per_s:.0f} images/s, "
         f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {format_duration(metrics.eta_s)}"
-    )
-
-
-def _bar_text(metrics: TrainMetrics) -> str:
-    return (
-        f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, top-1 {metrics.top1:.1f}, "
-        f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a reproduced table or figure consists of, and the verdicts on its numbers."""
+"""The parts of a reproduced table or figure, and the verdicts on its numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Comparison:
     """One number of a table or figure: what was published, what was measured, and what follows from both.
 
     Args:
-    - `what`: what the number is of.
+    - `what`: what the number measures.
     - `published`: None where nothing was published.
     - `measured`: None where nothing was measured; ``verdict`` then says why.
     - `unit`: of both numbers.
@@ -132,7 +132,7 @@ def _by_factor(factor: float) -> str:
 
 
 def compare_minimum(what: str, published: PublishedValue, measured: float, unit: str) -> Comparison:
-    """Return the comparison of a ratio that is to be at least as large as the published one."""
+    """Return the comparison of a ratio that should be at least as large as the published one."""
     difference = measured / float(published.value) - 1
     return Comparison(what, published, measured, unit, "reached" if difference >= 0 else off_by(difference))
 
@@ -140,7 +140,7 @@ def compare_minimum(what: str, published: PublishedValue, measured: float, unit:
 def compare_with_axis(what: str, top: PublishedValue, measured: float, unit: str) -> Comparison:
     """Return the comparison of a curve's largest value with the ``top`` of the axis of the published plot.
 
-    It is for plots that show no more than that their curve stays within the axis.
+    It is for plots that show only that their curve stays within the axis.
     """
     verdict = "within the axis" if measured <= float(top.value) else "off: above the axis"
     published = replace(top, value=f"axis to {top.value:g}")
@@ -159,7 +159,7 @@ def compare_trend(what: str, published: PublishedValue, measured: Sequence[float
 
 
 def unpublished(what: str, measured: Value, unit: str = "") -> Comparison:
-    """Return the comparison of a measured number with nothing, as the paper has no such number."""
+    """Return the entry of a measured number that the paper does not have."""
     return Comparison(what, None, measured, unit, "nothing published")
 
 

@@ -1,4 +1,4 @@
-"""Test errors of trained networks beside the published ones; what was not trained has the command that would do it."""
+"""Test errors of trained networks beside the published ones; networks not yet trained get the command to do it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def errors_of(name: str, published: PublishedValue | None, runs: Sequence[Traini
     """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store."""
     comparisons = []
     for is_stored in (False, True):
-        own = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
-        if own or not is_stored:
-            comparisons.append(_error(name + ", stored" * is_stored, name, published, own))
+        runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
+        if runs_of_kind or not is_stored:
+            comparisons.append(_error(name + ", stored" * is_stored, name, published, runs_of_kind))
     return comparisons
 
 

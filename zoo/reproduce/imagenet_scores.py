@@ -124,11 +124,18 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
     """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
     network = scoring.load_network(file)
-    own = network.own_protocol
+    own_protocol = network.own_protocol
     expected = network.experiment.expected
     scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
     source = expected.source if expected else None
-    return Entry(str(file), protocols or [own, own._replace(ten_crops=True)], scores, source, md5_of(file), file)
+    return Entry(
+        str(file),
+        protocols or [own_protocol, own_protocol._replace(ten_crops=True)],
+        scores,
+        source,
+        md5_of(file),
+        file,
+    )
 
 
 class ImageNetRun:
@@ -146,7 +153,7 @@ class ImageNetRun:
             warn_of_changes()
         # Only rank 0 reads and writes the report: the folder may be on its machine alone.
         self._measurements = load_measurements(options.out) if process.is_main else []
-        self._unresolved: str | None = None  # the network at which the server of the weights turned out to be unknown
+        self._unresolved: str | None = None  # the network whose weights showed that the server cannot be resolved
         self.markdown = ""
         rows = [self._planned_row(entry, protocol) for entry in entries for protocol in entry.protocols]
         self.rows: dict[tuple[str, str], Row] = process.broadcast({(row.network, row.protocol): row for row in rows})
@@ -179,7 +186,7 @@ class ImageNetRun:
         return all(row.measured is not None for row in self.rows.values())
 
     def measure_all(self) -> None:
-        """Score each network by those protocols that no earlier run has scored it by, and write each row at once."""
+        """Score each network by the protocols that no earlier run has measured, and write each row at once."""
         for entry in self._entries:
             pending = [way for way in entry.protocols if self.rows[entry.name, way.name].measured is None]
             if not pending:
@@ -250,7 +257,7 @@ class ImageNetRun:
         write_text(folder / "imagenet.md", self.markdown)
 
     def _missing(self) -> list[str]:
-        """Return what keeps rows from being measured, and where it is expected."""
+        """Return what is missing to measure all rows, and where it is expected."""
         lines = []
         if not self._data.is_imagenet:
             problem = self._data.fault or f"{self._data.folder} is something else: {self._data.difference}"

@@ -25,9 +25,9 @@ class Row:
     - `protocol`: the name of the way to score.
     - `published`: the published top1 and top5 in percent, or one of them; None where nothing was published.
     - `source`: where they were published.
-    - `weights_md5`: of the weights file.
-    - `command`: would measure all rows of the network.
-    - `measured`: top1, top5, count (of images) and whatever else is known of the measurement; None without one.
+    - `weights_md5`: md5 of the weights file.
+    - `command`: the command that measures all rows of the network.
+    - `measured`: top1, top5, count (of images) and everything else that is known of the measurement; None without one.
     - `reason`: why nothing was measured.
     - `reused`: whether an earlier run measured it.
     """
@@ -151,6 +151,8 @@ def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
         return None
     if not row.reused:
         return "by this run"
-    theirs = row.measured["environment"]
-    changed = [f"{key} {theirs.get(key)}" for key in environment if theirs.get(key) != environment[key]]
+    environment_then = row.measured["environment"]
+    changed = [
+        f"{key} {environment_then.get(key)}" for key in environment if environment_then.get(key) != environment[key]
+    ]
     return ", ".join([f"reused, of {row.measured['finished'][:10]}", *changed])

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.benchmark.memory_use import count_memory
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
@@ -45,8 +46,17 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def held_bytes(name: str, batch: int, size: int, **options: Any) -> int:
+    """Return the bytes that a network holds between forward and backward, counted on the meta device.
+
+    ``options`` are those of `build_for_training`.
+    """
+    model = build_for_training(name, "meta", **options)
+    return count_memory(forward_of(model, batch, size), model.parameters()).held
+
+
 def forward_of(model: nn.Module, batch: int, size: int) -> Callable[[], Tensor]:
-    """Return the function that computes the loss of random images, which exist from now on."""
+    """Return a function that computes the loss of random images, which are made now."""
     device = next(model.parameters()).device
     images = torch.randn(batch, 3, size, size, device=device)
     classes = torch.zeros(batch, dtype=torch.long, device=device)

@@ -30,7 +30,7 @@ NOTE_CHARACTERS = 30  # in a line
 
 
 def draw(section: Section, columns: int = COLUMNS) -> bytes:
-    """Return the PNG plot of a section's panels, of which there is at least one, in at most so many columns."""
+    """Return the PNG plot of a section's panels (at least one) in at most ``columns`` columns."""
     from matplotlib.ticker import MaxNLocator
 
     columns = min(columns, len(section.panels))

@@ -35,9 +35,11 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 class Angles(NamedTuple):
     """Angles between gradients at one training step, in degrees.
 
-    - ``step``: the number of training steps before it.
-    - ``between``: from the gradient with stored activations to that with reconstructed ones.
-    - ``stored``, ``reconstructed``: from either one, in float32, to the gradient with stored activations in float64.
+    Args:
+    - `step`: the number of training steps before the measurement.
+    - `between`: angle between the gradients with stored and with reconstructed activations.
+    - `stored`, `reconstructed`: angle between each of these float32 gradients and the one with stored activations in
+      float64.
     """
 
     step: int

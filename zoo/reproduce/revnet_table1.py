@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import count_memory, measure_memory
+from zoo.benchmark.memory_use import measure_memory
 from zoo.layers import init_weights, norm_act
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, compare, unpublished
-from zoo.reproduce.paper_networks import build_for_training, forward_of
+from zoo.reproduce.paper_networks import held_bytes
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
@@ -41,8 +41,9 @@ NO_GROWTH = PublishedValue(0.0, "derived", "section 3.2: storage independent of 
 class Cost(NamedTuple):
     """The cost of one training step.
 
-    - ``peak``: the largest number of bytes allocated at a time, without the parameters' gradients.
-    - ``calls``: how often each F and G is called, on average.
+    Args:
+    - `peak`: the largest number of bytes allocated at a time, without the parameters' gradients.
+    - `calls`: how often each F and G is called, on average.
     """
 
     peak: int
@@ -155,7 +156,7 @@ def _compare_networks(units: Sequence[int]) -> list[Comparison]:
     """
     comparisons = []
     for memory, manner in (("plain", "stored"), ("auto", "reconstructed")):
-        held = [_held_bytes(count, memory) for count in units]
+        held = [held_bytes("revnet38_cifar", 8, 32, structure=(count,) * 3, memory=memory) for count in units]
         growth = (held[-1] - held[0]) / (3 * (units[-1] - units[0]))
         text = " / ".join(f"{count / 1e6:.2f}" for count in held)
         label = f"RevNet-38's widths, batch 8, {'-'.join(map(str, units))} units per stage, {manner}"
@@ -166,8 +167,3 @@ def _compare_networks(units: Sequence[int]) -> list[Comparison]:
             verdict = "equal" if growth == 0 else "off"
             comparisons.append(Comparison(f"{label}: per unit", NO_GROWTH, growth / 1e6, "MB", verdict))
     return comparisons
-
-
-def _held_bytes(units: int, memory: str) -> int:
-    model = build_for_training("revnet38_cifar", "meta", structure=(units,) * 3, memory=memory)
-    return count_memory(forward_of(model, 8, 32), model.parameters()).held

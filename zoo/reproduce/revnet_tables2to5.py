@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.benchmark.memory_use import count_memory
 from zoo.reproduce.comparison import Comparison, PublishedValue, Section, compare, compare_minimum, off_by, unpublished
 from zoo.reproduce.error_rates import report_errors
-from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of
+from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.training_runs import TrainingRun
 
 # Table 2, millions of parameters: with 10 and with 100 classes, or with 1000.
@@ -95,7 +93,7 @@ def measure_imagenet_memory(size: int = 224) -> Section:
         f"for one image and multiplied by {IMAGES}, the paper's batch per GPU: the paper states neither the batch nor "
         "the counting rule of its own numbers.",
     )  # fmt: skip
-    held = {name: _held_bytes(name, size, memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
+    held = {name: held_bytes(name, 1, size, memory=memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
     for name in held:
         parameters = 4 * count_parameters(build_for_training(name, "meta")) / MB
         section.comparisons.append(compare(f"{name}: parameters", PARAMETERS_MB[name], parameters, "MB", 0.01))
@@ -107,7 +105,7 @@ def measure_imagenet_memory(size: int = 224) -> Section:
         section.comparisons.append(
             compare(f"{name}: held after forward", ACTIVATIONS_MB[name], IMAGES * count / MB, "MB", 0.1)
         )
-    inplace = _held_bytes(REVNET, size, "auto", norm="inplace", activation="leaky_relu")
+    inplace = held_bytes(REVNET, 1, size, memory="auto", norm="inplace", activation="leaky_relu")
     section.comparisons += [
         compare_minimum("held, ResNet / RevNet", ACTIVATIONS_RATIO, held[RESNET] / held[REVNET], ""),
         unpublished("held, ResNet / RevNet with in-place stem and head", held[RESNET] / inplace),
@@ -133,8 +131,3 @@ def sum_of_outputs(model: nn.Module, size: int) -> int:
     for handle in handles:
         handle.remove()
     return total
-
-
-def _held_bytes(name: str, size: int, memory: str, **variant: Any) -> int:
-    model = build_for_training(name, "meta", memory=memory, **variant)
-    return count_memory(forward_of(model, 1, size), model.parameters()).held

@@ -50,9 +50,9 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
         what = f"hybrid, run {number}: {_levels(blocks)}"
         section.comparisons.append(_not_run(what, log, "revnext_cifar10", options))
     for name in SHORT:
-        own = [run for run in runs if run.experiment == name]
-        section.comparisons += [*errors_of(name, None, own), *_difference(name, own)]
-        section.panels += [error_curves(name, own)] if own else []
+        runs_of_name = [run for run in runs if run.experiment == name]
+        section.comparisons += [*errors_of(name, None, runs_of_name), *_difference(name, runs_of_name)]
+        section.panels += [error_curves(name, runs_of_name)] if runs_of_name else []
     section.notes.append(
         "the authors' flat networks train with 7 layers and collapse from 8 on when they reconstruct, although those "
         "were built with 48 channels in place of 32 (network.options.channels); hybrids lose 0.0 to 0.8 points"

@@ -70,8 +70,9 @@ Ratios = list[float]  # infinite where nothing is lost
 class LayerRatios(NamedTuple):
     """The signal-to-noise ratios of the inputs of all layers but the stem's convolution.
 
-    - ``layers``: those of the network's own layers and blocks, beginning with the stem's norm.
-    - ``inside``: for each of ``layers`` the ratios inside of it; an empty list for all but reversible blocks.
+    Args:
+    - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.
+    - `inside`: for each of ``layers``, the ratios inside it; empty for all but reversible blocks.
     """
 
     layers: Ratios
@@ -79,7 +80,7 @@ class LayerRatios(NamedTuple):
 
     def in_order(self) -> Ratios:
         """Return all ratios, a block's own input before those of the layers in its branches."""
-        return [ratio for own, inner in zip(self.layers, self.inside, strict=True) for ratio in (own, *inner)]
+        return [ratio for of_layer, inner in zip(self.layers, self.inside, strict=True) for ratio in (of_layer, *inner)]
 
     def smallest_of_blocks(self) -> float:
         """Return the smallest at the inputs of blocks and pools: without the stem's norm and activation."""
@@ -115,8 +116,8 @@ def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
         inputs.append(x.clone())
         return record(x)
 
-    def undo_(y: Tensor, dy: Tensor, kept: Any) -> Any:
-        x, dx, gradients = undo(y, dy, kept)
+    def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
+        x, dx, gradients = undo(y, dy, saved)
         ratios[index] = signal_to_noise(inputs[0].double(), x.double())
         return x, dx, gradients
 
@@ -204,8 +205,8 @@ def _over_slopes(section: Section, slopes: Sequence[float], batch: int) -> Panel
     lines = []
     for label, name, options, published in (
         ("flat 1-1-1", FLAT, {"layers": [1, 1, 1]}, FLAT_BY_SLOPE),
-        *((label.replace("hybrid", "hybrid 1-1"), HYBRID, {"blocks": [1, 1], "units": 2, **own}, HYBRID_BY_SLOPE)
-          for label, own in HYBRIDS.items()),
+        *((label.replace("hybrid", "hybrid 1-1"), HYBRID, {"blocks": [1, 1], "units": 2, **added}, HYBRID_BY_SLOPE)
+          for label, added in HYBRIDS.items()),
     ):  # fmt: skip
         smallest = [min(measure_ratios(name, slope, batch, **options).in_order()) for slope in slopes]
         what = f"{label}, from slope {slopes[0]} to {slopes[-1]}"

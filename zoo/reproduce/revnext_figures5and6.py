@@ -1,4 +1,4 @@
-"""Figures 5 and 6 of Hascoet et al. 2023: how much of the signal-to-noise ratio one inverted layer leaves."""
+"""Figures 5 and 6 of Hascoet et al. 2023: the signal-to-noise ratio that is left after inverting a layer."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def measure_slope(slope: float, noise: float) -> float:
 def _measure_alpha(layer: Invertible, channels: int, noise: float) -> float:
     """Return the signal-to-noise ratio of the input over that of the output, to which white noise is added."""
     x = torch.randn(MAPS, channels, SIDE, SIDE, dtype=torch.float64)
-    y, kept = layer.record(x)
+    y, saved = layer.record(x)
     noisy = y + noise * torch.randn_like(y)
     ratio_of_output = signal_to_noise(y, noisy)
-    reconstructed, _, _ = layer.undo_(noisy, torch.zeros_like(noisy), kept)
+    reconstructed, _, _ = layer.undo_(noisy, torch.zeros_like(noisy), saved)
     return signal_to_noise(x, reconstructed) / ratio_of_output
 
 

@@ -21,12 +21,12 @@ SIZES = (144, 192, 240)  # of the images, in pixels; in smaller batches another 
 BATCH = 8
 PAPER_PIXELS = 32 * 240 * 240  # of the batch that the paper's totals are for
 TOLERANCE = 0.1
-STRAIGHT = 0.01  # largest relative difference between the slopes of what counts as a straight line
+STRAIGHT = 0.01  # largest relative difference between slopes that counts as a straight line
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
 class PublishedMemory(NamedTuple):
-    """A row of Table 1: bytes per pixel, and the total in ``unit``, which the weights are part of or not."""
+    """A row of Table 1: bytes per pixel, and the total in ``unit``, with or without the weights."""
 
     per_pixel: PublishedValue
     total: PublishedValue
@@ -137,7 +137,7 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
 
 
 def compare_maximum(what: str, published: PublishedValue, measured: float, unit: str) -> Comparison:
-    """Return the comparison of bytes of which there should be no more than published; fewer are not off."""
+    """Return the comparison of bytes that should be at most those published; fewer bytes are not off."""
     difference = measured / float(published.value) - 1
     comparison = compare(what, published, measured, unit, TOLERANCE)
     return replace(comparison, verdict=f"less by {-100 * difference:.1f} %") if difference < -TOLERANCE else comparison

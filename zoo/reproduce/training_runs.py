@@ -1,8 +1,8 @@
 """Training runs: read from their log folders, matched to experiment files, kept in one file and drawn.
 
 A log folder holds megabytes of checkpoints and a record every few steps. A file of runs holds for each of them its
-settings, the accuracy and loss of each epoch and some of the reconstruction errors, and can be given in place of the
-folders ever after.
+settings, the accuracy and loss of each epoch and some of the reconstruction errors, and can later be given in place of
+the folders.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
 from zoo.reproduce.plot import draw
 
-NUM_RECONSTRUCTIONS = 12  # records of reconstruction errors that are kept of a run, evenly spread over its steps
+NUM_RECONSTRUCTIONS = 12  # number of records of reconstruction errors kept per run, evenly spread over its steps
 TEXT_LOG = "training_0.log"
 PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
 # The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
@@ -40,7 +40,7 @@ Epoch = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What is kept of one training run.
+    """The data of one training run that reports use.
 
     Args:
     - `source`: the path that it was read from; for a file of several runs, also which of them it is.
@@ -94,7 +94,7 @@ class TrainingRun:
 
     @property
     def group(self) -> str:
-        """What runs that differ only in their seed have in common: the experiment, and whether it stores."""
+        """The name of runs that differ only in their seed: the experiment, and whether it stores."""
         return f"{self.experiment}{', stored' * self.is_stored}"
 
     @property
@@ -108,7 +108,7 @@ class TrainingRun:
         return Line(self.label, x, y, group=self.group, note=note)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a file of runs has about this one."""
+        """Return the entry of this run in a file of runs."""
         content = {
             "label": self.group,
             "seed": self.config.seed,
@@ -196,7 +196,7 @@ def _read_folder(folder: Path) -> TrainingRun:
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log, all of which have the keys that are read."""
+    """Return the records of a log; each has the keys that are read later."""
     try:
         records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for record in records:
@@ -236,7 +236,7 @@ def _read_file(path: Path) -> list[TrainingRun]:
 
 
 def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> TrainingRun:
-    """Return a run of a file; what all its runs share may stand once, in the ``content`` around them."""
+    """Return a run of a file; facts that all its runs share may stand once, in the ``content`` around them."""
     source = f"{printable(path)}: {printable(run['label'])}, seed {int(run['seed'])}"
     for epoch in run["epochs"]:
         float(epoch["val_top1"]), int(epoch["epoch"])
@@ -267,14 +267,14 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun
 
 
 def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> None:
-    """Write NAME_runs.png, the plot of the runs, of which there is at least one; it needs matplotlib."""
+    """Write NAME_runs.png, the plot of the runs (at least one). This needs matplotlib."""
     title = f"Training runs given to zoo reproduce {name}"
     section = Section("runs", title, "", panels=[panel for group in groups_of(runs) for panel in _panels(group)])
     write_bytes(folder / f"{name}_runs.png", draw(section, PLOT_COLUMNS))
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
-    """Return the runs in groups that can be compared: trained in the same way, whatever the network and the seed."""
+    """Return the runs in groups that can be compared: trained in the same way, with any network and seed."""
     groups: dict[str, list[TrainingRun]] = {}
     for run in runs:
         settings = run.config.model_dump(mode="json", include={"optimizer", "input"})

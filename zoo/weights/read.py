@@ -190,7 +190,7 @@ def _check_directory(file: IO[bytes], size: int, start: int) -> None:
 class _Metered:
     """An open file that raises Oversized once more bytes have been read from it than it has.
 
-    A pickle can refer to one part of a file by many names, and torch reads it into new memory for each.
+    A pickle can refer to one part of a file by many names, and torch reads it into new memory for each name.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -325,14 +325,9 @@ def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) 
 
 def _refuse_repeated_values(state_dict: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Raise WeightsError for a tensor that repeats its values by a stride of 0, since a copy could have any size."""
-    repeated = [key for key, tensor in state_dict.items() if _is_repeated(tensor)]
-    if repeated:
+    plain = {key: value for key, value in state_dict.items() if value.layout == torch.strided and not value.is_nested}
+    if repeated := [key for key, tensor in plain.items() if tensor.nbytes > tensor.untyped_storage().nbytes()]:
         raise WeightsError(
             f"{printable(path)}: holds tensors with more values than the file has: {listed(repeated)}; "
             "save contiguous ones: {key: value.contiguous() for key, value in model.state_dict().items()}"
         )
-
-
-def _is_repeated(tensor: Tensor) -> bool:
-    is_plain = tensor.layout == torch.strided and not tensor.is_nested
-    return is_plain and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()

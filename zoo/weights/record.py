@@ -18,6 +18,7 @@ from zoo.weights.published import all_published
 
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
+COMMON_SETTINGS = ("arch", "norm", "activation", "activation_param", "classes")  # of every network
 FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # these options change no weights
 # Files come from anywhere; these limits are far more than any network needs, and far less than would fill a machine.
 MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES = 255, 65_536, 64
@@ -122,8 +123,7 @@ class NetworkRecord:
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that `zoo.get` builds the network with."""
-        keys = ("arch", "norm", "activation", "activation_param", "classes")
-        return {**{key: getattr(self, key) for key in keys}, **self.options}
+        return {**{key: getattr(self, key) for key in COMMON_SETTINGS}, **self.options}
 
     def experiment_settings(self) -> dict[str, Any]:
         """Return the record as the ``network`` and ``input`` sections of an experiment."""
@@ -183,7 +183,7 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
         return NetworkRecord.from_json(of_config, source)
     differences = [
         f"{key}: {shown(record.to_json()[key])} under network, {shown(of_config[key])} under config"
-        for key in ("arch", "norm", "activation", "activation_param", "classes", "options")
+        for key in (*COMMON_SETTINGS, "options")
         if record.to_json()[key] != of_config[key]
     ]
     if differences:

@@ -32,6 +32,7 @@ class NormSettings(NamedTuple):
 
 
 Backward = Callable[[Tensor, Tensor, Tensor, bool, NormSettings], tuple[Tensor, Tensor, Tensor]]
+Means = tuple[Tensor, Tensor] | None  # of dy and dy x_hat over a channel
 TrackStatistics = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
@@ -46,45 +47,33 @@ class Kernels(Protocol):
 
     def why_not(self) -> str | None:
         """Return why these kernels cannot be used here; None where they can."""
-        ...
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and biased variance per channel, (C,); zeros for a tensor without elements."""
-        ...
 
     def apply(
         self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
     ) -> Tensor:
         """Return z in a new tensor of the shape and dtype of x."""
-        ...
 
     def apply_(
         self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
     ) -> None:
         """Overwrite x with z."""
-        ...
 
     def backward_reduce(
         self, z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return sum(dy) and sum(dy x_hat) per channel, (C,)."""
-        ...
 
     def backward_apply(
-        self,
-        z: Tensor,
-        dz: Tensor,
-        var: Tensor,
-        means: tuple[Tensor, Tensor] | None,
-        settings: NormSettings,
-        shortcut: Tensor | None = None,
+        self, z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy with a shortcut.
 
         Both are new tensors of the shape and dtype of z. ``means`` holds the two means, (C,). None stands for
         statistics that do not depend on x: then dL/dx is g / sqrt(v + eps) dy.
         """
-        ...
 
     @property
     def backward(self) -> Backward | None:
@@ -93,7 +82,6 @@ class Kernels(Protocol):
         It returns dL/dx, like z, and dL/dweight and dL/dbias, (C,), in the accumulation dtype. ``batch`` says that the
         statistics are those of x; otherwise they do not depend on x.
         """
-        ...
 
     @property
     def track_statistics(self) -> TrackStatistics | None:
@@ -102,7 +90,6 @@ class Kernels(Protocol):
         It returns what `statistics` does, and moves the running ones, (C,), in place by ``momentum`` towards those of
         the batch, the variance towards the unbiased one.
         """
-        ...
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

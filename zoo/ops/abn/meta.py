@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 backward = None
 track_statistics = None
@@ -41,12 +41,7 @@ def backward_reduce(
 
 
 def backward_apply(
-    z: Tensor,
-    dz: Tensor,
-    var: Tensor,
-    means: tuple[Tensor, Tensor] | None,
-    settings: NormSettings,
-    shortcut: Tensor | None = None,
+    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return dL/dx and, with a shortcut, dL/dshortcut."""
     return torch.empty_like(z), None if shortcut is None else torch.empty_like(z)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}  # the order of csrc/numbers.h
 
@@ -89,12 +89,7 @@ def backward_reduce(
 
 
 def backward_apply(
-    z: Tensor,
-    dz: Tensor,
-    var: Tensor,
-    means: tuple[Tensor, Tensor] | None,
-    settings: NormSettings,
-    shortcut: Tensor | None = None,
+    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return dL/dx and, with a shortcut, dL/dshortcut, both in new tensors."""
     mean_dy, mean_dy_xhat = (None, None) if means is None else means

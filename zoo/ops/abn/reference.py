@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 backward = None
 track_statistics = None
@@ -64,12 +64,7 @@ def backward_reduce(
 
 
 def backward_apply(
-    z: Tensor,
-    dz: Tensor,
-    var: Tensor,
-    means: tuple[Tensor, Tensor] | None,
-    settings: NormSettings,
-    shortcut: Tensor | None = None,
+    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy with a shortcut."""
     x_hat, dy = _invert(z, dz, settings, shortcut)

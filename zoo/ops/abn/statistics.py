@@ -106,14 +106,14 @@ def _gather_statistics(mean: Tensor, var: Tensor, num_values: int, group: dist.P
     """Return the statistics of the values of all processes together, equal on every process.
 
     One all-gather of 2 C + 1 numbers. Processes may hold different numbers of values, 0 included (then mean and var
-    must be finite, and do not matter). They are sent in float64, so that any number is exact and the sums of squares do
-    not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of values stays a
-    tensor on the device, so that nothing waits for it.
+    must be finite, but their values do not matter). They are sent in float64, so that any number is exact and the sums
+    of squares do not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of
+    values stays a tensor on the device, so that nothing waits for it.
     """
-    mine = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_values, dtype=torch.float64)])
+    packed = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_values, dtype=torch.float64)])
     world_size = dist.get_world_size(group)
-    gathered = mine.new_empty(world_size * mine.numel())
-    dist.all_gather_into_tensor(gathered, mine, group=group)
+    gathered = packed.new_empty(world_size * packed.numel())
+    dist.all_gather_into_tensor(gathered, packed, group=group)
     channels = mean.numel()
     means, variances, counts = gathered.view(world_size, -1).split([channels, channels, 1], dim=1)
     total = counts.sum()

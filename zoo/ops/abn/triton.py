@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 TILE = 2048
 WARPS = 4
@@ -75,12 +75,7 @@ def backward_reduce(
 
 
 def backward_apply(
-    z: Tensor,
-    dz: Tensor,
-    var: Tensor,
-    means: tuple[Tensor, Tensor] | None,
-    settings: NormSettings,
-    shortcut: Tensor | None = None,
+    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return dx and, with a shortcut, its gradient dy, in new tensors."""
     mean_dy, mean_dy_xhat = means if means is not None else (None, None)
@@ -111,12 +106,6 @@ def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
 def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     dtype = accumulate_dtype(x.dtype)
     return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
-
-
-def _two_tensors(
-    z: Tensor, dz: Tensor, var: Tensor, mean_dy: Any, mean_dy_xhat: Any, shortcut: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), _like_shortcut(z, shortcut)
 
 
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
@@ -178,7 +167,7 @@ def _run_backward_reduce(z: Tensor, dz: Tensor, shortcut: Tensor | None, *fields
 @_operator(
     f"backward_apply(Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS})"
     " -> (Tensor, Tensor)",
-    _two_tensors,
+    lambda z, dz, var, mean_dy, mean_dy_xhat, shortcut, *_: (torch.empty_like(z), _like_shortcut(z, shortcut)),
 )
 def _run_backward_apply(
     z: Tensor,
