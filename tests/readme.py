@@ -152,8 +152,9 @@ def quickstart_seeds() -> str:
     seconds = _range([run["seconds"] for run in runs], ".0f")
     return (
         f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
-        f"crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took {seconds} seconds each "
-        f"on\n{environment['threads']} cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
+        "crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took "
+        f"{seconds} seconds each on {environment['threads']} cores\n"
+        f"({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.runs import make_run
-from zoo.cli import main
+from zoo.cli import build_parser, main
 from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare
 from zoo.reproduce.papers import PAPERS
 
@@ -27,6 +27,10 @@ def benchmark_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     for name, paper in PAPERS.items():
         monkeypatch.setitem(PAPERS, name, replace(paper, measurements=lambda *_: [_section]))
     return str(request.param)
+
+
+def test_every_paper_can_be_named() -> None:
+    assert [build_parser().parse_args(["reproduce", name]).benchmark for name in PAPERS] == list(PAPERS)
 
 
 def test_report_and_plots_are_written(benchmark_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
