@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +92,17 @@ def test_reading_leaves_the_given_dict_as_it_was() -> None:
     with pytest.raises(ConfigError, match="typo"):
         parse_experiment(content, "x.json")
     assert json.dumps(content) == before
+
+
+@pytest.mark.parametrize("md5", [None, "0b413d67b725619441d0646d663865bf"])
+def test_earlier_versions_wrote_the_md5_of_the_weights_into_files_and_checkpoints(md5: str | None) -> None:
+    content: dict[str, Any] = {
+        "expected": {"source": "a paper", "scores": {"center32": {"top1": 94.5}}, "weights_md5": md5}
+    }
+
+    experiment = parse_experiment(content, "x.json")
+
+    assert experiment.expected is not None
+    assert experiment.expected.scores["center32"].top1 == 94.5
+    assert content["expected"]["weights_md5"] == md5
+    assert "weights_md5" not in experiment.model_dump_json()

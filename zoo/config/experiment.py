@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
@@ -141,6 +141,14 @@ class Expected(Section):
     """Scores by validation protocol: "center" or "tencrop" and the side of the crop, as in center224."""
     weights: PublishedWeights | None = None
     """Where the weights that reached them are published; null: they are not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_md5(cls, content: Any) -> Any:
+        """Leave out ``weights_md5``, which files and checkpoints of earlier versions have; checksums.md5 holds it."""
+        if not isinstance(content, dict):
+            return content
+        return {key: value for key, value in content.items() if key != "weights_md5"}
 
 
 class Experiment(Section):
