@@ -24,7 +24,9 @@ class BuildWithExperiments(build_py):
         super().run()
         if not self.editable_mode:
             package = Path(self.build_lib, "zoo")
-            shutil.copytree("experiments", package / "experiments", dirs_exist_ok=True)
+            shutil.copytree(
+                "experiments", package / "experiments", ignore=shutil.ignore_patterns("*.md"), dirs_exist_ok=True
+            )
             shutil.copy("checksums.md5", package)
 
 
