@@ -349,7 +349,7 @@ def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     assert not largest_batch.report_fits(new_results(), TINY, strategies, 1000)
 
 
-@pytest.mark.parametrize("arch", ["resnet32_cifar", "revnet38_cifar"])
+@pytest.mark.parametrize("arch", [pytest.param("resnet32_cifar", marks=pytest.mark.slow), "revnet38_cifar"])
 def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
     """Both have the same strategies, the reversible twin among them, and count the same bytes for each."""
     front, fits = new_results(), new_results()
@@ -396,8 +396,17 @@ def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
         largest_batch.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
 
 
-@pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=NATIVE)])
-@pytest.mark.parametrize("arch", ["resnet50", "resnext50", "densenet121"])
+@pytest.mark.parametrize(
+    ("arch", "kernels"),
+    [
+        pytest.param("resnet50", "reference", marks=pytest.mark.slow),
+        pytest.param("resnet50", "native", marks=NATIVE),
+        ("resnext50", "reference"),
+        pytest.param("resnext50", "native", marks=[NATIVE, pytest.mark.slow]),
+        pytest.param("densenet121", "reference", marks=pytest.mark.slow),
+        pytest.param("densenet121", "native", marks=NATIVE),
+    ],
+)
 def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str) -> None:
     setup, results = Setup(arch, batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
     strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN unwound"])

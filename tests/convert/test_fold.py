@@ -22,7 +22,7 @@ from zoo.layers import ABN, convert_norm
 
 @pytest.mark.parametrize(
     ("arch", "options", "norm"),
-    [*((arch, options, "standard") for arch, options in CASES if arch != "wider_resnet16"),
+    [*((arch, options, "standard") for arch, options in CASES),
      ("resnet18", {}, "inplace"), ("resnext50", {"input_3x3": True}, "inplace")],
 )  # fmt: skip
 def test_outputs_stay_and_the_norms_that_stay_are_listed(arch, options, norm):
@@ -38,13 +38,16 @@ def test_outputs_stay_and_the_norms_that_stay_are_listed(arch, options, norm):
     assert all(type(model.get_submodule(name)) is ABN for name in names)
 
 
-@pytest.mark.parametrize(("arch", "kept"), [("revnet38_cifar", 18), ("irevnet_revnext", 0), ("revnext", 15)])
-def test_reversible_networks_fold_and_norms_that_are_undone_stay(arch, kept):
-    given = scramble(zoo.get(arch, norm="inplace").double()).state_dict()
-    folded, report = fold(given, arch, norm="inplace", images=IMAGES)
-    model = fold_network(zoo.get(arch, norm="inplace")).double()
+@pytest.mark.parametrize(
+    ("arch", "options", "kept"),
+    [("revnet38_cifar", {}, 18), ("irevnet_revnext", {"blocks": (1, 1)}, 0), ("revnext", {}, 15)],
+)
+def test_reversible_networks_fold_and_norms_that_are_undone_stay(arch, options, kept):
+    given = scramble(zoo.get(arch, norm="inplace", **options).double()).state_dict()
+    folded, report = fold(given, arch, norm="inplace", images=IMAGES, **options)
+    model = fold_network(zoo.get(arch, norm="inplace", **options)).double()
     model.load_state_dict(folded)
-    expected = outputs(given, arch, norm="inplace")
+    expected = outputs(given, arch, norm="inplace", **options)
     assert len(report.kept) == kept
     assert len(report.layers) == sum(type(part) is Activation for part in model.modules())
     with torch.no_grad():

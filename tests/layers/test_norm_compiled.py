@@ -136,10 +136,10 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
     ("norm", "activation", "backend"),
     [
         (ABN, "leaky_relu", "aot_eager"),
-        (InPlaceABN, "leaky_relu", "aot_eager"),
+        pytest.param(InPlaceABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
         (InPlaceABN, "elu", "aot_eager"),
         (InPlaceABNSync, "identity", "aot_eager"),
-        (InPlaceABN, "elu", "inductor"),
+        pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.slow),
     ],
 )
 def test_functionalised_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):

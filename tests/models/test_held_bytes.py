@@ -86,7 +86,13 @@ def test_in_place_norms_hold_about_half_or_less(name):
     assert GOLDEN[name]["auto"] <= GOALS[name]
 
 
-@pytest.mark.parametrize("name", REVERSIBLE_TWINS)
+# The deep ones take long, as every operation is counted one by one.
+DEEP = ("resnet110_cifar", "resnet164_cifar")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in DEEP else ()) for name in REVERSIBLE_TWINS]
+)
 def test_the_reversible_networks_hold_the_bytes_of_the_golden_file(name):
     assert count_reversible(name) == REVERSIBLE[name]
 

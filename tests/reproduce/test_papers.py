@@ -376,6 +376,17 @@ def test_memory_per_pixel_says_by_how_much_it_is_less() -> None:
     assert memory.compare_maximum("a", printed(320), 480, "B").verdict == "off by +50.0 %"
 
 
+def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_kernels() -> None:
+    section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)
+    found = verdicts(section)
+    assert found["revnext_flat, layers 3-3-3: bytes per pixel, 16 to 24 pixels"] == "the same"
+    measured = {comparison.what: comparison.measured for comparison in section.comparisons}
+    assert measured["revnext_flat: held after forward, bytes per pixel"] == 128, "one map of 32 float32 values"
+    plain = {what for what in found if "plain torch kernels" in what}
+    assert len(plain) == (1 if memory.kernels_in_use() != "reference" else 0)
+
+
+@pytest.mark.slow
 def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plain_kernels() -> None:
     section = memory.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
     found = {

@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
     monkeypatch.setattr(all_published()[NAME], "md5", MD5)
-    monkeypatch.setattr(download, "READ_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(download, "READ_TIMEOUT_S", 0.8)
     return tmp_path / "cache" / "weights"
 
 
