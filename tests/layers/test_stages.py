@@ -245,12 +245,15 @@ def test_without_gradients_and_inside_transforms_the_blocks_run_as_they_are():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_it_has_the_gradients_of_the_eager_stage():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_it_has_the_gradients_of_the_eager_stage(backend):
     torch._dynamo.reset()
     plain = stage().float()
     twin = unwound(plain, redo_3x3=True)
     expected = step(plain, images(dtype=torch.float32))
-    assert error(step(torch.compile(twin, fullgraph=True), images(dtype=torch.float32)), expected) < 1e-3
+    assert (
+        error(step(torch.compile(twin, fullgraph=True, backend=backend), images(dtype=torch.float32)), expected) < 1e-3
+    )
 
 
 @pytest.mark.parametrize("where", ["block2", "block2.convs", "block3.convs.conv3", "block1.bn1"])
