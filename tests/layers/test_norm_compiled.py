@@ -135,7 +135,7 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
 @pytest.mark.parametrize(
     ("norm", "activation", "backend"),
     [
-        (ABN, "leaky_relu", "aot_eager"),
+        pytest.param(ABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
         pytest.param(InPlaceABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
         (InPlaceABN, "elu", "aot_eager"),
         (InPlaceABNSync, "identity", "aot_eager"),
