@@ -92,7 +92,7 @@ class Network(Section):
             )
         record = ARCHITECTURES.get(self.arch)  # None for a network of the user's own
         options = Network.model_fields if record is None else record.options
-        if self.input_3x3 and "input_3x3" not in options and not (record and record.ignores_input_3x3):
+        if self.has_3x3_stem and "input_3x3" not in options:
             yield (
                 ("input_3x3", "arch"),
                 f"{self.arch} has no 3x3 stem; remove the key, or use a resnext* or densenet*",

@@ -138,10 +138,10 @@ class NetworkRecord:
             )
         return content
 
-    def build(self, features_only: bool = False) -> ZooNetwork:
+    def build(self) -> ZooNetwork:
         """Return the network, without values (`build_network`); ConfigError for what no network can be built from."""
         norm = norm_act(self.norm, self.activation, self.activation_param)
-        return build_network(self.arch, norm, classes=self.classes, features_only=features_only, **self.options)
+        return build_network(self.arch, norm, classes=self.classes, **self.options)
 
     def without_memory(self) -> NetworkRecord:
         """Return the record without the option ``memory``, which changes no weights but does not fit every norm."""
