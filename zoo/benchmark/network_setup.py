@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 
-from zoo.architectures import REVERSIBLE_TWINS
+from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
@@ -38,6 +38,7 @@ class Setup:
     - `dtype`: "float32", or "bfloat16" for autocast.
     - `layout`: layout of weights and images, one of `LAYOUTS`.
     - `device`: device of the network; on the meta device nothing is computed.
+    - `classes`: outputs of the network; None for 1000, or in segmentation for those of the architecture.
     """
 
     arch: str
@@ -48,6 +49,7 @@ class Setup:
     dtype: str = "float32"
     layout: str = "contiguous"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    classes: int | None = None
 
     @property
     def case(self) -> Case:
@@ -59,8 +61,9 @@ class Setup:
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialised network in training mode; ConfigError if the architecture does not have an option."""
         options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
+        classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_network(self.arch, norm_act(norm), classes=1000, structure=self.structure, **options)
+            model = build_network(self.arch, norm_act(norm), classes=classes, structure=self.structure, **options)
         init_weights(model)
         return self.place(model)
 
@@ -78,16 +81,40 @@ class Setup:
         return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
 
     def forward_of(self, model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-        """Return a function that computes the loss of the model for random images, which are made now."""
+        """Return a function that computes the loss of the model for random images, which are made now.
+
+        It is the loss that the network is trained with: of each image, or of the hardest quarter of its pixels.
+        """
         layout = LAYOUTS[self.layout]
         images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
-        classes = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        targets = torch.zeros(self._target_shape, dtype=torch.long, device=self.device)
+        loss = hardest_pixels if self._is_segmentation else F.cross_entropy
 
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
-                return F.cross_entropy(model(images), classes)
+                return loss(model(images), targets)
 
         return forward
+
+    @property
+    def input_bytes(self) -> int:
+        """The bytes of a batch: of its images, and of label maps."""
+        pixels = self.batch * self.size**2
+        return pixels * (3 * 4 + (8 if self._is_segmentation else 0))
+
+    @property
+    def _is_segmentation(self) -> bool:
+        return architecture(self.arch).task == "segmentation"
+
+    @property
+    def _target_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.size, self.size) if self._is_segmentation else (self.batch,)
+
+
+def hardest_pixels(logits: Tensor, labels: Tensor) -> Tensor:
+    """Placeholder."""
+    losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=255).flatten(1)
+    return losses.topk(-(-losses.shape[1] // 4), dim=1, sorted=False).values.mean()
 
 
 def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
