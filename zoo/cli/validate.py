@@ -6,13 +6,19 @@ import argparse
 from pathlib import Path
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, listed
 from zoo.tasks.protocols import PROTOCOLS, Protocol
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
     "320: documented nowhere in the original project, the usual convention of its time)"
 )
+
+
+# Options that only one task has, by their names as attributes.
+ONLY_CLASSIFICATION = {"protocol": "--protocol", "crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+                       "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
+ONLY_SEGMENTATION = {"confusion": "--confusion"}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,10 +28,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "name", metavar="NAME",
         help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
     )  # fmt: skip
-    parser.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
+    parser.add_argument(
+        "data", metavar="DATA", type=Path,
+        help="folder with val/: a folder per class, or of segmentation images/ and labels/ (see segmentation.layout)",
+    )  # fmt: skip
     parser.add_argument(
         "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
     )
+    parser.add_argument(
+        "--task", choices=("classification", "segmentation"),
+        help="what the network has to be for: one class per image, or one per pixel (default: what it is for)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confusion", type=Path, metavar="FILE",
+        help="(segmentation) draw the confusion matrix, each row divided by its sum, into a .png file",
+    )  # fmt: skip
     _add_options(parser)
     script = commands.add_parser("test-imagenet", help="the same, as CONFIG CHECKPOINT DATA")
     script.add_argument("name", metavar="CONFIG", help="an experiment file")
@@ -34,6 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     script.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
     _add_options(script)
+    script.set_defaults(task=None, confusion=None)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
