@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
 from zoo.errors import ConfigError, listed
 from zoo.tasks.protocols import PROTOCOLS, Protocol
+
+if TYPE_CHECKING:
+    from zoo.scoring import LoadedNetwork
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
@@ -99,18 +103,22 @@ def run(args: argparse.Namespace) -> int:
     from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
+    from zoo.report.plot_style import check_matplotlib
     from zoo.report.predictions import write_predictions
     from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
 
+    if args.confusion is not None:
+        check_matplotlib("leave out --confusion")
     with open_process(args.local_rank, args.dist_backend) as process:
-        process.on_main(lambda: check_writable(args.json, args.predictions))
+        process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))
         network = load_network(args.name, args.weights)
+        _check_task(args, network)
         recorder = Recorder(args.data) if args.predictions else None
         result = score(
             network,
             args.data,
-            _protocol(args, network.own_protocol),
+            _protocol(args, network),
             process=process,
             workers=args.workers,
             batch_size=args.batch_size,
@@ -129,7 +137,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _protocol(args: argparse.Namespace, default: Protocol) -> Protocol:
+def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
+    """Raise ConfigError for a --task that the network is not for, and for options of the other task."""
+    task, arch = network.experiment.task, network.experiment.network.arch
+    if args.task not in (None, task):
+        raise ConfigError(
+            f"{network.title} ({arch}) is a network of {task}; --task {args.task}: leave it out, or give another NAME"
+        )
+    others = ONLY_CLASSIFICATION if task == "segmentation" else ONLY_SEGMENTATION
+    given = [option for name, option in others.items() if getattr(args, name)]
+    if given:
+        how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"
+        raise ConfigError(
+            f"{network.title} ({arch}) is a network of {task}, where {how}; command line: leave out {listed(given)}"
+        )
+
+
+def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | None:
+    if network.experiment.task == "segmentation":
+        return None
     if args.protocol:
         return PROTOCOLS[args.protocol]
+    default = network.own_protocol
     return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)
