@@ -224,6 +224,7 @@ def test_a_3x3_stem_on_a_wider_net_is_accepted_with_a_notice(caplog: pytest.LogC
         ("exponential", {"gamma": 0.9}, {"gamma": 0.9}),
         ("linear", {"alpha": -0.01, "beta": 1}, {"alpha": -0.01, "beta": 1.0}),
         ("triangle", {"peak_epoch": 5}, {"peak_epoch": 5.0}),
+        ("polynomial", {}, {"power": 0.9}),
     ],
 )
 def test_schedule_params_are_completed_with_their_defaults(kind: str, params: Any, resolved: Any) -> None:

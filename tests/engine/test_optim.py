@@ -144,6 +144,12 @@ def test_cosine_gives_the_rates_of_torchs_cosine_annealing_to_zero(mode: str, t_
     assert _ours(_schedule(type="cosine", mode=mode)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize(("mode", "steps"), [("epoch", EPOCHS), ("step", EPOCHS * STEPS)])
+def test_polynomial_gives_the_rates_of_torchs_polynomial_decay(mode: str, steps: int) -> None:
+    expected = _torchs(lambda optimizer: lr_scheduler.PolynomialLR(optimizer, steps, 0.9), mode)
+    assert _ours(_schedule(type="polynomial", mode=mode)) == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_triangle_interpolates_between_zero_the_peak_and_zero_after_each_step() -> None:
     schedule = _schedule(type="triangle", mode="step", params={"peak_epoch": 2.5})
     after_step = np.arange(1, EPOCHS * STEPS + 1) / STEPS

@@ -222,10 +222,10 @@ def _facts_of_progress(progress: CheckpointProgress) -> dict[str, str]:
 
 def _changed_settings(experiment: Experiment) -> str:
     """Return the settings that are not at their defaults, a line for each."""
-    from zoo.config import Experiment, leaves
+    from zoo.config import leaves
     from zoo.weights.record import shown
 
-    defaults = dict(leaves(Experiment().model_dump(mode="json")))
+    defaults = dict(leaves(experiment.defaults().model_dump(mode="json")))
     settings = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
     changed = [f"{key} = {shown(value)}" for key, value in settings if value != defaults.get(key)]
     return f"\n{'':<20}".join(changed) or "all at their defaults"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
+from zoo.config.section import inner_section
 
 _WORDS = {"integer": "whole number", "boolean": "true or false", "null": "null", "object": "object", "string": "text"}
 
@@ -70,7 +71,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def differences(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that are not the defaults, by their dotted path."""
-    return dict(_differ(experiment.model_dump(mode="json"), Experiment().model_dump(mode="json"), ""))
+    return dict(_differ(experiment.model_dump(mode="json"), experiment.defaults().model_dump(mode="json"), ""))
 
 
 def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -85,13 +86,9 @@ def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> 
 def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
     yield _describe(section, path)
     for key, field in section.model_fields.items():
-        inner = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None)
+        inner = inner_section(field.annotation)
         if inner is not None:
             yield from _walk(inner, f"{path}.{key}".removeprefix("."))
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _describe(section: type[BaseModel], path: str) -> SectionText:
@@ -101,7 +98,7 @@ def _describe(section: type[BaseModel], path: str) -> SectionText:
     settings = []
     for key, about in schema["properties"].items():
         field = section.model_fields[key]
-        if _is_section(field.annotation):
+        if inner_section(field.annotation) is field.annotation:
             continue
         default = "required" if key in required else json.dumps(field.get_default(call_default_factory=True))
         meaning = " ".join(about.get("description", "").split())

@@ -9,20 +9,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from zoo.architectures import ARCHITECTURES
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
 from zoo.config.section import Section
+from zoo.config.segmentation import Segmentation
 from zoo.errors import ConfigError
 from zoo.limits import MAX_SIDE, MAX_STEPS
 
-# "center" or "tencrop" and the side of the crop in pixels, as in center224
-Protocol = Annotated[str, StringConstraints(pattern=r"^(center|tencrop)[1-9][0-9]*$")]
+# "center" or "tencrop" and the side of the crop in pixels, as in center224. Segmentation: the whole image at one scale,
+# or the mean of its probabilities and those of its mirror image.
+Protocol = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
 THREE = Field(min_length=3, max_length=3)
 Percent = Annotated[float, Field(ge=0, le=100)]
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE)]
 SMALL_PART = 0.25  # of a validation image's area: a crop of less is probably not meant
+# Settings that segmentation does not use -> what it does instead.
+UNUSED_IN_SEGMENTATION = {
+    "input.scale_train": "training images are scaled by segmentation.scale_range",
+    "input.pad_train": "training images that are smaller than the crop are padded to it",
+    "input.cutout_train": "its labels would ask for what was blanked",
+    "input.scale_val": "validation sees whole images, resized to segmentation.longest_side_val",
+    "input.crop_val": "validation sees whole images, resized to segmentation.longest_side_val",
+    "optimizer.classifier_lr": "all layers have optimizer.learning_rate",
+}
 
 
 class Input(Section):
@@ -115,12 +127,24 @@ class CheckpointConfig(Section):
 
 
 class Score(Section):
-    """Accuracies in percent."""
+    """Accuracies of a classification, or the mean intersection over union of a segmentation, in percent."""
 
-    top1: Percent
-    """Images whose class is the most likely one, in percent."""
+    top1: Percent | None = None
+    """Images whose class is the most likely one, in percent; required in classification."""
     top5: Percent | None = None
     """Images whose class is among the five most likely ones, in percent; null: not published."""
+    miou: Percent | None = None
+    """Intersection over union of labels and predictions, the mean over all classes, in percent; required in
+    segmentation."""
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield a complaint about a score of no task, or of both."""
+        if self.miou is None and self.top1 is None:
+            yield ("top1", "miou"), "is missing (in segmentation miou)"
+        elif self.miou is not None:
+            for key in ("top1", "top5"):
+                if getattr(self, key) is not None:
+                    yield (key, "miou"), "is a score of classification and miou one of segmentation; remove one"
 
 
 class PublishedWeights(Section):
@@ -138,7 +162,8 @@ class Expected(Section):
     source: Annotated[str, Field(min_length=1)]
     """Where the scores were published."""
     scores: Annotated[dict[Protocol, Score], Field(min_length=1)]
-    """Scores by validation protocol: "center" or "tencrop" and the side of the crop, as in center224."""
+    """Scores by validation protocol: "center" or "tencrop" and the side of the crop, as in center224; in segmentation
+    "whole" for whole images at one scale, and "whole-flip" for them and their mirror images together."""
     weights: PublishedWeights | None = None
     """Where the weights that reached them are published; null: they are not."""
 
@@ -149,6 +174,16 @@ class Expected(Section):
         if not isinstance(content, dict):
             return content
         return {key: value for key, value in content.items() if key != "weights_md5"}
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield a complaint about a protocol with the score of another task."""
+        for protocol, score in self.scores.items():
+            if (score.miou is not None) != protocol.startswith("whole"):
+                needed = "miou" if protocol.startswith("whole") else "top1"
+                yield ("scores",), f"{protocol} should have {needed}, which is what it measures"
+
+
+_DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer()}
 
 
 class Experiment(Section):
@@ -162,12 +197,65 @@ class Experiment(Section):
     """Sizes of images in pixels, and what is done to them."""
     training: Training = Training()
     """How the steps are computed."""
+    segmentation: Segmentation | None = None
+    """Labels for each pixel; completed for deeplab_* networks, null for those that classify whole images."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When checkpoints are written."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Where all random numbers begin."""
     expected: Expected | None = None
     """The scores that a run should reach; null: none are known."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_segmentation(cls, content: Any) -> Any:
+        """Set the section that is left out, or null, where the network is known to segment."""
+        if not isinstance(content, dict) or content.get("segmentation") is not None:
+            return content
+        network = content.get("network")
+        arch = network.get("arch") if isinstance(network, dict) else getattr(network, "arch", None)
+        record = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
+        segments = record is not None and record.task == "segmentation"
+        return {**content, "segmentation": {}} if segments else content
+
+    @property
+    def task(self) -> Literal["classification", "segmentation"]:
+        """What the outputs are: one class per image, or one per pixel.
+
+        It is known from the network. A network of the user's own is one that segments if ``segmentation`` is set.
+        """
+        return "classification" if self.segmentation is None else "segmentation"
+
+    def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield what does not fit the task."""
+        if self.expected is not None:
+            for protocol in self.expected.scores:
+                if protocol.startswith("whole") != (self.segmentation is not None):
+                    yield ("expected.scores", "network.arch"), f"{protocol} is not a protocol of {self.task}"
+        if self.segmentation is None:
+            return
+        record = ARCHITECTURES.get(self.network.arch)
+        if record is not None and record.task != "segmentation":
+            yield (
+                ("segmentation", "network.arch"),
+                f"{record.name} classifies whole images; remove the section, or use a deeplab_* network",
+            )
+            return
+        if self.segmentation.ignore_label < self.network.classes:
+            yield (
+                ("network.classes", "segmentation.ignore_label"),
+                f"the outputs stand for the labels 0 to {self.network.classes - 1}, and one of these is "
+                f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data",
+            )
+        for setting, instead in UNUSED_IN_SEGMENTATION.items():
+            section, key = setting.split(".")
+            if getattr(getattr(self, section), key) != getattr(_DEFAULTS[section], key):
+                yield (setting, "network.arch"), f"is not used in segmentation: {instead}; remove the key"
+
+    def defaults(self) -> Experiment:
+        """Return an experiment of all defaults, with a ``segmentation`` section if this one has it."""
+        section = None if self.segmentation is None else Segmentation()
+        return Experiment().model_copy(update={"segmentation": section})
 
     def doubts(self) -> Iterator[str]:
         """Yield sentences about settings that are possible, but that few people mean; training logs them."""
@@ -185,8 +273,13 @@ class Experiment(Section):
             )
 
     def digest(self) -> str:
-        """Return the sha256 of all settings, defaults included, without the ``expected`` scores."""
+        """Return the sha256 of all settings, defaults included, without the ``expected`` scores.
+
+        A ``segmentation`` that is null does not count, so that classification keeps the digests of earlier versions.
+        """
         settings = self.model_dump(mode="json", exclude={"expected"})
+        if self.segmentation is None:
+            del settings["segmentation"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

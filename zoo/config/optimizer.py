@@ -69,6 +69,13 @@ class TriangleParams(Section):
     """Epoch at which the rate has its full value; parts of an epoch count."""
 
 
+class PolynomialParams(Section):
+    """Rate times ``1 - t / t_end``, the part of training that is left, to the power of ``power``."""
+
+    power: Annotated[float, Field(gt=0, le=10)] = 0.9
+    """Exponent; 1: the rate falls in a line to 0."""
+
+
 class NoParams(Section):
     """The constant and the cosine schedule have no parameters."""
 
@@ -81,13 +88,16 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
     "linear": LinearParams,
     "cosine": NoParams,
     "triangle": TriangleParams,
+    "polynomial": PolynomialParams,
 }
 
 
 class Schedule(Section):
     """How long training takes and how the learning rate changes."""
 
-    type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine", "triangle"] = "constant"
+    type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine", "triangle", "polynomial"] = (
+        "constant"
+    )
     """How the learning rate changes; each type but constant and cosine has parameters of its own."""
     mode: Literal["epoch", "step"] = "epoch"
     """Whether the rate changes between epochs or between steps; the parameters count the same."""

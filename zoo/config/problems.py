@@ -6,14 +6,14 @@ import copy
 import difflib
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
-from zoo.config.section import ABSENT, Conflicts, KeyPath, Problem, dotted
+from zoo.config.section import ABSENT, Conflicts, KeyPath, Problem, dotted, inner_section
 
 # The schedule's type decides which params it has, so a problem of the params involves the type too.
 SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
@@ -83,7 +83,7 @@ def _blamed(problem: Problem) -> tuple[KeyPath, ...]:
     """Return the paths to remove so that ``problem`` goes away and as much as possible is still checked."""
     if problem.path[:3] == SCHEDULE_PARAMS_PATH:
         return SCHEDULE_PARAMS_PATH, SCHEDULE_TYPE
-    return (problem.path[:-1],) if problem.involved else (problem.path,)
+    return (problem.path[:-1] or problem.path,) if problem.involved else (problem.path,)
 
 
 def _cut(content: dict[str, Any], path: KeyPath) -> bool:
@@ -155,9 +155,7 @@ def section_at(path: KeyPath) -> type[BaseModel]:
     section: type[BaseModel] = Experiment
     for key in path:
         if key in section.model_fields:
-            annotation = section.model_fields[str(key)].annotation
-            choices = (annotation, *get_args(annotation))  # Expected | None, dict[Protocol, Score]
-            section = next(c for c in choices if isinstance(c, type) and issubclass(c, BaseModel))
+            section = inner_section(section.model_fields[str(key)].annotation) or section
     return section
 
 
@@ -167,9 +165,10 @@ def _places() -> list[str]:
 
     def walk(section: type[BaseModel], prefix: str) -> Iterator[str]:
         for key, field in section.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from walk(field.annotation, f"{prefix}{key}.")
-            elif key != "expected":
+            inner = inner_section(field.annotation)
+            if inner is None:
                 yield prefix + key
+            elif key != "expected":
+                yield from walk(inner, f"{prefix}{key}.")
 
     return list(walk(Experiment, ""))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -36,15 +37,20 @@ class Problem:
     involved: tuple[KeyPath, ...] = ()
 
     def __str__(self) -> str:
-        if self.value is ABSENT:
+        if self.value is ABSENT or isinstance(self.value, Section):
             return f"{dotted(self.path)}: {self.message}"
         try:
-            value = json.dumps(self.value, default=repr)
+            value = json.dumps(self.value, default=_plain)
         except TypeError:  # a checkpoint's settings may have keys that JSON does not allow
             value = printable(self.value)
         if len(value) > MAX_VALUE_CHARS:
             value = value[: MAX_VALUE_CHARS - 3] + "..."
         return f"{dotted(self.path)} = {value}: {self.message}"
+
+
+def _plain(value: Any) -> Any:
+    """Return what stands for ``value``, which JSON does not know, in a message."""
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else repr(value)
 
 
 class Conflicts(ValueError):
@@ -67,15 +73,25 @@ class Section(BaseModel):
     )
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield ``(keys, message)`` for each impossible combination; the message is shown with the first key."""
+        """Yield ``(keys, message)`` for each impossible combination; the message is shown with the first key.
+
+        A key of an inner section is dotted, as ``input.crop_val``.
+        """
         yield from ()
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Section:
         problems = [
-            Problem((keys[0],), getattr(self, keys[0]), message, tuple((key,) for key in keys[1:]))
+            Problem(paths[0], attrgetter(keys[0])(self), message, paths[1:])
             for keys, message in self.conflicts()
+            for paths in [tuple(tuple(key.split(".")) for key in keys)]
         ]
         if problems:
             raise Conflicts(problems)
         return self
+
+
+def inner_section(annotation: Any) -> type[Section] | None:
+    """Return the section that a field annotated so holds, by itself, or none of it, or several; None if it has none."""
+    kinds = (annotation, *get_args(annotation))  # Input, Expected | None, dict[Protocol, Score]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)

@@ -74,6 +74,7 @@ def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoc
     - cosine: (1 + cos(pi t / t_end)) / 2, where t_end is the end of training
     - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then in a line to 0 in the last step (EURASIP
       JIVP 2023:1, section 5, interpolated as its public code does)
+    - polynomial: (1 - t / t_end)^power, where t_end is the end of training (CVPR 2018, section 4.2, with mode "step")
 
     During the first ``warmup_epochs`` the factor is multiplied with the fraction of the warm-up that is done after this
     step.
@@ -98,9 +99,11 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
         return _power(gamma, t)
     if schedule.type == "linear":
         return float(params["alpha"] * t + params["beta"])
+    t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
     if schedule.type == "cosine":
-        t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
         return (1 + math.cos(math.pi * t / t_end)) / 2
+    if schedule.type == "polynomial":
+        return float((1 - t / t_end) ** params["power"])
     if schedule.type == "triangle":
         epoch, peak_epoch = (t + 1) / steps_per_epoch, params["peak_epoch"]
         return float(min(epoch / peak_epoch, (schedule.epochs - epoch) / (schedule.epochs - peak_epoch)))

@@ -181,7 +181,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
     # Keys that are newer than the checkpoint behaved then as their present defaults do.
-    defaults = leaves(Experiment().model_dump(mode="json"))
+    defaults = leaves(config.defaults().model_dump(mode="json"))
     before, now = {**dict(defaults), **dict(leaves(saved))}, dict(leaves(config.model_dump(mode="json")))
     changes = [
         f"{key}: {before.get(key, ABSENT)!r} before and {now.get(key, ABSENT)!r} now"

@@ -1,0 +1,101 @@
+"""The segmentation section: which networks have it, what it refuses, and that classification does not notice it."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from tests.config.test_experiment import problems_of
+from zoo.architectures import ARCHITECTURES
+from zoo.config import Experiment, Segmentation, differences, parse_experiment
+
+
+@pytest.fixture(autouse=True)
+def _a_network_that_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = dataclasses.replace(ARCHITECTURES["resnet18"], name="deeplab_resnet18", task="segmentation")
+    monkeypatch.setitem(ARCHITECTURES, "deeplab_resnet18", record)
+
+
+def scenes(**sections: Any) -> dict[str, Any]:
+    """Return the settings of a network that segments, with further sections or keys of its network."""
+    network = {"arch": "deeplab_resnet18", "activation": "leaky_relu", "classes": 11, **sections.pop("network", {})}
+    return {"network": network, **sections}
+
+
+@pytest.mark.parametrize("section", [{}, {"segmentation": {}}, {"segmentation": None}])
+def test_a_network_that_segments_has_the_section_with_its_defaults(section: dict[str, Any]) -> None:
+    config = parse_experiment(scenes(**section), "x.json")
+    assert config.task == "segmentation"
+    assert config.segmentation == Segmentation(scale_range=[0.7, 2.0], hard_pixels=0.25)
+    assert (config.segmentation.layout, config.segmentation.ignore_label) == ("folders", 255)
+    assert (config.segmentation.class_uniform, config.segmentation.longest_side_val) == (False, None)
+
+
+def test_a_network_that_classifies_has_none_and_keeps_its_digest() -> None:
+    config = parse_experiment({}, "x.json")
+    assert (config.task, config.segmentation) == ("classification", None)
+    assert parse_experiment({"segmentation": None}, "x.json").digest() == config.digest()
+
+
+def test_a_network_of_the_users_own_segments_if_the_section_is_there() -> None:
+    own = {"network": {"arch": "my_net", "classes": 3}}
+    assert parse_experiment(own, "x.json").task == "classification"
+    assert parse_experiment({**own, "segmentation": {}}, "x.json").task == "segmentation"
+
+
+def test_settings_that_were_written_out_are_read_again_as_they_were() -> None:
+    config = parse_experiment(scenes(segmentation={"hard_pixels": 1, "layout": "vistas"}), "x.json")
+    again = parse_experiment(json.loads(config.model_dump_json()), "y.json")
+    assert again == config
+    assert again.digest() == config.digest() != parse_experiment(scenes(), "x.json").digest()
+    assert differences(config)["segmentation.hard_pixels"] == 1
+    assert "segmentation.ignore_label" not in differences(config)
+    assert config.defaults().segmentation == Segmentation()
+    assert Experiment().defaults() == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (scenes(segmentation={"layout": "ade20k"}), 'segmentation.layout = "ade20k": should be '),
+        (scenes(segmentation={"ignore_label": -1}), "segmentation.ignore_label = -1: should be greater"),
+        (scenes(segmentation={"scale_range": [0.7]}), "segmentation.scale_range = [0.7]: "),
+        (scenes(segmentation={"scale_range": [2.0, 0.7]}), "segmentation.scale_range = [2.0, 0.7]: should be the"),
+        (scenes(segmentation={"hard_pixels": 0}), "segmentation.hard_pixels = 0: should be greater than 0"),
+        (scenes(segmentation={"longest_side_val": 0}), "segmentation.longest_side_val = 0: "),
+        (scenes(segmentation={"ignore_label": 10}), "network.classes = 11: the outputs stand for the labels 0 to 10"),
+        (scenes(network={"classes": 1000}), "network.classes = 1000: the outputs stand for"),
+        (scenes(input={"scale_val": 300}), "input.scale_val = 300: is not used in segmentation: validation sees whole"),
+        (scenes(input={"crop_val": 200}), "input.crop_val = 200: is not used in segmentation"),
+        (scenes(input={"scale_train": 300}), "input.scale_train = 300: is not used in segmentation"),
+        (scenes(input={"pad_train": 4}), "input.pad_train = 4: is not used in segmentation"),
+        (scenes(input={"cutout_train": 8}), "input.cutout_train = 8: is not used in segmentation"),
+        (scenes(optimizer={"classifier_lr": 0.1}), "optimizer.classifier_lr = 0.1: is not used in segmentation"),
+        ({"segmentation": {}}, "segmentation: resnet101 classifies whole images; remove the section"),
+        ({"hard_pixels": 1}, "hard_pixels = 1: unknown key; its place is segmentation.hard_pixels"),
+    ],
+)
+def test_what_segmentation_cannot_use_is_named(content: dict[str, Any], problem: str) -> None:
+    (said,) = problems_of(content)
+    assert said.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("score", "segments", "problem"),
+    [
+        ({"whole": {"miou": 53.42}, "whole-flip": {"miou": 54}}, True, None),
+        ({"whole": {"miou": 53.42}}, False, "whole is not a protocol of classification"),
+        ({"center224": {"top1": 70}}, True, "center224 is not a protocol of segmentation"),
+        ({"whole": {"top1": 70}}, True, "whole should have miou"),
+        ({"center224": {"miou": 70}}, False, "center224 should have top1"),
+        ({"whole": {"miou": 70, "top5": 80}}, True, "top5 = 80.0: is a score of classification"),
+        ({"whole": {}}, True, "top1 = null: is missing (in segmentation miou)"),
+        ({"tiles": {"miou": 70}}, True, "expected.scores.tiles = "),
+    ],
+)
+def test_a_score_is_one_of_the_task(score: dict[str, Any], segments: bool, problem: str | None) -> None:
+    content = {**(scenes() if segments else {}), "expected": {"source": "a paper", "scores": score}}
+    problems = problems_of(content)
+    assert not problems if problem is None else problem in problems[0]
+    assert len(problems) <= 1
