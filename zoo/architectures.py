@@ -48,7 +48,6 @@ class Architecture:
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
     - `leaky_relu_only`: whether leaky ReLU is the only possible activation, because layers are undone one by one.
-    - `task`: what the outputs are: one class per image, or one per pixel.
     - `ignores_input_3x3`: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
       of a WiderResNet does.
     """
@@ -63,7 +62,6 @@ class Architecture:
     task: Literal["classification", "segmentation"] = "classification"
     leaky_relu_only: bool = False
     ignores_input_3x3: bool = False
-    task: Literal["classification", "segmentation"] = "classification"
 
     @property
     def classes(self) -> int:

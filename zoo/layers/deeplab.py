@@ -74,8 +74,9 @@ class DeeplabV3(nn.Module):
         self.global_pooling_bn = norm_act(hidden_channels)
         self.pool_red_conv = conv2d(hidden_channels, out_channels, 1)
         self.red_bn = norm_act(out_channels)
-        activation = getattr(self.red_bn, "activation", "leaky_relu")
-        init_weights(self, activation=activation, activation_param=getattr(self.red_bn, "activation_param", 0.01))
+        if not self.red_conv.weight.is_meta:  # where there are no values to set
+            activation = getattr(self.red_bn, "activation", "leaky_relu")
+            init_weights(self, activation=activation, activation_param=getattr(self.red_bn, "activation_param", 0.01))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map of contexts, (N, out_channels, H, W), normalised and activated, in a new tensor."""
