@@ -23,6 +23,7 @@ ROWS = [
     "data",
     "registry",
     "engine",
+    "tasks",
     "report",
     "training",
     "scoring",
