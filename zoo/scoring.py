@@ -16,16 +16,14 @@ from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
-from zoo.data.loader import NUM_CROPS, build_val_loader
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.task import Result
+from zoo.engine.task import Result, ScoringProtocol, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.tasks import task_of
-from zoo.tasks.protocols import PROTOCOLS, Protocol
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
@@ -51,9 +49,14 @@ class LoadedNetwork:
     class_names: Sequence[str] | None = None
 
     @property
-    def own_protocol(self) -> Protocol:
-        """The centre crop that the experiment validates with."""
-        return Protocol(self.experiment.input.scale_val, self.experiment.input.crop_val, ten_crops=False)
+    def task(self) -> Task:
+        """What the network is for."""
+        return task_of(self.experiment)
+
+    @property
+    def own_protocol(self) -> ScoringProtocol:
+        """The protocol that the experiment validates with."""
+        return self.task.own_protocol
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
         """Return the contents of a result file: the scores, the md5 of the weights, the machine and the versions."""
@@ -163,7 +166,7 @@ def _published(title: str) -> str:
 def score(
     network: LoadedNetwork,
     data: str | os.PathLike[str],
-    protocol: Protocol | str | None = None,
+    protocol: ScoringProtocol | str | None = None,
     *,
     process: Process | None = None,
     workers: int = 0,
@@ -201,15 +204,11 @@ def score(
     run were not started with the same arguments; DataError for data that do not fit.
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
-    share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
-    loader = build_val_loader(
+    task = network.task
+    loader = task.build_val_loader(
         Path(data),
-        scale=protocol.scale,
-        crop=protocol.crop,
-        ten_crops=protocol.ten_crops,
-        mean=settings.input.mean,
-        std=settings.input.std,
-        batch_size=batch_size or max(1, share),
+        protocol,
+        batch_size=batch_size,
         rank=process.rank,
         world_size=process.world_size,
         workers=workers,
@@ -233,12 +232,12 @@ def score(
     with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
             network.model.to(process.device),
-            task_of(settings),
+            task,
             loader,
             process.device,
             process.world_size,
             num_images=loader.batch_sampler.num_images,
-            views=protocol,
+            protocol=protocol,
             amp=settings.training.amp,
             advance=progress.advance,
             record=record,
@@ -250,9 +249,10 @@ def _only_process() -> Process:
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _protocol(network: LoadedNetwork, protocol: Protocol | str | None) -> Protocol:
+def _protocol(network: LoadedNetwork, protocol: ScoringProtocol | str | None) -> ScoringProtocol:
     if not isinstance(protocol, str):
         return protocol or network.own_protocol
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(PROTOCOLS)}")
-    return PROTOCOLS[protocol]
+    known = network.task.protocols
+    if protocol not in known:
+        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(known)}")
+    return known[protocol]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
 from zoo.errors import ConfigError
-from zoo.tasks.protocols import PROTOCOLS, Protocol
+from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
+
+if TYPE_CHECKING:
+    from zoo.config import Experiment
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
@@ -92,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         result = score(
             network,
             args.data,
-            _protocol(args, network.own_protocol),
+            _protocol(args, network.experiment),
             process=process,
             workers=args.workers,
             batch_size=args.batch_size,
@@ -111,7 +115,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _protocol(args: argparse.Namespace, default: Protocol) -> Protocol:
-    if args.protocol:
-        return PROTOCOLS[args.protocol]
+def _protocol(args: argparse.Namespace, config: Experiment) -> Protocol | str | None:
+    if args.protocol or not (args.crop or args.scale or args.ten_crops):
+        name: str | None = args.protocol
+        return name  # None for the protocol of the experiment
+    if config.task != "classification":
+        raise ConfigError(
+            f"--crop, --scale and --ten-crops are of networks that give an image one class, and {config.network.arch} "
+            "gives each pixel one; command line: leave them out"
+        )
+    default = center_crop(config)
     return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)
