@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # commands that only list the protocols do not wait for torch
 
 
 class Protocol(NamedTuple):
-    """Of classification: shorter side resized to ``scale`` px (-1 keeps it), then a centre crop or ten of ``crop`` px."""
+    """Of classification: shorter side resized to ``scale`` px (-1 keeps it), then one crop or ten of ``crop`` px."""
 
     scale: int
     crop: int

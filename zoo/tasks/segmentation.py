@@ -19,7 +19,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
-from zoo.errors import DataError
+from zoo.errors import ConfigError, DataError
 from zoo.ops.upsampling import upsample
 from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
 from zoo.tasks.protocols import WHOLE_IMAGES, WholeImage
@@ -101,7 +101,12 @@ class SegmentationTask(Task):
         world_size: int = 1,
         **share: Any,
     ) -> Loader[ValBatches]:
-        """Return the loader of whole images, one at a time, as their sizes differ: ``batch_size`` is not used."""
+        """Return the loader of whole images; ConfigError for a ``batch_size``."""
+        if batch_size is not None:
+            raise ConfigError(
+                f"batch_size = {batch_size}: {self.config.network.arch} segments, and images of different sizes are "
+                "scored one at a time; leave it out"
+            )
         return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -142,8 +147,8 @@ class SegmentationTask(Task):
         confusion = self._confusion(reading)
         if confusion.pixels == 0:
             raise DataError(
-                f"no pixel of {reading.count} label maps has a class, all are to be ignored; validation data: give label "
-                "maps with classes, and say in segmentation.layout what their values mean"
+                f"no pixel of {reading.count} label maps has a class, all are to be ignored; validation data: give "
+                "label maps with classes, and say in segmentation.layout what their values mean"
             )
         return SegmentationResult(
             **self.scores(reading),
