@@ -1,0 +1,1 @@
+"""What classification and segmentation do differently: losses, meters, evaluation and the views of an image."""
