@@ -20,9 +20,9 @@ from typing import Any
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
-from zoo.engine.validation import Result
 from zoo.registry import published
 from zoo.report.tables import results_table
+from zoo.tasks.classification import ClassificationResult
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
@@ -130,7 +130,7 @@ def quickstart() -> str:
     """The table that the command prints."""
     experiment = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json")
     first = next(run for run in result("quickstart")["runs"] if run["seed"] == experiment.seed)
-    results = [Result(**scores) for scores in first["results"]]
+    results = [ClassificationResult(**scores) for scores in first["results"]]
     return f"```\n{results_table('quickstart_fashion_mnist', results, experiment.expected)}\n```"
 
 

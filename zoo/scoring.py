@@ -19,11 +19,13 @@ from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import NUM_CROPS, build_val_loader
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.engine.validation import Result, validate
+from zoo.engine.task import Result
+from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
+from zoo.tasks import task_of
+from zoo.tasks.protocols import PROTOCOLS, Protocol
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
@@ -231,11 +233,12 @@ def score(
     with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
             network.model.to(process.device),
+            task_of(settings),
             loader,
             process.device,
             process.world_size,
             num_images=loader.batch_sampler.num_images,
-            protocol=protocol,
+            views=protocol,
             amp=settings.training.amp,
             advance=progress.advance,
             record=record,

@@ -6,7 +6,6 @@ import argparse
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from zoo.errors import ConfigError
 if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
-    from zoo.engine.validation import Result
+    from zoo.engine.task import Result
 
 EXPERIMENT = "quickstart_fashion_mnist"
 LOG_DIR = Path("runs/quickstart")
@@ -101,7 +100,7 @@ def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process)
         "benchmark": "quickstart",
         "command": shlex.join([*words, "--json", str(args.json)]),
         "environment": describe_environment(process.device),
-        "runs": [run._asdict() | {"results": [asdict(result) for result in run.results]} for run in runs],
+        "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
     }
     write_json(args.json, content)
 

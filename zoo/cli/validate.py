@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
-from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import ConfigError
+from zoo.tasks.protocols import PROTOCOLS, Protocol
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "

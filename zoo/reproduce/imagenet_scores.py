@@ -16,13 +16,13 @@ from zoo import scoring
 from zoo.data.folder import OnBadImage
 from zoo.data.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
-from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
+from zoo.tasks.protocols import PROTOCOLS, Protocol
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError

@@ -1,1 +1,16 @@
-"""What classification and segmentation do differently: losses, meters, evaluation and the views of an image."""
+"""The tasks that experiments train for: each a `zoo.engine.task.Task` with its loss, scores, views and pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zoo.config import Experiment
+    from zoo.engine.task import Task
+
+
+def task_of(config: Experiment) -> Task:
+    """Return the task that the network of an experiment is for."""
+    from zoo.tasks.classification import Classification  # here, as the modules beside this one do without torch
+
+    return Classification(config)

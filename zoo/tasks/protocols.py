@@ -1,8 +1,13 @@
-"""The protocols of a validation: how an image is scaled and cropped before it is scored."""
+"""The protocols of classification: how an image is scaled and cropped before it is scored."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # commands that only list the protocols do not wait for torch
+    from torch import Tensor
+
+    from zoo.engine.task import Forward
 
 
 class Protocol(NamedTuple):
@@ -20,6 +25,12 @@ class Protocol(NamedTuple):
                 return name
         scale = "original" if self.scale == -1 else str(self.scale)
         return f"{'tencrop' if self.ten_crops else 'center'}{self.crop}-scale{scale}"
+
+    def logits(self, forward: Forward, images: Tensor) -> Tensor:
+        """Return the logits (N, classes) of images (N, 3, h, w), or as published the mean over (N, 10, 3, h, w)."""
+        if not self.ten_crops:
+            return forward(images)
+        return forward(images.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(dim=1)
 
 
 #: The three columns of the published table. The original project documents nowhere how images were resized for the 320
