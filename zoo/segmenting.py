@@ -42,7 +42,7 @@ from zoo.report.label_images import (
     write_probabilities,
 )
 from zoo.scoring import LoadedNetwork
-from zoo.tasks.views import Segments, Views, segment
+from zoo.tasks.views import ImageViews, Segments, segment
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def segment_images(
     network: LoadedNetwork,
     source: Path,
     output: Output,
-    views: Views | None = None,
+    views: ImageViews | None = None,
     *,
     process: Process | None = None,
     longest_side: int | None = None,
@@ -187,7 +187,7 @@ def segment_images(
     started with the same arguments.
     """
     process = process or Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    views = views or Views()
+    views = views or ImageViews()
     if network.experiment.task != "segmentation":
         raise ConfigError(
             f"{network.title} classifies whole images; zoo segment: give a network that classifies pixels (deeplab_*), "
@@ -322,7 +322,7 @@ def _segment(
     forward: Callable[[Tensor], Tensor],
     image: Image.Image,
     experiment: Experiment,
-    views: Views,
+    views: ImageViews,
     device: torch.device,
     longest_side: int | None,
     output: Output,

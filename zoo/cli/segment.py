@@ -157,9 +157,9 @@ def run_segment(args: argparse.Namespace) -> int:
     from zoo.report.label_images import palette_for
     from zoo.scoring import load_network
     from zoo.segmenting import SETTINGS_FILE, Folders, segment_images
-    from zoo.tasks.views import Views
+    from zoo.tasks.views import ImageViews
 
-    views = Views(args.scales, args.flip, args.fusion, args.tile)
+    views = ImageViews(args.scales, args.flip, args.fusion, args.tile)
     if args.longest_side is not None and args.longest_side > MAX_SIDE:
         raise ConfigError(f"--longest-side {args.longest_side}: give at most {MAX_SIDE}")
     with open_process(args.local_rank, args.dist_backend) as process:
@@ -191,9 +191,9 @@ def run_test_vistas(args: argparse.Namespace) -> int:
     from zoo.report.label_images import palette_for
     from zoo.scoring import load_network
     from zoo.segmenting import OriginalFiles, segment_images
-    from zoo.tasks.views import Views
+    from zoo.tasks.views import ImageViews
 
-    views = Views(args.scales, args.flip, args.fusion_mode, args.tile)
+    views = ImageViews(args.scales, args.flip, args.fusion_mode, args.tile)
     is_launched = not os.environ.keys().isdisjoint({"RANK", "WORLD_SIZE"})
     if is_launched and (args.rank, args.world_size) != (None, None):
         raise ConfigError("--world-size and --rank: a launcher has started this process and said which it is; leave "

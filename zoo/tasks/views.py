@@ -26,7 +26,7 @@ OVERLAP = 4  # neighbouring tiles share a quarter of their side
 
 
 @dataclass(frozen=True)
-class Views:
+class ImageViews:
     """In which forms a network sees an image, and how its answers become one. Raises ConfigError for invalid values.
 
     Args:
@@ -85,7 +85,7 @@ class Segments(NamedTuple):
 def segment(
     forward: Callable[[Tensor], Tensor],
     image: Tensor,
-    views: Views | None = None,
+    views: ImageViews | None = None,
     size: tuple[int, int] | None = None,
 ) -> Segments:
     """Return the classes of the pixels of an image, from several views of it.
@@ -106,7 +106,7 @@ def segment(
     Raises ConfigError for a scale that makes the image larger than any image may be, and for tiles that do not fit the
     network's output stride; WeightsError for logits that are not finite.
     """
-    views = views or Views()
+    views = views or ImageViews()
     size = size or (image.shape[1], image.shape[2])
     maps = list(_maps(forward, image, views))
     row_bytes = maps[0].shape[1] * size[1] * maps[0].element_size()
@@ -122,7 +122,7 @@ def segment(
     return Segments(classes, probabilities)
 
 
-def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: Views) -> Iterator[Tensor]:
+def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews) -> Iterator[Tensor]:
     """Yield the logits (1, C, h', w') of each view, those of mirror images mirrored back."""
     for scale in views.scales:
         scaled = _scaled(image[None], scale)
@@ -190,8 +190,8 @@ def _starts(side: int, tile: int, tile_cells: int) -> _Windows:
     stride, rest = divmod(tile, tile_cells)
     if rest:
         raise ConfigError(
-            f"tile = {tile} px: the network makes {tile_cells} cells of it, so that those of tiles would not lie on one "
-            "grid; give a multiple of the network's output stride"
+            f"tile = {tile} px: the network makes {tile_cells} cells of it, so that those of tiles would not lie on "
+            "one grid; give a multiple of the network's output stride"
         )
     last = math.ceil((side - tile) / stride) * stride
     step = max(stride, (tile - tile // OVERLAP) // stride * stride)
