@@ -103,7 +103,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
         )
-    return LoadedNetwork(title, model, experiment, os.fspath(weights), _class_names(title, weights, stored))
+    names = _class_names(title, weights, stored, experiment)
+    return LoadedNetwork(title, model, experiment, os.fspath(weights), names)
 
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
@@ -133,12 +134,14 @@ def _experiment_from(record: NetworkRecord) -> Experiment:
     return parse_experiment(record.experiment_settings(), f"the network {record.arch}")
 
 
-def _class_names(title: str, weights: str | os.PathLike[str], stored: StoredWeights) -> Sequence[str] | None:
-    """Return the names of the classes: those of the weights' record, or ImageNet's where they are published."""
+def _class_names(
+    title: str, weights: str | os.PathLike[str], stored: StoredWeights, experiment: Experiment
+) -> Sequence[str] | None:
+    """Return the names of the classes: those of the weights' record, or ImageNet's for published classifiers."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
-    of_imagenet = title in registry.published() or published_name(weights) is not None
-    return imagenet_wnids() if of_imagenet else None
+    is_published = title in registry.published() or published_name(weights) is not None
+    return imagenet_wnids() if is_published and experiment.task == "classification" else None
 
 
 def _check_known(name: str) -> None:
