@@ -137,7 +137,8 @@ def _class_names(title: str, weights: str | os.PathLike[str], stored: StoredWeig
     """Return the names of the classes: those of the weights' record, or ImageNet's where they are published."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
-    of_imagenet = title in registry.published() or published_name(weights) is not None
+    name = title if title in registry.published() else published_name(weights)
+    of_imagenet = name is not None and entry_of(name).experiment.task == "classification"
     return imagenet_wnids() if of_imagenet else None
 
 

@@ -116,7 +116,7 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
     entries = [
         Entry(name, ways or list(PROTOCOLS.values()), weights.scores, weights.source, weights.md5, None)
         for name, weights in published().items()
-        if name in chosen
+        if name in chosen and weights.experiment.task == "classification"
     ]
     return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]
 

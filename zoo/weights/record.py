@@ -14,7 +14,7 @@ from zoo.layers.norm import KINDS, norm_act
 from zoo.limits import MAX_CLASSES, MAX_SIDE, MAX_SLOPE, is_number, is_whole
 from zoo.models import Network as ZooNetwork
 from zoo.models import build_network
-from zoo.weights.published import all_published
+from zoo.weights.published import published
 
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
@@ -117,10 +117,10 @@ class NetworkRecord:
         )
 
     @classmethod
-    def of_published(cls, name: str) -> NetworkRecord | None:
-        """Return what is published of the weights ``name``; None if this package does not have their network."""
-        experiment = all_published()[name].experiment
-        return None if experiment is None else cls.of_config(experiment.network, experiment.input)
+    def of_published(cls, name: str) -> NetworkRecord:
+        """Return what is published of the weights ``name``."""
+        experiment = published()[name].experiment
+        return cls.of_config(experiment.network, experiment.input)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that `zoo.get` builds the network with."""
