@@ -95,6 +95,8 @@ def options() -> str:
 def published_scores() -> str:
     rows = []
     for name, entry in published().items():
+        if entry.experiment.task == "segmentation":
+            continue
         scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
         rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])
@@ -347,6 +349,9 @@ def flat_errors() -> str:
 # --- experiments ---
 
 PAPERS = {  # the first pattern that matches the name of a file
+    "cityscapes_*": "InPlace-ABN",
+    "coco_stuff_*": "InPlace-ABN",
+    "vistas_*": "InPlace-ABN",
     "*_ipabn*_lr_*": "InPlace-ABN",
     "*_stdbn_lr_*": "InPlace-ABN",
     "*revnext*": "RevNeXt",
@@ -381,6 +386,8 @@ def _expected(experiment: Experiment) -> str:
     if experiment.expected is None:
         return ""
     protocol, score = next(iter(experiment.expected.scores.items()))
+    if score.miou is not None:
+        return f"{score.miou:.2f} mIoU ({protocol})"
     return f"{score.top1:.2f}{'' if score.top5 is None else f' / {score.top5:.2f}'} ({protocol})"
 
 

@@ -57,7 +57,7 @@ class LoadReport:
     - `source`: name of the file, as messages give it.
     - `num_loaded`: number of tensors that were loaded.
     - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the network keeps its own because
-      the file's has another number of classes or is that of a body; "none" if neither has one.
+      the file's has another number of classes; "none" if neither has one. A body has none.
     - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
     - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
     - `input_channels`: number of channels that the first filters, of three channels in the file, were changed to; 3 if

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeGuard
 
-from zoo.architectures import ARCHITECTURES
+from zoo.architectures import ARCHITECTURES, has_same_tensors
 from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS, norm_act
@@ -244,7 +244,7 @@ def check_record(
     ]
     raise WeightsError(
         f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
-        f"was trained with{_conversions(differences)}; in Python, "
+        f"was trained with{_conversions(differences)}{_as_body(differences)}; in Python, "
         "model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same"
     )
 
@@ -270,6 +270,15 @@ def _conversions(differences: list[tuple[str, Any, Any]]) -> str:
         else:
             return ""
     return f", or convert the file (zoo convert {' and then '.join(kinds)})"
+
+
+def _as_body(differences: list[tuple[str, Any, Any]]) -> str:
+    """Return the hint that a file of another architecture fits the body of the one that is asked for; "" if not."""
+    for key, recorded, value in differences:
+        body = ARCHITECTURES[value].structure.get("body") if key == "arch" and value in ARCHITECTURES else None
+        if body is not None and has_same_tensors(recorded, body):
+            return f", or give the file as body_weights to zoo.get, for the body of {value}"
+    return ""
 
 
 def _default(arch: str, key: str) -> Any:

@@ -140,7 +140,7 @@ def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NE
         "%s: %d tensors were loaded into the body; %s keep their initial values",
         source, report.num_loaded, " and ".join(initial),
     )  # fmt: skip
-    return replace(report, classifier="kept", initial=initial)
+    return replace(report, initial=initial)
 
 
 def settings_of_body(settings: Mapping[str, Any], record: NetworkRecord) -> dict[str, Any]:
