@@ -163,7 +163,8 @@ def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
 
 def is_segmentation(keys: Iterable[str]) -> bool:
     """Return whether keys are those of a DeepLab, of a body and a head."""
-    return {"body", "head"} <= {key.partition(".")[0] for key in keys}
+    # Counters do not count: those of the network are among the keys that a file is compared with.
+    return {"body", "head"} <= {key.partition(".")[0] for key in keys if not key.endswith(COUNTER)}
 
 
 def classifier_of(keys: Iterable[str]) -> Classifier:
