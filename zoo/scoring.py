@@ -17,10 +17,9 @@ from zoo.config import Experiment, experiment_names, find_experiment, load_exper
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import NUM_CROPS, build_val_loader
-from zoo.data.segmentation_loader import build_segmentation_val_loader
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.task import Result, Views
+from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
@@ -39,7 +38,7 @@ class LoadedNetwork:
 
     Args:
     - `title`: the name under which tables show the network.
-    - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) where it segments.
+    - `model`: the network, (N, 3, h, w) -> logits (N, classes).
     - `experiment`: the settings that the weights were trained with; the defaults for a bare architecture.
     - `weights`: the file of the weights, or the name of published ones; None if the weights come from neither.
     - `class_names`: names of the outputs in their order, made `printable`; None where they are not known.
@@ -179,9 +178,6 @@ def score(
 ) -> Result:
     """Return the scores of a network on the images of ``data``/val, each of which is scored exactly once.
 
-    The experiment of the network knows its task. A classification is scored by the crops of a ``protocol``, a
-    segmentation by whole images, whose logits are compared with the label maps at the size of these.
-
     >>> import zoo
     >>> network = zoo.load_network("runs/mine/checkpoint.pth.tar")
     >>> result = zoo.score(network, "data")
@@ -190,52 +186,46 @@ def score(
 
     Args:
     - `network`: what `load_network` returned; its model is moved to the device of ``process``.
-    - `data`: the folder that holds val/ with a folder per class; of segmentation a folder as
-      ``segmentation.layout`` says. Classes are matched to the network's outputs by name, see `match_classes`.
-    - `protocol`: (classification) how images are scaled and cropped, or the published name of a way, such as
-      "center224"; default the centre crop that the network's experiment validates with.
+    - `data`: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
+      see `match_classes`.
+    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
+      centre crop that the network's experiment validates with.
     - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
       process, on the CUDA device where there is one.
     - `workers`: processes that read images; with 0 this process reads them itself.
-    - `batch_size`: (classification) images at once per process; default the experiment's batch size (a tenth of it for
-      ten crops) over the number of processes. It is halved when memory is full. A segmentation takes one image.
+    - `batch_size`: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
+      the number of processes. It is halved when memory is full.
     - `limit`: number of images to score, spread evenly over the data; default all.
     - `on_bad_image`: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
     - `print_freq`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
-    - `record`: called with each batch of this process and its logits.
+    - `record`: called with each batch of this process and its logits, (N, classes).
 
-    Raises ConfigError for an unknown protocol or one that does not belong to the task, for crops that do not fit, and,
-    on every process, if the processes of a run were not started with the same arguments; DataError for data that do not
-    fit.
+    Raises ConfigError for an unknown protocol, for crops that do not fit, and, on every process, if the processes of a
+    run were not started with the same arguments; DataError for data that do not fit.
     """
-    process, settings, views = process or _only_process(), network.experiment, _views(network, protocol)
-    shares: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": workers,
-              "limit": limit, "pin_memory": process.device.type == "cuda", "on_bad_image": on_bad_image}  # fmt: skip
-    if isinstance(views, Protocol):
-        share = settings.optimizer.batch_size // (NUM_CROPS if views.ten_crops else 1) // process.world_size
-        loader = build_val_loader(
-            Path(data),
-            scale=views.scale,
-            crop=views.crop,
-            ten_crops=views.ten_crops,
-            mean=settings.input.mean,
-            std=settings.input.std,
-            batch_size=batch_size or max(1, share),
-            **shares,
-        )
-    elif batch_size is not None:
-        raise ConfigError(
-            f"batch_size = {batch_size}: {network.title} segments, and images of different sizes are scored one at a "
-            "time; leave it out"
-        )
-    else:
-        loader = build_segmentation_val_loader(Path(data), settings, **shares)
+    process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
+    share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
+    loader = build_val_loader(
+        Path(data),
+        scale=protocol.scale,
+        crop=protocol.crop,
+        ten_crops=protocol.ten_crops,
+        mean=settings.input.mean,
+        std=settings.input.std,
+        batch_size=batch_size or max(1, share),
+        rank=process.rank,
+        world_size=process.world_size,
+        workers=workers,
+        limit=limit,
+        pin_memory=process.device.type == "cuda",
+        on_bad_image=on_bad_image,
+    )
     match_classes(loader.dataset, settings.network.classes, network.class_names)
     check_agreement(
         process,
         lambda: {
             **program_facts(process, "validate"),
-            "protocol": views.name,
+            "protocol": protocol.name,
             "training.amp": settings.training.amp,
             "--on-bad-image": on_bad_image,
             "weights": weights_digest(network.model),
@@ -243,7 +233,7 @@ def score(
         },
         "give every process the same command, weights and images",
     )
-    with Progress(views.name, len(loader), show=process.is_main, every=print_freq) as progress:
+    with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
             network.model.to(process.device),
             task_of(settings),
@@ -251,7 +241,7 @@ def score(
             process.device,
             process.world_size,
             num_images=loader.batch_sampler.num_images,
-            views=views,
+            views=protocol,
             amp=settings.training.amp,
             advance=progress.advance,
             record=record,
@@ -263,15 +253,7 @@ def _only_process() -> Process:
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _views(network: LoadedNetwork, protocol: Protocol | str | None) -> Views:
-    """Return the crops of a classification, or the whole images of a segmentation."""
-    if network.experiment.task == "segmentation":
-        if protocol is not None:
-            name = protocol if isinstance(protocol, str) else protocol.name
-            raise ConfigError(
-                f"protocol = {printable(name)}: {network.title} segments, and its images are scored whole; leave it out"
-            )
-        return task_of(network.experiment).views
+def _protocol(network: LoadedNetwork, protocol: Protocol | str | None) -> Protocol:
     if not isinstance(protocol, str):
         return protocol or network.own_protocol
     if protocol not in PROTOCOLS:

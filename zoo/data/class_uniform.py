@@ -11,7 +11,6 @@ import io
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from zoo.data.label_maps import LabelledImages, read_label
+from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
 from zoo.errors import DataError, listed, printable
 from zoo.files import cache_dir, locked, write_bytes
@@ -104,9 +104,7 @@ def load_class_index(
 
 def _build(found: LabelledImages, ignore_label: int, workers: int) -> np.ndarray:
     logger.info("reading %d label maps to find out which image holds which class", len(found.labels))
-    # Reading a file and unpacking it leaves Python's lock to other threads.
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        return np.stack(list(pool.map(lambda label: _held_classes(found, label, ignore_label), found.labels)))
+    return np.stack(list(read_many(lambda label: _held_classes(found, label, ignore_label), found.labels, workers)))
 
 
 def _held_classes(found: LabelledImages, label: str, ignore_label: int) -> np.ndarray:
