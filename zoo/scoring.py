@@ -16,17 +16,14 @@ from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
-from zoo.data.loader import NUM_CROPS, build_val_loader
-from zoo.data.segmentation_loader import build_segmentation_val_loader
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.task import Result, Views
+from zoo.engine.task import Result, ScoringProtocol, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.tasks import task_of
-from zoo.tasks.protocols import PROTOCOLS, Protocol
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
@@ -52,9 +49,14 @@ class LoadedNetwork:
     class_names: Sequence[str] | None = None
 
     @property
-    def own_protocol(self) -> Protocol:
-        """The centre crop that the experiment validates with."""
-        return Protocol(self.experiment.input.scale_val, self.experiment.input.crop_val, ten_crops=False)
+    def task(self) -> Task:
+        """What the network is for."""
+        return task_of(self.experiment)
+
+    @property
+    def own_protocol(self) -> ScoringProtocol:
+        """The protocol that the experiment validates with."""
+        return self.task.own_protocol
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
         """Return the contents of a result file: the scores, the md5 of the weights, the machine and the versions."""
@@ -167,7 +169,7 @@ def _published(title: str) -> str:
 def score(
     network: LoadedNetwork,
     data: str | os.PathLike[str],
-    protocol: Protocol | str | None = None,
+    protocol: ScoringProtocol | str | None = None,
     *,
     process: Process | None = None,
     workers: int = 0,
@@ -192,8 +194,8 @@ def score(
     - `network`: what `load_network` returned; its model is moved to the device of ``process``.
     - `data`: the folder that holds val/ with a folder per class; of segmentation a folder as
       ``segmentation.layout`` says. Classes are matched to the network's outputs by name, see `match_classes`.
-    - `protocol`: (classification) how images are scaled and cropped, or the published name of a way, such as
-      "center224"; default the centre crop that the network's experiment validates with.
+    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224" or, of
+      segmentation, "whole-flip"; default what the network's experiment validates with.
     - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
       process, on the CUDA device where there is one.
     - `workers`: processes that read images; with 0 this process reads them itself.
@@ -208,34 +210,25 @@ def score(
     on every process, if the processes of a run were not started with the same arguments; DataError for data that do not
     fit.
     """
-    process, settings, views = process or _only_process(), network.experiment, _views(network, protocol)
-    shares: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": workers,
-              "limit": limit, "pin_memory": process.device.type == "cuda", "on_bad_image": on_bad_image}  # fmt: skip
-    if isinstance(views, Protocol):
-        share = settings.optimizer.batch_size // (NUM_CROPS if views.ten_crops else 1) // process.world_size
-        loader = build_val_loader(
-            Path(data),
-            scale=views.scale,
-            crop=views.crop,
-            ten_crops=views.ten_crops,
-            mean=settings.input.mean,
-            std=settings.input.std,
-            batch_size=batch_size or max(1, share),
-            **shares,
-        )
-    elif batch_size is not None:
-        raise ConfigError(
-            f"batch_size = {batch_size}: {network.title} segments, and images of different sizes are scored one at a "
-            "time; leave it out"
-        )
-    else:
-        loader = build_segmentation_val_loader(Path(data), settings, **shares)
+    process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
+    task = network.task
+    loader = task.build_val_loader(
+        Path(data),
+        protocol,
+        batch_size=batch_size,
+        rank=process.rank,
+        world_size=process.world_size,
+        workers=workers,
+        limit=limit,
+        pin_memory=process.device.type == "cuda",
+        on_bad_image=on_bad_image,
+    )
     match_classes(loader.dataset, settings.network.classes, network.class_names)
     check_agreement(
         process,
         lambda: {
             **program_facts(process, "validate"),
-            "protocol": views.name,
+            "protocol": protocol.name,
             "training.amp": settings.training.amp,
             "--on-bad-image": on_bad_image,
             "weights": weights_digest(network.model),
@@ -243,15 +236,15 @@ def score(
         },
         "give every process the same command, weights and images",
     )
-    with Progress(views.name, len(loader), show=process.is_main, every=print_freq) as progress:
+    with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
             network.model.to(process.device),
-            task_of(settings),
+            task,
             loader,
             process.device,
             process.world_size,
             num_images=loader.batch_sampler.num_images,
-            views=views,
+            protocol=protocol,
             amp=settings.training.amp,
             advance=progress.advance,
             record=record,
@@ -263,17 +256,13 @@ def _only_process() -> Process:
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _views(network: LoadedNetwork, protocol: Protocol | str | None) -> Views:
-    """Return the crops of a classification, or the whole images of a segmentation."""
-    if network.experiment.task == "segmentation":
-        if protocol is not None:
-            name = protocol if isinstance(protocol, str) else protocol.name
-            raise ConfigError(
-                f"protocol = {printable(name)}: {network.title} segments, and its images are scored whole; leave it out"
-            )
-        return task_of(network.experiment).views
+def _protocol(network: LoadedNetwork, protocol: ScoringProtocol | str | None) -> ScoringProtocol:
+    """Return the protocol, which may be given by its name; ConfigError for one of another task."""
+    known, own = network.task.protocols, network.own_protocol
+    if protocol is None or type(protocol) is type(own):
+        return protocol or own
     if not isinstance(protocol, str):
-        return protocol or network.own_protocol
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(PROTOCOLS)}")
-    return PROTOCOLS[protocol]
+        raise ConfigError(f"{protocol.name} is no protocol of {network.experiment.task}, for which {network.title} is")
+    if protocol not in known:
+        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(known)}")
+    return known[protocol]

@@ -79,12 +79,14 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.scoring import load_network, score
+    from zoo.tasks.protocols import center_crop
     from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
     subject = load_network(log_dir / CHECKPOINT)
-    protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
+    center = center_crop(config)
+    protocols = [center, center._replace(ten_crops=True)]
     results = [score(subject, data, protocol, process=process) for protocol in protocols]
     return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None)
 

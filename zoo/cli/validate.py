@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
 from zoo.errors import ConfigError, listed
-from zoo.tasks.protocols import PROTOCOLS, Protocol
+from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
 if TYPE_CHECKING:
     from zoo.scoring import LoadedNetwork
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
-    "320: documented nowhere in the original project, the usual convention of its time)"
+    "320: documented nowhere in the original project, the usual convention of its time); of segmentation whole (images "
+    "at one scale) and whole-flip (the mean of their probabilities and those of their mirror images)"
 )
 
 
 # Options that only one task has, by their names as attributes.
-ONLY_CLASSIFICATION = {"protocol": "--protocol", "crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+ONLY_CLASSIFICATION = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                        "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
 ONLY_SEGMENTATION = {"confusion": "--confusion"}
 
@@ -60,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_loader_options(parser, workers=4)
-    parser.add_argument("--protocol", choices=PROTOCOLS, help=PROTOCOL_HELP)
+    parser.add_argument("--protocol", choices=[*PROTOCOLS, *WHOLE_IMAGES], help=PROTOCOL_HELP)
     parser.add_argument(
         "-c", "--crop", type=positive, metavar="PX", help="side of the crop (default: the experiment's crop_val)"
     )
@@ -153,10 +154,10 @@ def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
         )
 
 
-def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | None:
-    if network.experiment.task == "segmentation":
-        return None
-    if args.protocol:
-        return PROTOCOLS[args.protocol]
-    default = network.own_protocol
+def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | str | None:
+    """Return the protocol that the options ask for; None for that of the experiment."""
+    if args.protocol or not (args.crop or args.scale or args.ten_crops):
+        name: str | None = args.protocol
+        return name
+    default = center_crop(network.experiment)
     return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)

@@ -1,11 +1,12 @@
-"""Reading one image file as 8-bit RGB."""
+"""Reading image files: one as 8-bit RGB, and many of them at once."""
 
 from __future__ import annotations
 
 import math
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -32,6 +33,9 @@ LONGEST_START = 16  # PIL tells the formats apart by at most so many bytes at th
 
 MAX_16_BIT = 65535
 
+CHUNK = 1024  # files that wait for a thread at a time, as a million of them would fill the memory
+
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -59,6 +63,16 @@ def read_as(path: Path, convert: Callable[[ImageFile.ImageFile], T], what: str) 
         raise  # the fault is the machine's and not the image's
     except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
         raise DataError(f"{what} cannot be read: {_reason(error)}; {printable(path)}") from error
+
+
+def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
+    """Yield ``read(file)`` of each of the files in their order, by ``workers`` threads, or one where there are none.
+
+    Most of the time a thread waits for the disk or unpacks pixels, and leaves Python's lock to the others.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for start in range(0, len(files), CHUNK):
+            yield from pool.map(read, files[start : start + CHUNK])
 
 
 def _loaded_rgb(image: Image.Image) -> Image.Image:

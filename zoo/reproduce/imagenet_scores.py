@@ -22,7 +22,7 @@ from zoo.registry import list_models, published
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
-from zoo.tasks.protocols import PROTOCOLS, Protocol
+from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError
@@ -99,23 +99,24 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
     ``protocols``: names of the published ones; None for all of them, and for checkpoints their own crop.
     Raises ConfigError for a name that is neither.
     """
+    known = {name: entry for name, entry in published().items() if entry.experiment.task == "classification"}
     chosen: set[str] = set()
     files = []
     for name in names:
         if Path(name).is_file():
             files.append(Path(name))
             continue
-        matching = list_models(name, pretrained=True)
+        matching = [match for match in list_models(name, pretrained=True) if match in known]
         if not matching:
             raise ConfigError(
                 f"no published network is called {name!r}, and there is no such checkpoint; --models: the nearest "
-                f"names are {', '.join(nearest(name, published()))}"
+                f"names are {', '.join(nearest(name, known))}"
             )
         chosen.update(matching)
     ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]
     entries = [
         Entry(name, ways or list(PROTOCOLS.values()), weights.scores, weights.source, weights.md5, None)
-        for name, weights in published().items()
+        for name, weights in known.items()
         if name in chosen
     ]
     return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]
@@ -124,7 +125,7 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
     """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
     network = scoring.load_network(file)
-    own_protocol = network.own_protocol
+    own_protocol = center_crop(network.experiment)
     expected = network.experiment.expected
     scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
     source = expected.source if expected else None
