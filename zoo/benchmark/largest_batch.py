@@ -76,10 +76,16 @@ class MemoryPrediction:
         self._scratch = ConvolutionScratch(setup.device) if scratch else None
         # Tensors on the meta device are to be treated by the kernels that the real device would use.
         self._reference = backend.kernels_for(torch.empty(0, device=setup.device)) is reference
+        self._counted: dict[tuple[int, int], TrainingBytes] = {}
 
     def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
         """Return the bytes that training with ``batch`` images takes, of ``size`` pixels a side or the setup's."""
-        setup = replace(self._setup, batch=batch, size=size or self._setup.size)
+        size = size or self._setup.size
+        if (batch, size) not in self._counted:
+            self._counted[batch, size] = self._count(replace(self._setup, batch=batch, size=size))
+        return self._counted[batch, size]
+
+    def _count(self, setup: Setup) -> TrainingBytes:
         with backend.forced("reference") if self._reference else nullcontext():
             log = None if self._scratch is None else _StorageAndScratchLog(self._scratch)
             step = count_memory(setup.forward_of(self._model), self._model.parameters(), log)
@@ -101,9 +107,7 @@ class MemoryPrediction:
         return count * multiple, taken
 
 
-def _largest(
-    bytes_for: Callable[[int], TrainingBytes], memory_bytes: int, power: int
-) -> tuple[int, TrainingBytes]:
+def _largest(bytes_for: Callable[[int], TrainingBytes], memory_bytes: int, power: int) -> tuple[int, TrainingBytes]:
     """Return the largest whole number n for which ``bytes_for`` is at most ``memory_bytes``, and these bytes.
 
     The bytes grow with n ** ``power`` along pieces of straight lines, so that the next guess follows from two values.

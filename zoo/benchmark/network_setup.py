@@ -81,10 +81,7 @@ class Setup:
         return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
 
     def forward_of(self, model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-        """Return a function that computes the loss of the model for random images, which are made now.
-
-        It is the loss that the network is trained with: of each image, or of the hardest quarter of its pixels.
-        """
+        """Return a function that computes the loss of the model for random images, which are made now."""
         layout = LAYOUTS[self.layout]
         images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
         targets = torch.zeros(self._target_shape, dtype=torch.long, device=self.device)
@@ -112,7 +109,12 @@ class Setup:
 
 
 def hardest_pixels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Placeholder."""
+    """Return the mean over the images of the mean loss of the hardest quarter of the pixels of each, 0-d.
+
+    Args:
+    - `logits`: (N, C, H, W).
+    - `labels`: (N, H, W), classes or 255 where there is none; the loss is 0 there.
+    """
     losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=255).flatten(1)
     return losses.topk(-(-losses.shape[1] // 4), dim=1, sorted=False).values.mean()
 

@@ -24,9 +24,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "benchmark", metavar="BENCHMARK", choices=("imagenet", "inplace_abn", "revnet", "revnext"),
-        help="imagenet: classification; inplace_abn: how many more pixels the segmentation of that paper trains with in "
-        "the same memory; revnet, revnext: the tables and figures of the two papers about reversible networks; all but "
-        "the first in minutes on a CPU",
+        help="imagenet: classification; inplace_abn: how many more pixels that paper's segmentation trains with in the "
+        "same memory; revnet, revnext: the tables and figures of the two papers about reversible networks; all but "
+        "imagenet take minutes on a CPU",
     )  # fmt: skip
     parser.add_argument(
         "--data", metavar="DIR", type=Path,

@@ -75,7 +75,7 @@ def reproduce_paper(options: PaperOptions) -> str:
     runs, remarks = read_runs(options.runs, paper.experiments)
     measurements = paper.measurements(runs, options.data)
     if options.table is not None:
-        measurements = _of_table(options.table, measurements)
+        measurements = of_table(options.table, measurements)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,7 +98,7 @@ def reproduce_paper(options: PaperOptions) -> str:
     return text
 
 
-def _of_table(number: int, measurements: Sequence[Measurement]) -> list[Measurement]:
+def of_table(number: int, measurements: Sequence[Measurement]) -> list[Measurement]:
     """Return those of one table; ConfigError, with the tables that there are, for another number."""
     chosen = [measurement for measurement in measurements if measurement.item == f"Table {number}"]
     if not chosen:
