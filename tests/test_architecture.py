@@ -27,6 +27,7 @@ ROWS = [
     "report",
     "training",
     "scoring",
+    "segmenting",
     "benchmark",
     "reproduce",
     "cli",

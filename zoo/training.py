@@ -6,18 +6,22 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from zoo.config import Experiment, check_world_size
+from zoo.data.classes import check_same_classes
 from zoo.data.folder import OnBadImage
+from zoo.data.loader import Loader
+from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.agreement import check_agreement, image_facts, program_facts
 from zoo.engine.checkpoint import BEST
 from zoo.engine.loop import train
 from zoo.engine.process import Process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
-from zoo.engine.task import Loaders, Task
+from zoo.engine.task import Task
 from zoo.errors import DataError, printable
 from zoo.registry import build_from_config
 from zoo.report.log_folder import check_place, log_folder
@@ -50,6 +54,9 @@ class TrainOptions:
     overwrite: bool = False
     histograms: bool = False
     allow_world_size_change: bool = False
+
+
+Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
 
 
 def train_experiment(
@@ -113,14 +120,13 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
 
 
 def _build_loaders(task: Task, data: Path, process: Process, options: TrainOptions) -> Loaders:
-    return task.build_loaders(
-        data,
-        rank=process.rank,
-        world_size=process.world_size,
-        workers=options.workers,
-        pin_memory=process.device.type == "cuda",
-        on_bad_image=options.on_bad_image,
-    )
+    """Return the loaders of the images to train on and to validate; DataError unless both have the same classes."""
+    share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
+             "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
+    train_loader = task.build_train_loader(data, **share)
+    val_loader = task.build_val_loader(data, task.own_protocol, **share)
+    check_same_classes(train_loader.dataset, val_loader.dataset)
+    return train_loader, val_loader
 
 
 def _check_images_agree(process: Process, loaders: Loaders) -> None:

@@ -81,7 +81,7 @@ class MemoryLog:
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
         self.image_shapes: list[torch.Size] = []
-        self.pictures: list[tuple[int, str, Tensor]] = []
+        self.maps: list[tuple[int, str, Tensor, dict[str, Tensor]]] = []
         self.reconstructions: list[tuple[int, dict[str, float]]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
@@ -105,8 +105,8 @@ class MemoryLog:
     def images(self, step: int, images: Tensor) -> None:
         self.image_shapes.append(images.shape)
 
-    def picture(self, step: int, name: str, picture: Tensor) -> None:
-        self.pictures.append((step, name, picture))
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        self.maps.append((step, name, image, dict(maps)))
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         self.reconstructions.append((step, dict(errors)))
@@ -147,7 +147,8 @@ def run(
     ranks = {"rank": process.rank, "world_size": process.world_size, "workers": workers, "on_bad_image": on_bad_image}
     task = task_of(config)
     state = start(task, process, log_dir, log, build=build, **start_options)
-    train(state, *task.build_loaders(data, **ranks), log, log_dir, log_interval=log_interval)
+    loaders = task.build_train_loader(data, **ranks), task.build_val_loader(data, task.own_protocol, **ranks)
+    train(state, *loaders, log, log_dir, log_interval=log_interval)
     return state
 
 

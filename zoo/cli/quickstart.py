@@ -64,10 +64,9 @@ def run(args: argparse.Namespace) -> int:
     config = load_experiment(experiments_dir() / f"{experiment}.json")
     configs = {args.log_dir or default_dir: config}
     if args.seed is not None:
-        configs = {
-            args.log_dir or default_dir.with_name(f"{default_dir.name}-seed{seed}"): config.model_copy(update={"seed": seed})
-            for seed in args.seed
-        }
+        folders = [args.log_dir or default_dir.with_name(f"{default_dir.name}-seed{seed}") for seed in args.seed]
+        seeds = [config.model_copy(update={"seed": seed}) for seed in args.seed]
+        configs = dict(zip(folders, seeds, strict=True))
     with open_process() as process:
         runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
         if process.is_main:
@@ -123,6 +122,7 @@ def _score_scenes(
     from zoo.report.label_images import palette_for
     from zoo.report.segmentation_scores import class_table, write_examples
     from zoo.scoring import score
+    from zoo.tasks.segmentation import SegmentationResult
 
     names = subject.class_names
     assert names is not None, "training writes the names into the checkpoint"
@@ -130,6 +130,7 @@ def _score_scenes(
     if process.is_main:
         record = write_examples(log_dir / EXAMPLES, subject.task, palette_for(len(names), names), NUM_EXAMPLES)
     result = score(subject, data, process=process, record=record)
+    assert isinstance(result, SegmentationResult)
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"
 
 

@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
 from zoo.errors import ConfigError, listed
-from zoo.tasks.protocols import PROTOCOLS, Protocol
+from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zoo.scoring import LoadedNetwork
+    from zoo.tasks.segmentation import SegmentationResult
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
-    "320: documented nowhere in the original project, the usual convention of its time)"
+    "320: documented nowhere in the original project, the usual convention of its time); of segmentation whole (images "
+    "at one scale) and whole-flip (the mean of their probabilities and those of their mirror images)"
 )
 
 
 # Options that only one task has, by their names as attributes.
-ONLY_CLASSIFICATION = {"protocol": "--protocol", "crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+ONLY_CLASSIFICATION = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                        "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
 ONLY_SEGMENTATION = {"confusion": "--confusion"}
 
@@ -60,7 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_loader_options(parser, workers=4)
-    parser.add_argument("--protocol", choices=PROTOCOLS, help=PROTOCOL_HELP)
+    parser.add_argument("--protocol", choices=[*PROTOCOLS, *WHOLE_IMAGES], help=PROTOCOL_HELP)
     parser.add_argument(
         "-c", "--crop", type=positive, metavar="PX", help="side of the crop (default: the experiment's crop_val)"
     )
@@ -107,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
     from zoo.report.predictions import write_predictions
     from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
+    from zoo.tasks.segmentation import SegmentationResult
 
     if args.confusion is not None:
         check_matplotlib("leave out --confusion")
@@ -130,11 +135,33 @@ def run(args: argparse.Namespace) -> int:
         shares = process.gather(recorder.predictions) if recorder else []
         if process.is_main:
             print(results_table(network.title, [result], network.experiment.expected))
+            content = network.result_json(result, process)
+            if isinstance(result, SegmentationResult):
+                content |= _report_classes(network, result, args.confusion)
             if args.json is not None:
-                write_json(args.json, network.result_json(result, process))
+                write_json(args.json, content)
             if args.predictions is not None:
                 write_predictions(args.predictions, [line for share in shares for line in share])
     return 0
+
+
+def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Path | None) -> dict[str, Sequence[str]]:
+    """Print a table of the classes, write the plot of their confusion, and return their names for the result file."""
+    import numpy as np
+
+    from zoo.files import write_bytes
+    from zoo.report.confusion_plot import confusion_plot
+    from zoo.report.label_images import palette_for
+    from zoo.report.segmentation_scores import class_table
+
+    settings = network.experiment
+    assert settings.segmentation is not None
+    names = palette_for(settings.network.classes, network.class_names, settings.segmentation.layout).names
+    print(f"\n{class_table(result, names)}")
+    if plot is not None:
+        title = f"{network.title}: {result.miou:.2f} % mIoU, {result.count} images"
+        write_bytes(plot, confusion_plot(np.array(result.confusion), names, title))
+    return {"classes": list(names)}
 
 
 def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
@@ -153,10 +180,10 @@ def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
         )
 
 
-def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | None:
-    if network.experiment.task == "segmentation":
-        return None
-    if args.protocol:
-        return PROTOCOLS[args.protocol]
-    default = network.own_protocol
+def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | str | None:
+    """Return the protocol that the options ask for; None for that of the experiment."""
+    if args.protocol or not (args.crop or args.scale or args.ten_crops):
+        name: str | None = args.protocol
+        return name
+    default = center_crop(network.experiment)
     return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)

@@ -27,7 +27,7 @@ from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
 from zoo.weights.record import escaped_names
 
-NUM_PICTURES = 4
+NUM_SHOWN = 4
 
 
 @dataclass
@@ -224,22 +224,21 @@ def _validation(run: _Run) -> Result:
             state.process.device,
             state.process.world_size,
             num_images=run.val_loader.batch_sampler.num_images,
-            views=state.task.views,
+            protocol=state.task.own_protocol,
             amp=settings.training.amp,
             advance=advance,
-            record=_pictures(run),
+            record=_class_maps(run),
         )
 
 
-def _pictures(run: _Run) -> Callable[[Batch, Tensor], None]:
-    """Return a function that logs the task's pictures of a few of rank 0's batches, the same in every validation."""
-    num_batches = len(run.val_loader)
-    chosen = {index * num_batches // NUM_PICTURES for index in range(NUM_PICTURES)} if run.state.process.is_main else ()
-    seen = count()
+def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
+    """Return a function that logs the task's maps for a few of rank 0's batches, the same in every validation."""
+    state, num_batches, seen = run.state, len(run.val_loader), count()
+    chosen = {index * num_batches // NUM_SHOWN for index in range(NUM_SHOWN)} if state.process.is_main else set()
 
     def record(batch: Batch, logits: Tensor) -> None:
-        if (index := next(seen)) in chosen and (picture := run.state.task.picture(batch, logits)) is not None:
-            run.log.picture(run.state.step, f"val/image{index}", picture)
+        if (index := next(seen)) in chosen and (maps := state.task.class_maps(logits, batch.targets)):
+            run.log.class_maps(state.step, f"val/image{index}", batch.images[0], maps)
 
     return record
 

@@ -84,8 +84,8 @@ class Log(Protocol):
     def images(self, step: int, images: Tensor) -> None:
         """Record a few images of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
 
-    def picture(self, step: int, name: str, picture: Tensor) -> None:
-        """Record a picture (3, H, W), uint8, of what the network makes of an image of the validation."""
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation."""
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""

@@ -12,24 +12,22 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from zoo.config import Experiment
-from zoo.data.folder import Batch, OnBadImage
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 
 Forward = Callable[[Tensor], Tensor]
-Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
 
 
-class Views(Protocol):
-    """How a validation looks at an image: the views that the network is given of it, and how they become one."""
+class ScoringProtocol(Protocol):
+    """How images are scored: the views that the network is given of each, and how their logits become one."""
 
     @property
     def name(self) -> str:
         """The name in results, such as ``center224``."""
 
     def logits(self, forward: Forward, images: Tensor) -> Tensor:
-        """Return the logits of a batch of ``images``, as the validation loader of these views yields them.
+        """Return the logits of a batch of ``images``, as the validation loader of this protocol yields them.
 
         ``forward`` is the network: (N, 3, h, w) -> logits, in parts where memory is short.
         """
@@ -44,7 +42,7 @@ class Result(ABC):
     - `loss`: mean over the images, nats.
     - `count`: number of images that were scored.
     - `skipped`: number of images that could not be read and are in no average.
-    - `protocol`: name of the views of the images.
+    - `protocol`: name of the way in which the images were scored.
     """
 
     labels: ClassVar[Mapping[str, str]]
@@ -64,7 +62,7 @@ class Result(ABC):
 
     @property
     def expected_as(self) -> str:
-        """The name under which an experiment has the score that is expected of these views."""
+        """The name under which an experiment has the score that is expected by this protocol."""
         return self.protocol
 
     def record(self) -> dict[str, Any]:
@@ -84,27 +82,39 @@ class Task(ABC):
     - `config`: the settings of the experiment.
 
     A class has ``labels``, those of its `Result`; ``num_counts`` is how many whole numbers the scores are made of, see
-    `counts`.
+    `counts`. ``protocols`` are those that scores are published for, by name.
     """
 
     labels: ClassVar[Mapping[str, str]]
+    protocols: ClassVar[Mapping[str, ScoringProtocol]]
     num_counts: int
 
     def __init__(self, config: Experiment) -> None:
         self.config = config
 
     @abstractmethod
-    def build_loaders(
+    def build_train_loader(self, data: Path, **share: Any) -> Loader[TrainBatches]:
+        """Return the loader of the training images of one process; DataError for data that do not fit.
+
+        ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
+        """
+
+    @abstractmethod
+    def build_val_loader(
         self,
         data: Path,
+        protocol: Any,
         *,
-        rank: int = 0,
+        batch_size: int | None = None,
+        limit: int | None = None,
         world_size: int = 1,
-        workers: int = 0,
-        pin_memory: bool = False,
-        on_bad_image: OnBadImage = "stop",
-    ) -> Loaders:
-        """Return the loaders of ``data``/train and ``data``/val for one process; DataError for data that do not fit."""
+        **share: Any,
+    ) -> Loader[ValBatches]:
+        """Return the loader of the validation images of one process, for one of the task's protocols.
+
+        ``batch_size``: images at once, if the task can choose; default the process's share of a training batch.
+        ``limit``: see `zoo.data.sampler.ValBatches`.
+        """
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -130,16 +140,16 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def views(self) -> Views:
-        """The views of the images in the validations of a training."""
+    def own_protocol(self) -> ScoringProtocol:
+        """The protocol of the validations of a training."""
 
     @abstractmethod
-    def result(self, reading: Reading, views: Views) -> Result:
-        """Return the scores of a validation with these views."""
+    def result(self, reading: Reading, protocol: str) -> Result:
+        """Return the scores of a validation by the protocol of this name; DataError if there is nothing to score."""
 
-    def picture(self, batch: Batch, logits: Tensor) -> Tensor | None:
-        """Return a picture (3, h, w), uint8, of what the network makes of the first image; None: there is none."""
-        return None
+    def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """Return maps of classes, (H, W) each, to be shown over the first image of a batch; none if it has only one."""
+        return {}
 
     @abstractmethod
     def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:

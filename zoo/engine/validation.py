@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo.data.folder import Batch
 from zoo.engine.meters import Meter, Reading
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
-from zoo.engine.task import Result, Task, Views
+from zoo.engine.task import Result, ScoringProtocol, Task
 from zoo.engine.wrapping import unwrap
 from zoo.errors import VerificationError, ZooError
 
@@ -31,7 +31,7 @@ def validate(
     world_size: int = 1,
     *,
     num_images: int,
-    views: Views,
+    protocol: ScoringProtocol,
     amp: str = "off",
     advance: Callable[[int], object] | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
@@ -46,7 +46,7 @@ def validate(
     - `world_size`: number of ranks.
     - `num_images`: how many images the loaders of all ranks hold together; VerificationError if another number was
       seen.
-    - `views`: the views of the images that the loader gives, and how their logits become one.
+    - `protocol`: the views of the images that the loader gives, and how their logits become one.
     - `amp`: the format to compute in: "off", "bf16" or "fp16".
     - `advance`: called with 1 after each batch.
     - `record`: called with each batch of images and its logits on the device.
@@ -59,13 +59,13 @@ def validate(
             meter.skip(len(batch.skipped))
             if len(batch.targets):
                 targets = batch.targets.to(device, non_blocking=True)
-                logits = views.logits(forward, batch.images)
+                logits = protocol.logits(forward, batch.images)
                 meter.update(*task.scored(logits, targets), len(targets), index)
                 if record is not None:
                     record(batch, logits)
             if advance is not None:
                 advance(1)
-    return task.result(_checked(meter.read(reduce=world_size > 1), num_images), views)
+    return task.result(_checked(meter.read(reduce=world_size > 1), num_images), protocol.name)
 
 
 @contextmanager

@@ -34,16 +34,17 @@ def upsample_strips(logits: Tensor, size: Sequence[int], num_rows: int) -> Itera
     """Yield what `upsample` returns in strips: the number of the first row, and ``num_rows`` rows (N, C, rows, W).
 
     Row i of H is (1 - t) a + t b, where a and b are rows j and j + 1 of h, upsampled to W columns, and
-    j + t = max(0, (i + 1/2) h / H - 1/2), j + 1 at most h - 1. Columns are computed once for all strips, at the low
-    resolution of the rows. The last strip may have fewer rows. No gradients are recorded.
+    j + t = max(0, (i + 1/2) h / H - 1/2), j + 1 at most h - 1. Only the rows that a strip needs are upsampled to W
+    columns, when it is asked for. The last strip may have fewer rows. No gradients are recorded.
     """
     height, (rows, columns) = logits.shape[2], size
-    wide = F.interpolate(logits, size=(height, columns), mode="bilinear", align_corners=False)
     position = ((torch.arange(rows, dtype=torch.float64) + 0.5) * (height / rows) - 0.5).clamp_(min=0)
     above = position.long().clamp_(max=height - 1)
     below = (above + 1).clamp_(max=height - 1)
     share = (position - above).to(logits.device, logits.dtype).view(-1, 1)
-    above, below = above.to(logits.device), below.to(logits.device)
     for first in range(0, rows, num_rows):
         part = slice(first, first + num_rows)
-        yield first, torch.lerp(wide.index_select(2, above[part]), wide.index_select(2, below[part]), share[part])
+        low, end = int(above[part][0]), int(below[part][-1]) + 1
+        wide = F.interpolate(logits[:, :, low:end], size=(end - low, columns), mode="bilinear", align_corners=False)
+        a, b = ((row[part] - low).to(logits.device) for row in (above, below))
+        yield first, torch.lerp(wide.index_select(2, a), wide.index_select(2, b), share[part])

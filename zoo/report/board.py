@@ -66,9 +66,8 @@ class Board:
         images = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
         self._writer.add_images("train/inputs", images, step)
 
-    def picture(self, step: int, name: str, picture: Tensor) -> None:
-        """Write a picture (3, H, W), uint8, under ``name``."""
-        self._writer.add_image(name, picture.cpu(), step)
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Write maps of classes (H, W) over an image."""
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Write reconstruction/CHAIN/BLOCK, relative errors, at the optimizer step."""

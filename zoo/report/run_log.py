@@ -230,10 +230,10 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.images, step, images))
 
-    def picture(self, step: int, name: str, picture: Tensor) -> None:
-        """Record a picture (3, H, W), uint8, of what the network makes of an image of the validation."""
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation, in TensorBoard."""
         if self._board is not None:
-            self._write(partial(self._board.picture, step, name, picture))
+            self._write(partial(self._board.class_maps, step, name, image, maps))
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""

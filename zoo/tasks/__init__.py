@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 def task_of(config: Experiment) -> Task:
     """Return the task that the network of an experiment is for."""
-    from zoo.tasks.classification import Classification  # here, as the modules beside this one do without torch
+    from zoo.tasks.classification import ClassificationTask  # here, as `zoo.tasks.protocols` does without torch
+    from zoo.tasks.segmentation import SegmentationTask
 
-    return Classification(config)
+    return ClassificationTask(config) if config.task == "classification" else SegmentationTask(config)

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.data.classes import check_same_classes
-from zoo.data.folder import OnBadImage
-from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.loader import NUM_CROPS, Loader, build_train_loader, build_val_loader
+from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
-from zoo.engine.task import Loaders, Result, Task, Views
-from zoo.tasks.protocols import Protocol
+from zoo.engine.task import Result, Task
+from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 
 LABELS = {"top1": "top-1", "top5": "top-5"}
 
@@ -48,37 +47,41 @@ class ClassificationResult(Result):
         return self.protocol.partition("-")[0]
 
 
-class Classification(Task):
+class ClassificationTask(Task):
     """The task of networks that give an image one class; its counts are those of top-1 and of top-5 hits."""
 
     labels = LABELS
+    protocols = PROTOCOLS
     num_counts = 2
 
-    def build_loaders(
+    def build_train_loader(self, data: Path, **share: Any) -> Loader[TrainBatches]:
+        """Return the loader of ``data``/train."""
+        return build_train_loader(data, self.config, **share)
+
+    def build_val_loader(
         self,
         data: Path,
+        protocol: Protocol,
         *,
-        rank: int = 0,
+        batch_size: int | None = None,
+        limit: int | None = None,
         world_size: int = 1,
-        workers: int = 0,
-        pin_memory: bool = False,
-        on_bad_image: OnBadImage = "stop",
-    ) -> Loaders:
-        """Return the loaders of ``data``/train and ``data``/val; DataError unless both have the same classes."""
-        shares: dict[str, Any] = {"rank": rank, "world_size": world_size, "workers": workers, "pin_memory": pin_memory,
-                  "on_bad_image": on_bad_image}  # fmt: skip
-        train_loader = build_train_loader(data, self.config, **shares)
-        val_loader = build_val_loader(
+        **share: Any,
+    ) -> Loader[ValBatches]:
+        """Return the loader of ``data``/val; of ten crops a batch has by default a tenth of the images."""
+        default = self.config.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // world_size
+        return build_val_loader(
             data,
-            scale=self.views.scale,
-            crop=self.views.crop,
+            scale=protocol.scale,
+            crop=protocol.crop,
+            ten_crops=protocol.ten_crops,
             mean=self.config.input.mean,
             std=self.config.input.std,
-            batch_size=max(1, self.config.optimizer.batch_size // world_size),
-            **shares,
+            batch_size=batch_size or max(1, default),
+            limit=limit,
+            world_size=world_size,
+            **share,
         )
-        check_same_classes(train_loader.dataset, val_loader.dataset)
-        return train_loader, val_loader
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the images' cross-entropies, smoothed as configured; logits (N, classes), targets (N,)."""
@@ -100,15 +103,15 @@ class Classification(Task):
         return {name: 100 * hits / images for name, hits in zip(LABELS, reading.counts.tolist(), strict=True)}
 
     @property
-    def views(self) -> Protocol:
+    def own_protocol(self) -> Protocol:
         """The centre crop of the experiment's ``input`` section."""
-        return Protocol(self.config.input.scale_val, self.config.input.crop_val, ten_crops=False)
+        return center_crop(self.config)
 
-    def result(self, reading: Reading, views: Views) -> ClassificationResult:
+    def result(self, reading: Reading, protocol: str) -> ClassificationResult:
         """Return the scores of a validation."""
         scores = self.scores(reading)
         return ClassificationResult(**scores, loss=reading.loss, count=reading.count, skipped=reading.skipped,
-                                    protocol=views.name)  # fmt: skip
+                                    protocol=protocol)  # fmt: skip
 
     def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
         """Return the commands that score and use the network."""
