@@ -115,9 +115,7 @@ def _score_garments(
     return [score(subject, data, way, process=process) for way in (center, center._replace(ten_crops=True))], ""
 
 
-def _score_scenes(
-    subject: LoadedNetwork, log_dir: Path, data: Path, process: Process
-) -> tuple[Sequence[Result], str]:
+def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
     """Return the scores of whole images and a table of the classes; write the first images with what was found."""
     from zoo.report.label_images import palette_for
     from zoo.report.segmentation_scores import class_table, write_examples

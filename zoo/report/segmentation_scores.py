@@ -1,4 +1,4 @@
-"""What a segmentation is scored with in words and pictures: a table of the classes, and examples beside their labels."""
+"""What a segmentation is reported with: a table of its classes, and examples beside their labels."""
 
 from __future__ import annotations
 
