@@ -123,8 +123,10 @@ def _show_network(name: str, as_json: bool) -> None:
     rows = [[stage["module"], stage["num_chs"], stage["reduction"]] for stage in stages]
     print(f"\n{markdown_table(['stage', 'channels', 'reduction'], rows)}")
     if entry["scores"]:
-        scores = [[name, score["top1"], score["top5"]] for name, score in entry["scores"].items()]
-        print(f"\n{markdown_table(['protocol', 'top-1 %', 'top-5 %'], scores)}")
+        titles = {"top1": "top-1 %", "top5": "top-5 %", "miou": "mIoU %"}
+        measures = list(next(iter(entry["scores"].values())))
+        scores = [[name, *(score[measure] for measure in measures)] for name, score in entry["scores"].items()]
+        print(f"\n{markdown_table(['protocol', *(titles[measure] for measure in measures)], scores)}")
 
 
 def _publication(published: Published) -> dict[str, Any]:
@@ -134,6 +136,7 @@ def _publication(published: Published) -> dict[str, Any]:
         "norm": about["norm"],
         "activation": f"{about['activation']} ({about['activation_param']})",
         "stem": "three 3x3" if about["input_3x3"] else "as the architecture's",
+        **({"options": about["options"]} if about["options"] else {}),
         "trained with": f"batches of {about['batch']}",
         "weights md5": about["md5"],
         "weights at": published.page,
