@@ -163,7 +163,8 @@ def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palett
         left, top = column * width + margin, image.height + row * height + margin
         color = tuple(map(int, palette.colors[present[index]]))
         draw.rectangle((left, top, left + 2 * letter, top + height - margin), fill=color, outline=INK)
-        share = f"  {100 * counts[index] / classes.size:.1f} %"
+        percent = 100 * counts[index] / classes.size
+        share = f"  {percent:.1f} %" if percent >= 0.1 else "  < 0.1 %"
         room = width - 3 * letter - margin - font.getlength(share)
         text = cut_line(palette.names[present[index]], font, room) + share
         draw.text((left + 3 * letter - margin, top + (height - margin) // 2), text, fill=INK, font=font, anchor="lm")
