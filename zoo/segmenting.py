@@ -182,8 +182,8 @@ def segment_images(
       something else, nothing is skipped silently, and ConfigError is raised.
     - `overwrite`: segment all images, and replace the files that are there.
 
-    Raises DataError for a folder without images or nothing at all, for images whose files would have the same name, and for files that
-    would lie among the images; ConfigError for a network that does not segment, and if the processes of a run were not
+    Raises DataError where there is no image, for images whose files would have the same name, and for files that would
+    lie among the images; ConfigError for a network that does not segment, and if the processes of a run were not
     started with the same arguments.
     """
     process = process or Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
