@@ -143,6 +143,17 @@ def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.
     return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OPACITY)
 
 
+def classes_over(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
+    """Return the `overlay` of classes (H, W), scaled to the image, which shows through where there is no such class."""
+    rows, columns = (
+        np.arange(size) * side // size for size, side in zip(reversed(image.size), classes.shape, strict=True)
+    )
+    classes = classes[rows[:, None], columns]
+    is_class = (classes >= 0) & (classes < len(palette))
+    over = overlay(image, np.where(is_class, classes, 0), palette)
+    return Image.composite(over, image.convert("RGB"), Image.fromarray(is_class))
+
+
 def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
     """Return the `overlay` above a legend of the classes that occur, the largest first, with their share of the pixels.
 
