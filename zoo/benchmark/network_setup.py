@@ -21,8 +21,10 @@ from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
+from zoo.tasks.segmentation import bootstrapped_loss
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+HARD_PIXELS, IGNORE_LABEL = 0.25, 255  # of the loss of segmentation, as by default in experiments
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,13 @@ class Setup:
         layout = LAYOUTS[self.layout]
         images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
         targets = torch.zeros(self._target_shape, dtype=torch.long, device=self.device)
-        loss = hardest_pixels if self._is_segmentation else F.cross_entropy
 
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
-                return loss(model(images), targets)
+                logits = model(images)
+                if self._is_segmentation:
+                    return bootstrapped_loss(logits, targets, hard_pixels=HARD_PIXELS, ignore_label=IGNORE_LABEL)
+                return F.cross_entropy(logits, targets)
 
         return forward
 
@@ -106,17 +110,6 @@ class Setup:
     @property
     def _target_shape(self) -> tuple[int, ...]:
         return (self.batch, self.size, self.size) if self._is_segmentation else (self.batch,)
-
-
-def hardest_pixels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over the images of the mean loss of the hardest quarter of the pixels of each, 0-d.
-
-    Args:
-    - `logits`: (N, C, H, W).
-    - `labels`: (N, H, W), classes or 255 where there is none; the loss is 0 there.
-    """
-    losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=255).flatten(1)
-    return losses.topk(-(-losses.shape[1] // 4), dim=1, sorted=False).values.mean()
 
 
 def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
