@@ -46,7 +46,7 @@ def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
 def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Callable[[Batch, Tensor], None]:
     """Return a function for the ``record`` of a validation that writes its first ``count`` images to ``folder``.
 
-    Each file, NAME.png, shows an image, the image under its labels, and under the predictions, each with a legend.
+    Each file, NUMBER-NAME.png, shows an image beside its labels and its predictions, drawn over it, with legends.
     """
     written = 0
     shown = Palette(np.vstack([palette.colors, np.zeros_like(palette.colors[:1])]), [*palette.names, "no label"])
@@ -64,7 +64,7 @@ def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Ca
         for title, classes in maps.items():
             numbers = classes.clamp(max=len(palette)).numpy()  # the ignore label is behind the classes
             sheets[title] = overlay_with_legend(large, numbers.repeat(factor, 0).repeat(factor, 1), shown)
-        write_png(folder / f"{path.stem}.png", _side_by_side(sheets))
+        write_png(folder / f"{written}-{path.stem}.png", _side_by_side(sheets))
 
     return record
 
