@@ -104,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
-    from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
     from zoo.report.plot_style import check_matplotlib
     from zoo.report.predictions import write_predictions
     from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
+    from zoo.tasks.prediction import Recorder
     from zoo.tasks.segmentation import SegmentationResult
 
     if args.confusion is not None:
