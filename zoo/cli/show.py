@@ -187,6 +187,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 
 
 def _facts_of_record(record: NetworkRecord | None) -> dict[str, str]:
+    from zoo.architectures import ARCHITECTURES
     from zoo.weights.record import WITH_PARAMETER, shown
 
     if record is None:
@@ -199,7 +200,10 @@ def _facts_of_record(record: NetworkRecord | None) -> dict[str, str]:
         "options": ", ".join(f"{key}={shown(value)}" for key, value in record.options.items()) or "none",
         "classes": _classes(record),
     }
-    if record.preprocessing is not None:
+    known = ARCHITECTURES.get(record.arch)
+    if known is not None and known.task == "segmentation":
+        facts["images"] = "whole, a class for each pixel"
+    elif record.preprocessing is not None:
         scale, crop = record.preprocessing.scale, record.preprocessing.crop
         facts["images"] = f"{'not resized' if scale == -1 else f'shorter side {scale} px'}, crop {crop} px"
     return facts
