@@ -26,6 +26,7 @@ from zoo.data.segmentation_transforms import scale_to_longest_side
 from zoo.engine.agreement import check_agreement, program_facts, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process
+from zoo.engine.program import SHOWN_DIGITS
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.errors import ConfigError, DataError, listed, printable
 from zoo.files import write_json
@@ -129,7 +130,7 @@ class OriginalFiles:
         shown = [palette_image(classes, self.palette) if self.mode == "palette" else id_image(classes, 256)]
         if self.mode == "prob":
             shown.append(Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
-        for path, picture in zip(self.paths(name), shown, strict=False):
+        for path, picture in zip(self.paths(name), shown, strict=True):
             write_png(path, picture.resize(image.size, Image.Resampling.NEAREST))
 
 
@@ -193,7 +194,8 @@ def segment_images(
             f"{network.title} classifies whole images; zoo segment: give a network that classifies pixels (deeplab_*), "
             "or use zoo predict"
         )
-    settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side, "network": network.title}
+    settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
+    settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
     _check_processes(process, network, settings)
     images, work = process.on_main(lambda: _plan(source, output, overwrite))
     if settings_file is not None:
