@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import functional as tvF
 
-from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment
 from zoo.data.reading import read_image
 from zoo.data.scan import find_images
@@ -30,6 +29,7 @@ from zoo.engine.program import SHOWN_DIGITS
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.errors import ConfigError, DataError, listed, printable
 from zoo.files import write_json
+from zoo.models.deeplab import DeepLab
 from zoo.report.console import Progress
 from zoo.report.label_images import (
     Palette,
@@ -295,11 +295,10 @@ def _check_processes(process: Process, network: LoadedNetwork, settings: Mapping
 
 def _warn_of_small_tiles(model: nn.Module, tile: int) -> None:
     """Log a warning if tiles are smaller than the window that the pooled branch of a DeepLab head averages over."""
-    record, window = getattr(model, "built_as", None), getattr(getattr(model, "head", None), "pooling_size", None)
-    if record is None or window is None:
+    if not isinstance(model, DeepLab) or model.head.pooling_size is None:
         return
-    stride = {**ARCHITECTURES[record.arch].options, **record.options}["output_stride"]
-    window_px = stride * max([window] if isinstance(window, int) else window)
+    window = model.head.pooling_size
+    window_px = model.feature_info.reduction()[-1] * max([window] if isinstance(window, int) else window)
     if tile < window_px:
         logger.warning(
             "tiles of %d px are smaller than the %d px that the network's head averages over, which changes its result "

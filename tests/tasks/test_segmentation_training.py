@@ -104,3 +104,12 @@ def test_a_label_map_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) ->
     log = MemoryLog()
     run(config, data, tmp_path / "log2", log, build=build_segmenter, on_bad_image="skip")
     assert sum("left out" in message and "004.png" in message for message in log.messages) == 2
+
+
+def test_classes_in_another_order_are_noticed_at_a_resume(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path / "data", num_train=8, num_val=2)
+    (data / "classes.txt").write_text("sky\nroad\ncar\n")
+    run(make_segmentation_config(), data, tmp_path / "log", MemoryLog(), build=build_segmenter)
+    (data / "classes.txt").write_text("road\nsky\ncar\n")
+    with pytest.raises(CheckpointError, match=r"not those of the checkpoint \(their order is another one\)"):
+        run(make_segmentation_config(), data, tmp_path / "log", MemoryLog(), build=build_segmenter, resume="auto")
