@@ -20,9 +20,9 @@ from typing import Any
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
-from zoo.engine.validation import Result
 from zoo.registry import published
 from zoo.report.tables import results_table
+from zoo.tasks.classification import ClassificationResult
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
@@ -130,7 +130,7 @@ def quickstart() -> str:
     """The table that the command prints."""
     experiment = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json")
     first = next(run for run in result("quickstart")["runs"] if run["seed"] == experiment.seed)
-    results = [Result(**scores) for scores in first["results"]]
+    results = [ClassificationResult(**scores) for scores in first["results"]]
     return f"```\n{results_table('quickstart_fashion_mnist', results, experiment.expected)}\n```"
 
 
@@ -347,6 +347,9 @@ def flat_errors() -> str:
 # --- experiments ---
 
 PAPERS = {  # the first pattern that matches the name of a file
+    "cityscapes_*": "InPlace-ABN",
+    "coco_stuff_*": "InPlace-ABN",
+    "vistas_*": "InPlace-ABN",
     "*_ipabn*_lr_*": "InPlace-ABN",
     "*_stdbn_lr_*": "InPlace-ABN",
     "*revnext*": "RevNeXt",
@@ -381,6 +384,8 @@ def _expected(experiment: Experiment) -> str:
     if experiment.expected is None:
         return ""
     protocol, score = next(iter(experiment.expected.scores.items()))
+    if score.miou is not None:
+        return f"{score.miou:.2f} mIoU ({protocol})"
     return f"{score.top1:.2f}{'' if score.top5 is None else f' / {score.top5:.2f}'} ({protocol})"
 
 

@@ -104,6 +104,73 @@ def test_files_of_the_original_project_are_valid_input(path: Path, tmp_path: Pat
     assert load_experiment(tmp_path / "x.json").network == load_experiment(path).network
 
 
+# file, crops, side of a crop, mIoU in percent: the rows of table 2 of the InPlace-ABN paper that were scored on
+# validation images. The paper's own words for the norms and the ways to fill the memory are in the names.
+SEGMENTATION = """
+cityscapes_resnext101_stdbn 16 512 74.42
+cityscapes_resnext101_ipabn_fixed_crop 28 512 75.80
+cityscapes_resnext101_ipabn_fixed_batch 16 672 77.04
+cityscapes_resnext101_ipabn-sync_fixed_batch 16 672 77.58
+coco_stuff_resnext101_stdbn 16 480 20.30
+coco_stuff_resnext101_ipabn_fixed_crop 24 480 22.63
+coco_stuff_resnext101_ipabn_fixed_batch 16 600 23.35
+coco_stuff_resnext101_ipabn-sync_fixed_batch 16 600 24.91
+cityscapes_wider_resnet38_stdbn 20 512 75.82
+cityscapes_wider_resnet38_ipabn_fixed_crop 28 512 77.75
+cityscapes_wider_resnet38_ipabn_fixed_batch 20 640 78.31
+cityscapes_wider_resnet38_ipabn-sync_fixed_batch 20 640 78.06
+coco_stuff_wider_resnet38_stdbn 20 496 22.44
+coco_stuff_wider_resnet38_ipabn_fixed_crop 28 496 22.96
+coco_stuff_wider_resnet38_ipabn_fixed_batch 20 576 24.10
+coco_stuff_wider_resnet38_ipabn-sync_fixed_batch 20 576 25.11
+cityscapes_wider_resnet38_ipabn-sync_872 12 872 79.16
+cityscapes_wider_resnet38_ipabn-sync_872_class_uniform 12 872 79.40
+vistas_wider_resnet38_ipabn-sync_776_class_uniform 12 776 53.12
+""".strip().splitlines()
+# The pixels of a batch over those of the row with standard norms, in percent, as printed behind the crops of table 2.
+MORE_PIXELS = {
+    ("cityscapes", "resnext101"): (75, 72), ("coco_stuff", "resnext101"): (50, 56),
+    ("cityscapes", "wider_resnet38"): (40, 56), ("coco_stuff", "wider_resnet38"): (40, 35),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SEGMENTATION, ids=lambda line: line.split()[0])
+def test_a_row_of_the_segmentation_table_has_its_settings_and_its_score(line: str) -> None:
+    name, crops, side, miou = line.split()
+    data = next(data for data in ("cityscapes", "coco_stuff", "vistas") if name.startswith(data))
+    settings = {"cityscapes": (19, 360, 2.5e-3), "coco_stuff": (91, 30, 2.5e-3), "vistas": (65, 90, 3.5e-3)}
+    classes, epochs, rate = settings[data]
+    experiment = experiment_of(name)
+    network, optimizer, schedule = experiment.network, experiment.optimizer, experiment.optimizer.schedule
+    norm = "standard" if "stdbn" in name else "sync" if "ipabn-sync" in name else "inplace"
+    body = "deeplab_resnext101" if "resnext101" in name else "deeplab_wider_resnet38_a2"
+    assert (network.arch, network.bn_mode, network.classes) == (body, norm, classes)
+    assert (network.activation, network.activation_param) == ("leaky_relu", 0.01)
+    assert network.options == {"output_stride": 8, "pooling_size": int(side) // 8}
+    assert (optimizer.batch_size, optimizer.learning_rate, experiment.input.crop_train) == (int(crops), rate, int(side))
+    assert (optimizer.type, optimizer.momentum, optimizer.weight_decay) == ("SGD", 0.9, 1e-4)
+    assert (optimizer.nesterov, optimizer.clip, schedule.warmup_epochs) == (False, 0, 0)
+    assert (schedule.type, schedule.mode, schedule.epochs) == ("polynomial", "step", epochs)
+    assert schedule.params == {"power": 0.9}
+    assert experiment.segmentation is not None
+    assert (experiment.segmentation.layout, experiment.segmentation.scale_range) == (data, [0.7, 2.0])
+    assert experiment.segmentation.hard_pixels == 0.25
+    assert experiment.segmentation.class_uniform is name.endswith("_class_uniform")
+    assert scores_of(experiment) == {"whole": {"miou": float(miou)}}
+
+
+def test_the_larger_batches_of_the_segmentation_table_have_the_printed_number_of_pixels() -> None:
+    def pixels(name: str) -> int:
+        experiment = experiment_of(name)
+        return experiment.optimizer.batch_size * experiment.input.crop_train**2
+
+    for (data, body), printed in MORE_PIXELS.items():
+        first = pixels(f"{data}_{body}_stdbn")
+        more = [pixels(f"{data}_{body}_ipabn_{way}") / first - 1 for way in ("fixed_crop", "fixed_batch")]
+        assert [round(100 * share) for share in more] == list(printed)
+        assert pixels(f"{data}_{body}_ipabn-sync_fixed_batch") == pixels(f"{data}_{body}_ipabn_fixed_batch")
+
+
 # file, error in percent: tables 3 and 4 of the RevNet paper
 REVNET_ERRORS = """
 resnet32_cifar10 7.14

@@ -108,12 +108,14 @@ def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", classes="10")\n')
 
-    files = [str(tmp_path / "mine.py"), str(tmp_path / "wrong.py")]
-    command = [sys.executable, "-m", "mypy", "zoo/__init__.py", *files]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    told = done.stdout + done.stderr
+    def check(name: str) -> str:
+        command = [sys.executable, "-m", "mypy", "zoo/__init__.py", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        return done.stdout + done.stderr
+
+    told = check("mine.py")
+    assert "Success" in told, told
     assert 'Revealed type is "zoo.models.base.Network"' in told
     assert 'Revealed type is "str"' in told.replace("builtins.", "")
-    errors = [line for line in told.splitlines() if ": error:" in line]
-    assert len(errors) == 2, told
-    assert all("wrong.py" in line for line in errors), told
+    told = check("wrong.py")
+    assert "Found 2 errors" in told, told

@@ -16,6 +16,7 @@ from zoo.limits import (
     MAX_CHANNELS,
     MAX_DILATION,
     MAX_LEVELS,
+    MAX_SIDE,
     is_dilation,
     is_list_of,
     is_number,
@@ -45,8 +46,8 @@ class Architecture:
     - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
       where the stride is fixed.
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
+    - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
     - `leaky_relu_only`: whether leaky ReLU is the only possible activation, because layers are undone one by one.
-    - `task`: what the outputs are: one class per image, or one per pixel.
     - `ignores_input_3x3`: whether experiment files may ask for the 3x3 stem, which it does not have: a published file
       of a WiderResNet does.
     """
@@ -58,13 +59,15 @@ class Architecture:
     memory: tuple[str, ...]
     dilations: Mapping[int, Any]
     input: Literal["imagenet", "cifar"] = "imagenet"
+    task: Literal["classification", "segmentation"] = "classification"
     leaky_relu_only: bool = False
     ignores_input_3x3: bool = False
-    task: Literal["classification", "segmentation"] = "classification"
 
     @property
     def classes(self) -> int:
         """The default number of classes."""
+        if self.task == "segmentation":
+            return 19
         return 1000 if self.input == "imagenet" else 10
 
 
@@ -102,10 +105,31 @@ OPTIONS: dict[str, Option] = {
     "dilation": Option(
         "dilates the convolutions of modules in place of their strides: 1 for none, or one number for each of mod2 to "
         "mod5 ([1, 1, 2, 4] keeps stride 8), in ResNeXt also a list per module with a number per block, in DenseNet "
-        "also one number for all, in WiderResNet-A2 True; output_stride sets it",
+        "also one number for all, in WiderResNet-A2 True, or [1, 1, 2, 2] of mod4 to mod7 for stride 16; output_stride "
+        "sets it",
         f"a whole number from 1 to {MAX_DILATION}, a list with one entry (or list) per module, or in wider_resnet*_a2 "
         "True or False",
         lambda value: isinstance(value, bool) or is_dilation(value),
+    ),
+    "output_stride": Option(
+        "how many times smaller than the image's sides those of the map are that the head reads; it dilates the body",
+        "8 or 16",
+        lambda value: type(value) is int and value in (8, 16),
+    ),
+    "head_dilations": Option(
+        "dilations of the head's three 3x3 convolutions (default: 12, 24, 36 with output_stride 8, and half of these "
+        "with 16)",
+        f"three whole numbers from 1 to {MAX_DILATION}",
+        lambda value: is_list_of(value, lambda item: is_whole(item, 1, MAX_DILATION), 3) and len(value) == 3,
+    ),
+    "pooling_size": Option(
+        "window, in cells of the map, whose mean the head's pooled branch takes in evaluation; training takes the mean "
+        "of the whole crop (default: the whole map)",
+        f"a whole number from 1 to {MAX_SIDE}, or two (rows, columns)",
+        lambda value: (
+            is_whole(value, 1, MAX_SIDE)
+            or (is_list_of(value, lambda item: is_whole(item, 1, MAX_SIDE), 2) and len(value) == 2)
+        ),
     ),
     "keep_outputs": Option("forward returns the outputs of all modules, and the logits behind them", *_SWITCH),
     "memory": Option(
@@ -217,7 +241,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in _WIDER.items()},
         options={"dilation": False},
         memory=_UNWOUND,
-        dilations={32: False, 8: True},
+        dilations={32: False, 16: (1, 1, 2, 2), 8: True},
         ignores_input_3x3=True,
     ),
     **_family(
@@ -299,6 +323,27 @@ ARCHITECTURES: dict[str, Architecture] = {
         options={"channels": 32},
         input="cifar",
     ),
+}
+
+
+def _deeplab(body: Architecture) -> Architecture:
+    """Return the record of DeepLabV3 on a body, which passes on its memory strategies and its stems."""
+    stem = {option: body.options[option] for option in ("input_3x3",) if option in body.options}
+    options = {**stem, "output_stride": 8, "head_dilations": None, "pooling_size": None, "memory": "auto"}
+    return Architecture(
+        f"deeplab_{body.name}",
+        "deeplab",
+        {"body": body.name},
+        options,
+        body.memory,
+        dilations={},  # the option output_stride dilates the body
+        task="segmentation",
+        ignores_input_3x3=body.ignores_input_3x3,
+    )
+
+
+ARCHITECTURES |= {
+    record.name: record for record in [_deeplab(body) for body in ARCHITECTURES.values() if 8 in body.dilations]
 }
 
 # ResNet -> the RevNet that Gomez et al. 2017 compare it with, their Table 2.

@@ -17,7 +17,7 @@ from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
-from zoo.models.arguments import check_norm_function, check_values, dilation_for
+from zoo.models.arguments import check_norm_function, check_values, stride_option
 from zoo.models.build import check_option_names
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
@@ -89,7 +89,7 @@ def get(
     - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
       pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
     - `output_stride`: 8, 16 or 32: how many times smaller than the image the last map is. It sets ``dilation`` in
-      the families that have that option; the weights do not change.
+      the families that have that option; the weights do not change. In deeplab_* 8 (the default) or 16.
     - `in_chans`: number of channels of the image (default 3). For another number the first filters of the weights,
       which read red, green and blue, are summed (1 channel) or repeated and scaled; the log says so, see
       `zoo.weights.load.fit_input`.
@@ -142,7 +142,7 @@ def get(
             )
     check_option_names(ARCHITECTURES[settings["arch"]], arch)  # also those whose value is None
     if output_stride is not None:
-        arguments["dilation"] = dilation_for(output_stride, ARCHITECTURES[settings["arch"]])
+        arguments |= stride_option(output_stride, ARCHITECTURES[settings["arch"]])
     if weights is not None:
         stored = read_weights(weights)
     record = None if stored is None else stored.record_to_build()

@@ -16,14 +16,14 @@ from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
-from zoo.data.loader import NUM_CROPS, build_val_loader
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.engine.validation import Result, validate
+from zoo.engine.task import Result, ScoringProtocol, Task
+from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
+from zoo.tasks import task_of
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
@@ -36,7 +36,7 @@ class LoadedNetwork:
 
     Args:
     - `title`: the name under which tables show the network.
-    - `model`: the network, (N, 3, h, w) -> logits (N, classes).
+    - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) where it segments.
     - `experiment`: the settings that the weights were trained with; the defaults for a bare architecture.
     - `weights`: the file of the weights, or the name of published ones; None if the weights come from neither.
     - `class_names`: names of the outputs in their order, made `printable`; None where they are not known.
@@ -49,9 +49,14 @@ class LoadedNetwork:
     class_names: Sequence[str] | None = None
 
     @property
-    def own_protocol(self) -> Protocol:
-        """The centre crop that the experiment validates with."""
-        return Protocol(self.experiment.input.scale_val, self.experiment.input.crop_val, ten_crops=False)
+    def task(self) -> Task:
+        """What the network is for."""
+        return task_of(self.experiment)
+
+    @property
+    def own_protocol(self) -> ScoringProtocol:
+        """The protocol that the experiment validates with."""
+        return self.task.own_protocol
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
         """Return the contents of a result file: the scores, the md5 of the weights, the machine and the versions."""
@@ -101,7 +106,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
         )
-    return LoadedNetwork(title, model, experiment, os.fspath(weights), _class_names(title, weights, stored))
+    names = _class_names(title, weights, stored, experiment)
+    return LoadedNetwork(title, model, experiment, os.fspath(weights), names)
 
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
@@ -131,12 +137,14 @@ def _experiment_from(record: NetworkRecord) -> Experiment:
     return parse_experiment(record.experiment_settings(), f"the network {record.arch}")
 
 
-def _class_names(title: str, weights: str | os.PathLike[str], stored: StoredWeights) -> Sequence[str] | None:
-    """Return the names of the classes: those of the weights' record, or ImageNet's where they are published."""
+def _class_names(
+    title: str, weights: str | os.PathLike[str], stored: StoredWeights, experiment: Experiment
+) -> Sequence[str] | None:
+    """Return the names of the classes: those of the weights' record, or ImageNet's for published classifiers."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
-    of_imagenet = title in registry.published() or published_name(weights) is not None
-    return imagenet_wnids() if of_imagenet else None
+    is_published = title in registry.published() or published_name(weights) is not None
+    return imagenet_wnids() if is_published and experiment.task == "classification" else None
 
 
 def _check_known(name: str) -> None:
@@ -161,7 +169,7 @@ def _published(title: str) -> str:
 def score(
     network: LoadedNetwork,
     data: str | os.PathLike[str],
-    protocol: Protocol | str | None = None,
+    protocol: ScoringProtocol | str | None = None,
     *,
     process: Process | None = None,
     workers: int = 0,
@@ -173,6 +181,9 @@ def score(
 ) -> Result:
     """Return the scores of a network on the images of ``data``/val, each of which is scored exactly once.
 
+    The experiment of the network knows its task. A classification is scored by the crops of a ``protocol``, a
+    segmentation by whole images, whose logits are compared with the label maps at the size of these.
+
     >>> import zoo
     >>> network = zoo.load_network("runs/mine/checkpoint.pth.tar")
     >>> result = zoo.score(network, "data")
@@ -181,33 +192,30 @@ def score(
 
     Args:
     - `network`: what `load_network` returned; its model is moved to the device of ``process``.
-    - `data`: the folder that holds val/ with a folder per class. These are matched to the network's outputs by name,
-      see `match_classes`.
-    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224"; default the
-      centre crop that the network's experiment validates with.
+    - `data`: the folder that holds val/ with a folder per class; of segmentation a folder as
+      ``segmentation.layout`` says. Classes are matched to the network's outputs by name, see `match_classes`.
+    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224" or, of
+      segmentation, "whole-flip"; default what the network's experiment validates with.
     - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
       process, on the CUDA device where there is one.
     - `workers`: processes that read images; with 0 this process reads them itself.
-    - `batch_size`: images at once per process; default the experiment's batch size (a tenth of it for ten crops) over
-      the number of processes. It is halved when memory is full.
+    - `batch_size`: (classification) images at once per process; default the experiment's batch size (a tenth of it for
+      ten crops) over the number of processes. It is halved when memory is full. A segmentation takes one image.
     - `limit`: number of images to score, spread evenly over the data; default all.
     - `on_bad_image`: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
     - `print_freq`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
-    - `record`: called with each batch of this process and its logits, (N, classes).
+    - `record`: called with each batch of this process and its logits.
 
-    Raises ConfigError for an unknown protocol, for crops that do not fit, and, on every process, if the processes of a
-    run were not started with the same arguments; DataError for data that do not fit.
+    Raises ConfigError for an unknown protocol or one that does not belong to the task, for crops that do not fit, and,
+    on every process, if the processes of a run were not started with the same arguments; DataError for data that do not
+    fit.
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
-    share = settings.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // process.world_size
-    loader = build_val_loader(
+    task = network.task
+    loader = task.build_val_loader(
         Path(data),
-        scale=protocol.scale,
-        crop=protocol.crop,
-        ten_crops=protocol.ten_crops,
-        mean=settings.input.mean,
-        std=settings.input.std,
-        batch_size=batch_size or max(1, share),
+        protocol,
+        batch_size=batch_size,
         rank=process.rank,
         world_size=process.world_size,
         workers=workers,
@@ -231,6 +239,7 @@ def score(
     with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
         return validate(
             network.model.to(process.device),
+            task,
             loader,
             process.device,
             process.world_size,
@@ -247,9 +256,13 @@ def _only_process() -> Process:
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _protocol(network: LoadedNetwork, protocol: Protocol | str | None) -> Protocol:
+def _protocol(network: LoadedNetwork, protocol: ScoringProtocol | str | None) -> ScoringProtocol:
+    """Return the protocol, which may be given by its name; ConfigError for one of another task."""
+    known, own = network.task.protocols, network.own_protocol
+    if protocol is None or type(protocol) is type(own):
+        return protocol or own
     if not isinstance(protocol, str):
-        return protocol or network.own_protocol
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(PROTOCOLS)}")
-    return PROTOCOLS[protocol]
+        raise ConfigError(f"{protocol.name} is no protocol of {network.experiment.task}, for which {network.title} is")
+    if protocol not in known:
+        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(known)}")
+    return known[protocol]

@@ -13,7 +13,7 @@ import torch
 from zoo.config import Experiment, check_world_size
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import OnBadImage
-from zoo.data.loader import Loader, build_train_loader, build_val_loader
+from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.agreement import check_agreement, image_facts, program_facts
 from zoo.engine.checkpoint import BEST
@@ -21,10 +21,12 @@ from zoo.engine.loop import train
 from zoo.engine.process import Process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
+from zoo.engine.task import Task
 from zoo.errors import DataError, printable
 from zoo.registry import build_from_config
 from zoo.report.log_folder import check_place, log_folder
 from zoo.report.run_log import RunLog, kept_records
+from zoo.tasks import task_of
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ def train_experiment(
     _check_settings_agree(config, process, options)
     check_world_size(config, process.world_size)
     process.on_main(lambda: check_place(log_dir, data))
+    task = task_of(config)
     with kept_records() as earlier:
-        loaders = _build_loaders(config, data, process, options)
+        loaders = _build_loaders(task, data, process, options)
     _check_images_agree(process, loaders)
     num_parameters = _count_parameters(config)
     with (
@@ -83,7 +86,7 @@ def train_experiment(
         RunLog(log_dir, process.rank, config, histograms=options.histograms, earlier=earlier) as log,
     ):
         state = start(
-            config,
+            task,
             process,
             log_dir,
             log,
@@ -116,20 +119,12 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
     )
 
 
-def _build_loaders(config: Experiment, data: Path, process: Process, options: TrainOptions) -> Loaders:
-    """Return the loaders of DATA/train and DATA/val; DataError unless both have the same classes."""
-    shares: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
-              "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
-    train_loader = build_train_loader(data, config, **shares)
-    val_loader = build_val_loader(
-        data,
-        scale=config.input.scale_val,
-        crop=config.input.crop_val,
-        mean=config.input.mean,
-        std=config.input.std,
-        batch_size=max(1, config.optimizer.batch_size // process.world_size),
-        **shares,
-    )
+def _build_loaders(task: Task, data: Path, process: Process, options: TrainOptions) -> Loaders:
+    """Return the loaders of the images to train on and to validate; DataError unless both have the same classes."""
+    share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
+             "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
+    train_loader = task.build_train_loader(data, **share)
+    val_loader = task.build_val_loader(data, task.own_protocol, **share)
     check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
 
@@ -182,10 +177,9 @@ def _end_summary(state: TrainState, data: Path, log_dir: Path) -> str:
     """Return the best score and, if the names can be printed as they are, the commands that a user may want next."""
     best, images = str(log_dir / BEST), str(data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
-    lines = [f"best top-1 {state.best_top1:.2f} %{after}; {printable(best)}"]
+    label = next(iter(state.task.labels.values()))
+    lines = [f"best {label} {state.best_score:.2f} %{after}; {printable(best)}"]
     if printable(best + images) == best + images:  # with escapes the commands would name files that do not exist
-        lines += [
-            f"score it    zoo validate {shlex.quote(best)} {shlex.quote(images)}",
-            f"use it      zoo predict {shlex.quote(best)} IMAGE",
-        ]
+        commands = state.task.next_commands(shlex.quote(best), shlex.quote(images))
+        lines += [f"{purpose:<11} {command}" for purpose, command in commands.items()]
     return "\n".join(lines)

@@ -85,6 +85,7 @@ COMMANDS_WITH_WORKERS = {
     "reproduce": ["imagenet", "--data", "a"],
     "convert": ["fold", "a", "b", "--arch", "c"],
     "train": ["a", "b"],
+    "data": ["check", "a", "b"],
 }
 
 

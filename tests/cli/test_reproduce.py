@@ -21,10 +21,10 @@ from tests.weights.server import names_are_unknown
 from zoo import scoring
 from zoo.cli import main
 from zoo.config import parse_experiment
-from zoo.engine.protocols import PROTOCOLS
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
 from zoo.registry import published
 from zoo.scoring import LoadedNetwork
+from zoo.tasks.protocols import PROTOCOLS
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.published import Published

@@ -143,7 +143,7 @@ def test_the_batch_size_is_the_experiments_share_of_each_process(
     network = LoadedNetwork("net", nn.Identity(), experiment)
     protocol = network.own_protocol._replace(ten_crops=ten_crops)
     with (
-        mock.patch("zoo.scoring.build_val_loader", side_effect=StopIteration) as build,
+        mock.patch("zoo.tasks.classification.build_val_loader", side_effect=StopIteration) as build,
         pytest.raises(StopIteration),
     ):
         score(network, Path(), protocol, process=Process(world_size=world_size))

@@ -1,20 +1,12 @@
 """The segmentation section: which networks have it, what it refuses, and that classification does not notice it."""
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
 
 from tests.config.test_experiment import problems_of
-from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment, Segmentation, differences, parse_experiment
-
-
-@pytest.fixture(autouse=True)
-def _a_network_that_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = dataclasses.replace(ARCHITECTURES["resnet18"], name="deeplab_resnet18", task="segmentation")
-    monkeypatch.setitem(ARCHITECTURES, "deeplab_resnet18", record)
 
 
 def scenes(**sections: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The bundled images are the ones that are named, and their folder is complete or not there."""
+"""The bundled images are the ones that are named, and their folder, one of the cache, is complete or not there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from zoo.data import sample
+from zoo.data import cached_folder, sample
 from zoo.data.sample import ARCHIVE, CLASSES, LICENSE, unpack_sample
 from zoo.errors import DataError
 
@@ -126,8 +126,8 @@ DAMAGES = {
     "a pipe": _replace_by_a_pipe,
     "unknown class": _add_class,
     "unknown file": _add_file,
-    "no marker": lambda tree: (tree / sample.MARKER).unlink(),
-    "unreadable marker": lambda tree: (tree / sample.MARKER).write_bytes(b"\xff\xfe"),
+    "no marker": lambda tree: (tree / cached_folder.MARKER).unlink(),
+    "unreadable marker": lambda tree: (tree / cached_folder.MARKER).write_bytes(b"\xff\xfe"),
     "empty": _empty,
 }
 
@@ -202,7 +202,7 @@ def test_what_a_killed_process_left_is_removed_when_nobody_can_be_using_it_any_m
     if unpacked_before:
         unpack_sample(cache)  # a fresh one may be another process's, at work
         assert sorted(os.listdir(cache)) == [leftover, sample.SAMPLE_NAME]
-    long_ago = time.time() - 2 * sample.STALE_S
+    long_ago = time.time() - 2 * cached_folder.STALE_S
     os.utime(cache / leftover, (long_ago, long_ago))
     (cache / f".{sample.SAMPLE_NAME}-mine").mkdir()
     os.utime(cache / f".{sample.SAMPLE_NAME}-mine", (long_ago, long_ago))
@@ -219,7 +219,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_pat
 
 def _unpack_together(cache: Path, barrier: Barrier, verdicts: Queue[bool]) -> None:
     barrier.wait()
-    verdicts.put(sample._is_intact(unpack_sample(cache)))
+    verdicts.put(cached_folder.is_intact(unpack_sample(cache), sample.ARCHIVE.read_bytes()))
 
 
 @pytest.mark.dist

@@ -18,13 +18,14 @@ from tests.engine.tiny import build_net, make_config, this_process
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read, save, write
 from zoo.engine.state import TrainState, build_state
 from zoo.errors import CheckpointError
+from zoo.tasks import task_of
 
 ORIGINAL_KEYS = {"epoch", "arch", "state_dict", "best_prec1", "optimizer"}
 
 
 def _state(step: int = 0) -> TrainState:
     config = make_config()
-    state = build_state(config, build_net(config.network), this_process())
+    state = build_state(task_of(config), build_net(config.network), this_process())
     state.step = step
     return state
 
@@ -36,7 +37,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(tmp_path: Path) -> None:
     state = _state()
-    state.epoch, state.batch, state.step, state.best_top1, state.num_images = 2, 3, 13, 61.5, 40
+    state.epoch, state.batch, state.step, state.best_score, state.num_images = 2, 3, 13, 61.5, 40
     content = torch.load(save(state, tmp_path), weights_only=True)
     assert content.keys() > ORIGINAL_KEYS | {"ema", "scaler", "ranks", "config", "config_digest", "format_version"}
     assert (content["epoch"], content["arch"], content["best_prec1"]) == (2, "resnet18", 61.5)

@@ -1,4 +1,4 @@
-"""Averages are exact, reading them costs one all-reduce, and a bad loss is remembered with its step."""
+"""Sums are exact, reading them costs one all-reduce, and a bad loss is remembered with its step."""
 
 from __future__ import annotations
 
@@ -14,124 +14,129 @@ from tests.dist.spawn import run_distributed
 from zoo.engine.meters import Meter, Reading
 
 
-def _logits_with_target_at_rank(ranks: list[int], classes: int) -> tuple[Tensor, Tensor]:
-    """Logits whose target is the best, second best, ... entry of each row (0 = best)."""
-    logits = torch.arange(classes, 0, -1, dtype=torch.float32).repeat(len(ranks), 1)
-    targets = torch.tensor(ranks)
-    shuffle = torch.randperm(classes, generator=torch.Generator().manual_seed(0))
-    return logits[:, shuffle], torch.argsort(shuffle)[targets]
+def _add(meter: Meter, loss: float, counts: list[int], num_images: int, step: int) -> None:
+    meter.update(torch.tensor(loss), torch.tensor(counts), num_images, step)
 
 
-def _read_once_per_rank() -> tuple[Reading, int]:
-    """Rank 0 has a right image, bad at step 11; rank 1 two wrong, bad at step 7, and 3 skips; rank 2 nothing."""
-    meter = Meter("cpu")
+def _sums(reading: Reading) -> tuple[float, list[int], int, int, int | None]:
+    return reading.loss_sum, reading.counts.tolist(), reading.count, reading.skipped, reading.first_bad_step
+
+
+def _read_once_per_rank(finite: bool) -> tuple[Reading, int]:
+    """Rank 0 has an image, bad at step 11; rank 1 two, bad at step 7, and 3 skips; rank 2 nothing."""
+    meter = Meter("cpu", 2)
     rank = dist.get_rank()
     if rank == 0:
-        meter.update(torch.tensor(float("inf")), *_logits_with_target_at_rank([0], 10), step=11)
+        _add(meter, 0.1 if finite else math.inf, [2**53 + 1, 0], 1, step=11)
     if rank == 1:
-        meter.update(torch.tensor(float("nan")), *_logits_with_target_at_rank([9, 4], 10), step=7)
+        _add(meter, 0.2 if finite else math.nan, [2**53 + 2, 5], 2, step=7)
         meter.skip(3)
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
         return meter.read(reduce=True), all_reduce.call_count
 
 
-def test_averages_are_those_of_a_hand_count() -> None:
-    meter = Meter("cpu")
-    meter.update(torch.tensor(3.0), *_logits_with_target_at_rank([0, 4, 5], 10), step=0)
-    meter.update(torch.tensor(2.0), *_logits_with_target_at_rank([0, 0], 10), step=1)
-    assert meter.read() == {
-        "loss": 1.0,
-        "top1": 60.0,
-        "top5": 80.0,
-        "count": 5,
-        "skipped": 0,
-        "first_bad_step": None,
-    }
+def test_sums_are_those_of_a_hand_count() -> None:
+    meter = Meter("cpu", 2)
+    _add(meter, 3.0, [1, 2], 3, step=0)
+    _add(meter, 2.0, [2, 2], 2, step=1)
+    assert _sums(meter.read()) == (5.0, [3, 4], 5, 0, None)
+    assert meter.read().loss == 1.0
 
 
-def test_top5_of_three_classes_is_among_all_of_them() -> None:
-    meter = Meter("cpu")
-    meter.update(torch.tensor(1.0), *_logits_with_target_at_rank([0, 1, 2, 2], 3), step=0)
-    assert (meter.read()["top1"], meter.read()["top5"]) == (25.0, 100.0)
-
-
-def test_logits_of_any_memory_layout_are_accepted() -> None:
-    logits, targets = _logits_with_target_at_rank([0, 4, 5], 10)
-    meter = Meter("cpu")
-    meter.update(torch.tensor(1.0), logits.t().contiguous().t(), targets, step=0)
-    assert meter.read()["top1"] == pytest.approx(100 / 3)
+def test_the_difference_of_two_readings_is_what_was_seen_between_them() -> None:
+    meter, later = Meter("cpu", 2), Meter("cpu", 2)
+    _add(meter, 3.0, [1, 2], 3, step=0)
+    before = meter.read()
+    for both in (meter, later):
+        _add(both, 2.25, [7, 5], 4, step=1)
+        both.skip(2)
+    assert _sums(meter.read().since(before)) == _sums(later.read())
 
 
 def test_loss_sums_do_not_lose_small_terms_of_a_long_epoch() -> None:
-    meter = Meter("cpu")
-    logits, targets = _logits_with_target_at_rank([0], 2)
-    meter.update(torch.tensor(2.0**24), logits, targets, step=0)
+    meter = Meter("cpu", 1)
+    _add(meter, 2.0**24, [0], 1, step=0)
     for step in range(4):
-        meter.update(torch.tensor(1.0), logits, targets, step)
-    assert meter.read()["loss"] == (2**24 + 4) / 5
+        _add(meter, 1.0, [0], 1, step)
+    assert meter.read().loss == (2**24 + 4) / 5
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_first_step_whose_loss_is_not_finite_is_remembered(bad: float) -> None:
-    meter = Meter("cpu")
-    logits, targets = _logits_with_target_at_rank([0], 2)
+    meter = Meter("cpu", 1)
     for step, loss in enumerate([1.0, 2.0, bad, bad, 1.0]):
-        meter.update(torch.tensor(loss), logits, targets, step)
-    assert meter.read()["first_bad_step"] == 2
+        _add(meter, loss, [0], 1, step)
+    assert meter.read().first_bad_step == 2
     meter.reset()
-    assert meter.read()["first_bad_step"] is None
+    assert meter.read().first_bad_step is None
 
 
 def test_a_meter_that_saw_nothing_reads_nan_instead_of_failing() -> None:
-    reading = Meter("cpu").read()
-    assert reading["count"] == 0
-    assert math.isnan(reading["loss"])
-    assert math.isnan(reading["top1"])
+    reading = Meter("cpu", 2).read()
+    assert (reading.count, reading.counts.tolist()) == (0, [0, 0])
+    assert math.isnan(reading.loss)
 
 
 def test_the_graph_of_the_loss_is_not_kept_alive() -> None:
-    meter = Meter("cpu")
-    loss = torch.ones((), requires_grad=True) * 2
-    logits, targets = _logits_with_target_at_rank([0], 2)
-    meter.update(loss, logits.requires_grad_(), targets, step=0)
+    meter = Meter("cpu", 1)
+    meter.update(torch.ones((), requires_grad=True) * 2, torch.tensor([1]), 1, step=0)
     assert not any(tensor.requires_grad for tensor in meter.state().values())
 
 
 def test_a_restored_meter_continues_where_the_saved_one_stopped() -> None:
-    first, second = Meter("cpu"), Meter("cpu")
-    first.update(torch.tensor(float("nan")), *_logits_with_target_at_rank([0, 7], 10), step=3)
+    first, second = Meter("cpu", 2), Meter("cpu", 2)
+    _add(first, 4.0, [1, 1], 2, step=3)
     first.skip(2)
     saved = first.state()
     first.reset()
     second.load_state(saved)
-    second.update(torch.tensor(1.0), *_logits_with_target_at_rank([1, 1], 10), step=4)
+    _add(second, math.nan, [0, 2], 2, step=4)
     reading = second.read()
-    assert (reading["top1"], reading["top5"], reading["count"]) == (25.0, 75.0, 4)
-    assert (reading["skipped"], reading["first_bad_step"]) == (2, 3)
+    assert (reading.counts.tolist(), reading.count, reading.skipped, reading.first_bad_step) == ([1, 3], 4, 2, 4)
+
+
+def test_the_sums_of_a_checkpoint_lie_as_they_always_did() -> None:
+    """Of classification: top-1 hits, top-5 hits, images, images left out, first bad step."""
+    meter = Meter("cpu", 2)
+    _add(meter, math.nan, [3, 4], 5, step=6)
+    meter.skip(7)
+    assert {key: (value.dtype, value.tolist()) for key, value in meter.state().items() if key == "counts"} == {
+        "counts": (torch.int64, [3, 4, 5, 7, 6])
+    }
+    assert meter.state()["loss"].dtype == torch.float64
+
+
+def test_the_sums_of_another_task_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"meter.counts has shape \(12,\), not \(5,\)"):
+        Meter("cpu", 2).load_state(Meter("cpu", 9).state())
 
 
 @pytest.mark.dist
-def test_three_ranks_agree_after_a_single_all_reduce_even_if_one_saw_nothing() -> None:
-    results = run_distributed(_read_once_per_rank, 3)
-    for reading, num_collectives in results:
+@pytest.mark.parametrize("finite", [True, False])
+def test_three_ranks_agree_to_the_bit_after_a_single_all_reduce_even_if_one_saw_nothing(finite: bool) -> None:
+    """A sum of whole numbers beyond 2**53, which float64 cannot hold, stays exact."""
+    for reading, num_collectives in run_distributed(_read_once_per_rank, 3, finite):
         assert num_collectives == 1
-        assert (reading["count"], reading["skipped"], reading["first_bad_step"]) == (3, 3, 7)
-        assert reading["top1"] == pytest.approx(100 / 3)
-        assert reading["top5"] == pytest.approx(200 / 3)
-        assert math.isnan(reading["loss"])
+        assert (reading.count, reading.skipped, reading.counts.tolist()) == (3, 3, [2**54 + 3, 5])
+        if finite:
+            assert reading.loss_sum == float(torch.tensor(0.1)) + float(torch.tensor(0.2))
+            assert reading.first_bad_step is None
+        else:
+            assert math.isnan(reading.loss)
+            assert reading.first_bad_step == 7
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_update_never_waits_for_the_device() -> None:
-    meter = Meter("cuda")
-    logits, targets = (tensor.cuda() for tensor in _logits_with_target_at_rank([0, 3], 10))
+    meter = Meter("cuda", 2)
+    counts: Tensor = torch.ones(2, dtype=torch.int64, device="cuda")
     loss = torch.ones((), device="cuda")
-    meter.update(loss, logits, targets, step=0)
+    meter.update(loss, counts, 2, step=0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        meter.update(loss, logits, targets, step=1)
+        meter.update(loss, counts, 2, step=1)
         meter.skip(1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert meter.read()["count"] == 4
+    assert meter.read().count == 4

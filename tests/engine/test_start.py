@@ -18,6 +18,7 @@ from zoo.engine.process import Process
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, build_state
 from zoo.errors import CheckpointError, ConfigError
+from zoo.tasks import task_of
 
 
 def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> TrainState:
@@ -25,7 +26,7 @@ def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> 
     config = config or make_config()
     for step in steps:
         torch.manual_seed(step)
-        state = build_state(config, build_net(config.network), Process())
+        state = build_state(task_of(config), build_net(config.network), Process())
         state.step = step
         state.meter.skip(step)
         save(state, folder)
@@ -33,7 +34,9 @@ def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> 
 
 
 def _start(folder: Path, log: MemoryLog | None = None, config: Experiment | None = None, **options: Any) -> TrainState:
-    return start(config or make_config(), this_process(), folder, log or MemoryLog(), build=build_net, **options)
+    return start(
+        task_of(config or make_config()), this_process(), folder, log or MemoryLog(), build=build_net, **options
+    )
 
 
 def _damage(path: Path) -> None:
@@ -53,7 +56,7 @@ def test_auto_takes_the_newest_checkpoint_and_says_where_training_is(tmp_path: P
     saved = _save_steps(tmp_path, 1, 2)
     log = MemoryLog()
     state = _start(tmp_path, log, resume="auto")
-    assert state.step == state.meter.read()["skipped"] == 2
+    assert state.step == state.meter.read().skipped == 2
     assert _equal(state.model, saved.model)
     assert log.messages == [f"resumed from {tmp_path / CHECKPOINT}: epoch 1 of 3, 0 batches done, 2 steps in all"]
 
@@ -133,7 +136,7 @@ def test_another_number_of_processes_is_refused_unless_allowed(tmp_path: Path) -
     log = MemoryLog()
     state = _start(tmp_path, log, resume="auto", allow_world_size_change=True)
     assert _equal(state.model, saved.model)
-    assert state.meter.read()["skipped"] == 0  # a part of the sums is lost, so the averages start anew
+    assert state.meter.read().skipped == 0  # a part of the sums is lost, so the averages start anew
     assert "processes: 2 at the checkpoint, 1 now; results may differ in the last bits" in log.messages
 
 
@@ -168,7 +171,7 @@ def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tm
 
 def test_a_batch_that_does_not_divide_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch_size = 8"):
-        start(make_config(), Process(world_size=3), tmp_path, MemoryLog(), build=build_net)
+        start(task_of(make_config()), Process(world_size=3), tmp_path, MemoryLog(), build=build_net)
 
 
 def _start_on_rank(folders: list[str]) -> tuple[str | int, float]:

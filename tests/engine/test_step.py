@@ -19,6 +19,7 @@ from zoo.engine.process import Process
 from zoo.engine.state import TrainState, build_state, settle_buffers
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.wrapping import distribute
+from zoo.tasks import task_of
 
 CLASSES = 5
 
@@ -39,7 +40,7 @@ def _batch(num_images: int) -> tuple[Tensor, Tensor]:
 def _state(training: dict[str, Any] | None = None, **optimizer: Any) -> TrainState:
     settings = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "ema_decay": None}
     config = make_config(optimizer={**settings, **optimizer}, training=training or {})
-    return build_state(config, _net(), this_process())
+    return build_state(task_of(config), _net(), this_process())
 
 
 def _weights(state: TrainState) -> Tensor:
@@ -70,11 +71,11 @@ def test_the_meter_sees_every_part_with_the_step_that_is_being_done() -> None:
         expected = F.cross_entropy(state.model(images), targets).item()
     train_step(state, StepBatch(images, targets, global_size=10))
     reading = state.meter.read()
-    assert reading["count"] == 10
-    assert reading["loss"] == pytest.approx(expected, rel=1e-6)
+    assert reading.count == 10
+    assert reading.loss == pytest.approx(expected, rel=1e-6)
     images[4] = float("inf")
     train_step(state, StepBatch(images, targets, global_size=10))
-    assert state.meter.read()["first_bad_step"] == 2
+    assert state.meter.read().first_bad_step == 2
 
 
 def test_clipping_limits_the_norm_of_the_whole_gradient() -> None:
@@ -89,7 +90,7 @@ def test_clipping_limits_the_norm_of_the_whole_gradient() -> None:
 def test_the_average_follows_the_weights_by_its_decay_and_has_its_buffers() -> None:
     images, targets = _batch(10)
     config = make_config(optimizer={"ema_decay": 0.75, "momentum": 0.0})
-    state = build_state(config, nn.Sequential(nn.BatchNorm2d(3), _net()), Process())
+    state = build_state(task_of(config), nn.Sequential(nn.BatchNorm2d(3), _net()), Process())
     seen = []
     for _ in range(3):
         train_step(state, StepBatch(images, targets, global_size=10))
@@ -189,7 +190,7 @@ def test_three_processes_average_a_first_step_to_the_bit_as_a_later_one() -> Non
 def _buffers_before_and_after_sharing() -> list[Tensor]:
     images, targets = _batch(10)
     model = nn.Sequential(nn.BatchNorm2d(3), _net())
-    state = build_state(make_config(), model, this_process())
+    state = build_state(task_of(make_config()), model, this_process())
     train_step(state, StepBatch(images * (1 + dist.get_rank()), targets, global_size=20))
     assert state.ema is not None
     before = copy.deepcopy(model[0].running_var)

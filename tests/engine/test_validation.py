@@ -17,15 +17,19 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
+from zoo.config import Experiment
 from zoo.data.folder import Batch
 from zoo.data.sampler import ValBatches
-from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.engine.validation import Result, unwrap, validate
+from zoo.engine.validation import unwrap, validate
 from zoo.errors import VerificationError, ZooError
+from zoo.tasks import task_of
+from zoo.tasks.classification import ClassificationResult as Result
+from zoo.tasks.protocols import PROTOCOLS, Protocol
 
 CPU = torch.device("cpu")
 CENTER, TEN_CROPS = Protocol(4, 4, False), Protocol(5, 4, True)
 CLASSES = 6
+TASK = task_of(Experiment())
 
 
 class Net(nn.Module):
@@ -72,7 +76,7 @@ def _loader(images: Tensor, targets: Tensor, batch_size: int, rank: int = 0, wor
 
 def _validate(model: nn.Module, count: int, batch_size: int, protocol: Protocol = CENTER) -> Result:
     images, targets = _images(count, *([10] if protocol.ten_crops else []))
-    return validate(model, _loader(images, targets, batch_size), CPU, num_images=count, protocol=protocol)
+    return validate(model, TASK, _loader(images, targets, batch_size), CPU, num_images=count, protocol=protocol)
 
 
 def _validate_on_ranks(counts_and_batch_sizes: list[tuple[int, int]]) -> tuple[list[Result], int]:
@@ -86,7 +90,7 @@ def _validate_on_ranks(counts_and_batch_sizes: list[tuple[int, int]]) -> tuple[l
     ):
         for count, batch_size in counts_and_batch_sizes:
             loader = _loader(*_images(count), batch_size, rank, world_size)
-            results.append(validate(model, loader, CPU, world_size, num_images=count, protocol=CENTER))
+            results.append(validate(model, TASK, loader, CPU, world_size, num_images=count, protocol=CENTER))
     return results, all_reduce.call_count
 
 
@@ -181,14 +185,14 @@ def test_the_wrapper_of_torch_compile_is_taken_off() -> None:
 def test_a_missing_image_fails_the_verification() -> None:
     images, targets = _images(4)
     with pytest.raises(VerificationError, match="4 images scored and 0 left out, but the data set has 5") as error:
-        validate(Net(), _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER)
+        validate(Net(), TASK, _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER)
     assert error.value.exit_code == 3
 
 
 def test_unreadable_images_are_counted_apart_from_the_scored_ones() -> None:
     images, targets = _images(3)
     batches = [Batch(images, targets, ["broken.png"]), Batch(images[:0], targets[:0], ["a.png", "b.png"])]
-    result = validate(Net(), batches, CPU, num_images=6, protocol=CENTER)
+    result = validate(Net(), TASK, batches, CPU, num_images=6, protocol=CENTER)
     assert (result.count, result.skipped) == (3, 3)
     assert result.loss == _validate(Net(), 3, 3).loss
 
@@ -196,7 +200,7 @@ def test_unreadable_images_are_counted_apart_from_the_scored_ones() -> None:
 def test_a_data_set_of_unreadable_images_has_no_score() -> None:
     images, targets = _images(0)
     with pytest.raises(VerificationError, match="none of 1 images"):
-        validate(Net(), [Batch(images, targets, ["a.png"])], CPU, num_images=1, protocol=CENTER)
+        validate(Net(), TASK, [Batch(images, targets, ["a.png"])], CPU, num_images=1, protocol=CENTER)
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -205,14 +209,14 @@ def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: 
     with torch.autocast("cpu", dtype):
         logits = Net().eval()(images)
     assert logits.dtype == dtype
-    result = validate(Net(), _loader(images, targets, 5), CPU, num_images=5, protocol=CENTER, amp=amp)
+    result = validate(Net(), TASK, _loader(images, targets, 5), CPU, num_images=5, protocol=CENTER, amp=amp)
     assert result.loss == pytest.approx(F.cross_entropy(logits.float(), targets).item(), rel=1e-6)
 
 
 def test_the_progress_callback_hears_of_every_batch() -> None:
     images, targets = _images(5)
     heard: list[int] = []
-    validate(Net(), _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER, advance=heard.append)
+    validate(Net(), TASK, _loader(images, targets, 2), CPU, num_images=5, protocol=CENTER, advance=heard.append)
     assert heard == [1, 1, 1]
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 import torch._functorch.config
 from torch import nn
-from torch._dynamo import lookup_backend
 
 from tests.formula import relative_error
 from zoo.benchmark.memory_use import measure_memory
@@ -16,14 +13,6 @@ from zoo.engine import wrapping
 from zoo.engine.wrapping import unwrap
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-
-
-@pytest.fixture(autouse=True)
-def _no_code_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is decided before inductor generates code, which takes most of the time of a compilation."""
-    partition = lookup_backend("aot_eager_decomp_partition")
-    monkeypatch.setattr(wrapping, "lookup_backend", lambda name: partition)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=partition))
 
 
 def _network() -> nn.Module:

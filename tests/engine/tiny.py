@@ -16,13 +16,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.config import Experiment, Network, parse_experiment
-from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.engine.loop import train
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.start import start
 from zoo.engine.state import TrainState
-from zoo.engine.validation import Result
+from zoo.engine.task import Result
+from zoo.tasks import task_of
 
 SIDE_PX = 12
 
@@ -81,6 +81,7 @@ class MemoryLog:
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
         self.image_shapes: list[torch.Size] = []
+        self.maps: list[tuple[int, str, Tensor, dict[str, Tensor]]] = []
         self.reconstructions: list[tuple[int, dict[str, float]]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
@@ -104,6 +105,9 @@ class MemoryLog:
     def images(self, step: int, images: Tensor) -> None:
         self.image_shapes.append(images.shape)
 
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        self.maps.append((step, name, image, dict(maps)))
+
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         self.reconstructions.append((step, dict(errors)))
 
@@ -113,7 +117,9 @@ class MemoryLog:
     @property
     def numbers(self) -> list[tuple[float, ...]]:
         """What was reported, but for times and memory."""
-        return [(m.step, m.lr, m.loss, m.top1, m.epoch_loss, m.epoch_top1, m.epoch_top5) for m in self.metrics]
+        return [
+            (m.step, m.lr, m.loss, *m.scores.values(), m.epoch_loss, *m.epoch_scores.values()) for m in self.metrics
+        ]
 
 
 def this_process() -> Process:
@@ -139,18 +145,10 @@ def run(
     process = this_process()
     log_dir.mkdir(exist_ok=True)
     ranks = {"rank": process.rank, "world_size": process.world_size, "workers": workers, "on_bad_image": on_bad_image}
-    state = start(config, process, log_dir, log, build=build, **start_options)
-    train_loader = build_train_loader(data, config, **ranks)
-    val_loader = build_val_loader(
-        data,
-        scale=config.input.scale_val,
-        crop=config.input.crop_val,
-        mean=config.input.mean,
-        std=config.input.std,
-        batch_size=4,
-        **ranks,
-    )
-    train(state, train_loader, val_loader, log, log_dir, log_interval=log_interval)
+    task = task_of(config)
+    state = start(task, process, log_dir, log, build=build, **start_options)
+    loaders = task.build_train_loader(data, **ranks), task.build_val_loader(data, task.own_protocol, **ranks)
+    train(state, *loaders, log, log_dir, log_interval=log_interval)
     return state
 
 

@@ -16,6 +16,7 @@ from zoo.engine.start import start
 from zoo.engine.state import build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.errors import CheckpointError
+from zoo.tasks import task_of
 
 MISSING = object()
 WEIGHT = torch.zeros(8, 3, 3, 3)  # of the shape of the network's first parameter
@@ -25,7 +26,7 @@ WEIGHT = torch.zeros(8, 3, 3, 3)  # of the shape of the network's first paramete
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint after one step."""
     config = make_config()
-    state = build_state(config, build_net(config.network), Process())
+    state = build_state(task_of(config), build_net(config.network), Process())
     train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
     path = tmp_path_factory.mktemp("log")
     save(state, path)
@@ -114,7 +115,7 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
         target[child] = value
     monkeypatch.setattr("zoo.engine.checkpoint.read", lambda path: content)
     with pytest.raises(CheckpointError, match=CHECKPOINT) as error:
-        start(make_config(), this_process(), folder, MemoryLog(), resume="auto", build=build_net)
+        start(task_of(make_config()), this_process(), folder, MemoryLog(), resume="auto", build=build_net)
     assert len(str(error.value)) < 2000
 
 
@@ -129,14 +130,14 @@ def test_settings_of_the_optimizer_that_are_not_the_experiments_are_refused_by_n
     write(content, tmp_path, is_best=False)
     message = rf"optimizer.param_groups\[0\].{key} is {value}, by the settings of this run {own}"
     with pytest.raises(CheckpointError, match=message):
-        start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+        start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
 
 
 def test_how_a_step_is_computed_on_another_device_is_no_setting(folder: Path, tmp_path: Path) -> None:
     content = read(folder / CHECKPOINT)
     content["optimizer"]["param_groups"][0] |= {"fused": True, "foreach": True}
     write(content, tmp_path, is_best=False)
-    state = start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+    state = start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
     assert [state.optimizer.param_groups[0][key] for key in ("fused", "foreach")] == [False, None]
 
 
@@ -145,17 +146,17 @@ def test_how_a_step_is_computed_on_another_device_is_no_setting(folder: Path, tm
 )
 def test_odd_momenta_of_adam_are_refused(tmp_path: Path, key: str, value: Any) -> None:
     config = make_config(optimizer={"type": "Adam"})
-    state = build_state(config, build_net(config.network), Process())
+    state = build_state(task_of(config), build_net(config.network), Process())
     train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
     save(state, tmp_path)
-    assert start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
+    assert start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
     content = read(tmp_path / CHECKPOINT)
     content["optimizer"]["state"][0][key] = value
     if value is MISSING:
         del content["optimizer"]["state"][0][key]
     write(content, tmp_path, is_best=False)
     with pytest.raises(CheckpointError, match=rf"optimizer.state\[0\].*{key}"):
-        start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+        start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
 
 
 def test_momenta_that_share_memory_in_the_file_do_not_in_the_run(folder: Path, tmp_path: Path) -> None:
@@ -163,27 +164,27 @@ def test_momenta_that_share_memory_in_the_file_do_not_in_the_run(folder: Path, t
     for momenta in content["optimizer"]["state"].values():
         momenta["momentum_buffer"] = torch.ones(1).expand(momenta["momentum_buffer"].shape)
     write(content, tmp_path, is_best=False)
-    state = start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+    state = start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
     train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
     assert state.step == 2
 
 
 def test_a_run_without_momentum_is_continued(tmp_path: Path) -> None:
     config = make_config(optimizer={"momentum": 0.0})
-    state = build_state(config, build_net(config.network), Process())
+    state = build_state(task_of(config), build_net(config.network), Process())
     train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
     save(state, tmp_path)
-    assert start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
+    assert start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
 
 
 def test_a_moving_average_that_the_run_does_not_have_is_not_ignored(tmp_path: Path) -> None:
     config = make_config(optimizer={"ema_decay": None})
-    state = build_state(config, build_net(config.network), Process())
+    state = build_state(task_of(config), build_net(config.network), Process())
     save(state, tmp_path)
     content = read(tmp_path / CHECKPOINT)
     write({**content, "ema": content["state_dict"]}, tmp_path, is_best=False)
     with pytest.raises(CheckpointError, match="ema holds a moving average"):
-        start(config, this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+        start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
 
 
 def test_a_message_about_other_settings_is_cut_to_a_length_that_somebody_reads(folder: Path, tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_message_about_other_settings_is_cut_to_a_length_that_somebody_reads(f
     content["config"] |= {f"key{index}\x1b[31m": index for index in range(5000)}
     write(content, tmp_path, is_best=False)
     with pytest.raises(CheckpointError, match="and 4,990 more") as error:
-        start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+        start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
     assert "\x1b" not in str(error.value)
 
 
@@ -220,7 +221,7 @@ def test_notices_of_odd_things_are_printable_and_short(folder: Path, tmp_path: P
     content = read(folder / CHECKPOINT)
     write({**content, key: value}, tmp_path, is_best=False)
     log = MemoryLog()
-    start(make_config(), this_process(), tmp_path, log, resume="auto", build=build_net)
+    start(task_of(make_config()), this_process(), tmp_path, log, resume="auto", build=build_net)
     assert all(len(message) < 1500 and "\x1b" not in message for message in log.messages[1:])
 
 
@@ -229,5 +230,5 @@ def test_an_odd_number_of_processes_is_refused_in_a_short_line(folder: Path, tmp
     for value in ("x" * 10**6, [1] * 10**5, 10**500):
         write({**content, "world_size": value}, tmp_path, is_best=False)
         with pytest.raises(CheckpointError) as error:
-            start(make_config(), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
+            start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
         assert len(str(error.value)) < 1500

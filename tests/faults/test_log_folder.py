@@ -21,10 +21,10 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.engine.validation import Result
 from zoo.files import LockedElsewhereError, locked
 from zoo.report.log_folder import check_place
 from zoo.report.run_log import JsonLines, RunLog
+from zoo.tasks.classification import ClassificationResult
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
             log.images(1, torch.zeros(8, 3, 32, 32))
             if not last:
                 for step in range(2, 30):
-                    log.validation(0, step, Result(1.0, 1.0, 1.0, 1, 0, "center"), False)
+                    log.validation(0, step, ClassificationResult(1.0, 1.0, 1.0, 1, 0, "center"), False)
             else:
                 time.sleep(1)
                 assert log._board is not None

@@ -11,6 +11,7 @@ from tests.engine.tiny import build_net, make_config
 from zoo.engine.process import Process, open_process
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
+from zoo.tasks import task_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +21,7 @@ pytestmark = [
 
 def _state(process: Process, **training: Any) -> TrainState:
     config = make_config(training=training, optimizer={"ema_decay": 0.9, "accumulate_steps": 2, "clip": 1.0})
-    return build_state(config, build_net(config.network), process)
+    return build_state(task_of(config), build_net(config.network), process)
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
@@ -37,5 +38,5 @@ def test_a_step_never_waits_for_the_device(amp: str) -> None:
                 train_step(state, batch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert state.meter.read()["count"] == 5 * 8
-        assert state.meter.read()["first_bad_step"] is None
+        assert state.meter.read().count == 5 * 8
+        assert state.meter.read().first_bad_step is None

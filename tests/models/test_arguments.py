@@ -125,7 +125,7 @@ def test_the_map_before_the_stems_pool_is_a_feature_that_can_be_asked_for(arch, 
         ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, "has no feature 'stem'; it has 0 to 6"),
         ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, "output_stride and dilation say the same"),
         ("wider_resnet16", {"output_stride": 8}, "output_stride: wider_resnet16 cannot be dilated"),
-        ("wider_resnet16_a2", {"output_stride": 16}, "has the strides 32, 8 only, got 16"),
+        ("wider_resnet16_a2", {"output_stride": 64}, "output_stride must be 8, 16 or 32, got 64"),
         ("revnet56", {"output_stride": 8}, "cannot be dilated"),
         ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate drops what a classifier reads"),
         ("resnet18", {"drop_rate": 0.2, "classes": 0}, "drop_rate drops what a classifier reads"),
@@ -155,7 +155,7 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(arch, arguments, m
         ("resnet50", (8, 16, 32)),
         ("resnext50", (8, 16, 32)),
         ("densenet121", (8, 16, 32)),
-        ("wider_resnet16_a2", (8, 32)),
+        ("wider_resnet16_a2", (8, 16, 32)),
     ],
 )
 def test_the_stride_of_the_last_map_can_be_asked_for(arch, strides) -> None:

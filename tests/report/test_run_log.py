@@ -22,12 +22,12 @@ from torch import nn
 
 from zoo.config import Experiment, parse_experiment
 from zoo.engine.reporting import Log, TrainMetrics
-from zoo.engine.validation import Result
 from zoo.report.log_folder import METRICS_FILE
 from zoo.report.run_log import JsonLines, RunLog
+from zoo.tasks.classification import ClassificationResult
 
 CPU = torch.device("cpu")
-RESULT = Result(top1=61.0, top5=91.0, loss=1.25, count=998, skipped=2, protocol="center224")
+RESULT = ClassificationResult(top1=61.0, top5=91.0, loss=1.25, count=998, skipped=2, protocol="center224")
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def config() -> Experiment:
 
 def _metrics(step: int, **changes: Any) -> TrainMetrics:
     values: dict[str, Any] = {
-        "step": step, "epoch": 1, "batch": step, "num_batches": 63, "loss": 2.0, "top1": 30.0, "top5": 70.0,
-        "epoch_loss": 2.5, "epoch_top1": 25.0, "epoch_top5": 65.0, "lr": 0.1, "images_per_s": 812.0,
+        "step": step, "epoch": 1, "batch": step, "num_batches": 63, "loss": 2.0, "scores": {"top1": 30.0, "top5": 70.0},
+        "epoch_loss": 2.5, "epoch_scores": {"top1": 25.0, "top5": 65.0}, "lr": 0.1, "images_per_s": 812.0,
         "step_s": 0.08, "data_s": 0.01, "peak_memory_bytes": 1_200_000_000, "eta_s": 61.0,
     }  # fmt: skip
     return TrainMetrics(**{**values, **changes})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zoo.config import Expected
-from zoo.engine.validation import Result
 from zoo.report.tables import markdown_table, results_table
+from zoo.tasks.classification import ClassificationResult
 
 
 def test_columns_are_padded_and_numbers_stand_right() -> None:
@@ -30,8 +30,8 @@ def test_a_table_without_rows_still_has_its_head() -> None:
     assert markdown_table(["a", "long"], []).splitlines() == ["| a   | long |", "| --- | ---- |"]
 
 
-def _result(protocol: str) -> Result:
-    return Result(top1=77.5, top5=93.25, loss=0.9, count=50_000, skipped=2, protocol=protocol)
+def _result(protocol: str) -> ClassificationResult:
+    return ClassificationResult(top1=77.5, top5=93.25, loss=0.9, count=50_000, skipped=2, protocol=protocol)
 
 
 def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from zoo.cli import (
     benchmark,
     convert,
+    data,
     doctor,
     fetch,
     list_networks,
     predict,
     quickstart,
     reproduce,
+    segment,
     settings,
     show,
     train,
@@ -30,7 +32,8 @@ from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERRO
 from zoo.report.console import set_up_console
 
 COMMANDS = (
-    list_networks, show, settings, fetch, train, validate, convert, predict, reproduce, benchmark, quickstart, doctor,
+    list_networks, show, settings, fetch, data, train, validate, convert, predict, segment, reproduce, benchmark,
+    quickstart, doctor,
 )  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def _measure_accuracy(
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
         options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
         result_of_model = score(network, args.data, **options)
-        return {"top1": result_of_model.top1, "top5": result_of_model.top5, "count": result_of_model.count}
+        return {**result_of_model.scores(), "count": result_of_model.count}
 
     converted, report = result
     before = build_with_weights(state_dict, source.arch, activation="relu", **source.options)

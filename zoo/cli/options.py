@@ -11,11 +11,7 @@ from zoo.errors import ConfigError, printable
 
 def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
     """Add the options about reading images and printing progress; ``workers`` limits the default of --workers."""
-    parser.add_argument(
-        "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
-        help="processes that read images, for each process of the run (default: the number of cores, at most "
-        f"{workers}; here %(default)s)",
-    )  # fmt: skip
+    add_workers_option(parser, workers, "processes that read images, for each process of the run")
     parser.add_argument(
         "-p", "--print-freq", type=positive, default=10, metavar="N",
         help="batches between two lines of the log (default: %(default)s)",
@@ -24,6 +20,14 @@ def add_loader_options(parser: argparse.ArgumentParser, workers: int) -> None:
         "--on-bad-image", choices=("stop", "skip"), default="stop",
         help="what to do with an image that cannot be read: end with its name (stop), or leave it out, count it and "
         "report it (skip) (default: %(default)s)",
+    )  # fmt: skip
+
+
+def add_workers_option(parser: argparse.ArgumentParser, workers: int, meaning: str) -> None:
+    """Add --workers, the number of what ``meaning`` says; ``workers`` limits its default."""
+    parser.add_argument(
+        "-j", "--workers", type=whole_number, default=min(workers, _available_cores()), metavar="N",
+        help=f"{meaning} (default: the number of cores, at most {workers}; here %(default)s)",
     )  # fmt: skip
 
 

@@ -69,6 +69,11 @@ def run(args: argparse.Namespace) -> int:
     paths = [path for image in args.images for path in (find_images(image) if os.path.isdir(image) else [image])]
     with open_process() as process:
         network = load_network(args.name, args.weights)
+        if network.experiment.task == "segmentation":
+            raise ConfigError(
+                f"{network.title} gives each pixel a class, and zoo predict prints one for an image; command line: "
+                f"zoo segment {args.name} IMAGES OUT writes label maps and overlays"
+            )
         names = class_names(network.experiment.network.classes, args.classes, network.class_names)
         settings = network.experiment.input
         transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)

@@ -6,7 +6,6 @@ import argparse
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from zoo.errors import ConfigError
 if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
-    from zoo.engine.validation import Result
+    from zoo.engine.task import Result
 
 EXPERIMENT = "quickstart_fashion_mnist"
 LOG_DIR = Path("runs/quickstart")
@@ -80,12 +79,14 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.scoring import load_network, score
+    from zoo.tasks.protocols import center_crop
     from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
     subject = load_network(log_dir / CHECKPOINT)
-    protocols = [subject.own_protocol, subject.own_protocol._replace(ten_crops=True)]
+    center = center_crop(config)
+    protocols = [center, center._replace(ten_crops=True)]
     results = [score(subject, data, protocol, process=process) for protocol in protocols]
     return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None)
 
@@ -101,7 +102,7 @@ def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process)
         "benchmark": "quickstart",
         "command": shlex.join([*words, "--json", str(args.json)]),
         "environment": describe_environment(process.device),
-        "runs": [run._asdict() | {"results": [asdict(result) for result in run.results]} for run in runs],
+        "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
     }
     write_json(args.json, content)
 

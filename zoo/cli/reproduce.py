@@ -9,9 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from zoo.cli.options import add_loader_options, add_process_options, positive
-from zoo.engine.protocols import PROTOCOLS
 from zoo.errors import EXIT_USER_ERROR, EXIT_VERIFICATION_FAILED
 from zoo.reproduce import OUT
+from zoo.tasks.protocols import PROTOCOLS
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -147,7 +147,9 @@ def _show_file(path: Path, as_json: bool) -> None:
 
     Raises WeightsError if it cannot be read, ConfigError for a folder, with the files in it that can be shown.
     """
+    from zoo.config import Experiment
     from zoo.engine.checkpoint import BEST, CHECKPOINT, progress_in
+    from zoo.tasks import task_of
     from zoo.weights import md5_of, read_weights
     from zoo.weights.record import experiment_in
 
@@ -158,6 +160,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     stored = read_weights(path)
     progress = progress_in(stored.content)
     experiment = None if stored.record is None else experiment_in(stored.content, printable(path))
+    name, label = next(iter(task_of(experiment or Experiment()).labels.items()))  # those of ImageNet have no experiment
     if as_json:
         content = {
             "file": printable(path),
@@ -165,7 +168,7 @@ def _show_file(path: Path, as_json: bool) -> None:
             "md5": md5_of(path),
             "network": None if stored.record is None else stored.record.to_json(),
             "parameters": stored.num_parameters,
-            **asdict(progress),
+            **{f"best_{name}" if key == "best_score" else key: value for key, value in asdict(progress).items()},
             "settings": None if experiment is None else experiment.model_dump(mode="json"),
         }
         print(json.dumps(content, indent=2))
@@ -175,7 +178,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         "md5": md5_of(path),
         **_facts_of_record(stored.record),
         "parameters": f"{stored.num_parameters:,}",
-        **_facts_of_progress(progress),
+        **_facts_of_progress(progress, label),
     }
     _print_facts(facts if experiment is None else {**facts, "settings": _changed_settings(experiment)})
 
@@ -208,12 +211,12 @@ def _classes(record: NetworkRecord) -> str:
     return f"{record.classes}: {names}"
 
 
-def _facts_of_progress(progress: CheckpointProgress) -> dict[str, str]:
+def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, str]:
     """Return the facts that a checkpoint states; none of a file that holds weights alone."""
     facts = {
         "epochs done": None if progress.epochs_done is None else f"{progress.epochs_done:,}",
         "steps done": None if progress.steps_done is None else f"{progress.steps_done:,}",
-        "best top-1": None if progress.best_top1 is None else f"{progress.best_top1:.2f} %",
+        f"best {label}": None if progress.best_score is None else f"{progress.best_score:.2f} %",
         "moving average": "of the weights, which is what is loaded" if progress.moving_average else None,
         "torch": progress.torch,
     }

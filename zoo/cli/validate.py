@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
-from zoo.engine.protocols import PROTOCOLS, Protocol
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, listed
+from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
+
+if TYPE_CHECKING:
+    from zoo.scoring import LoadedNetwork
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
-    "320: documented nowhere in the original project, the usual convention of its time)"
+    "320: documented nowhere in the original project, the usual convention of its time); of segmentation whole (images "
+    "at one scale) and whole-flip (the mean of their probabilities and those of their mirror images)"
 )
+
+
+# Options that only one task has, by their names as attributes.
+ONLY_CLASSIFICATION = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
+                       "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
+ONLY_SEGMENTATION = {"confusion": "--confusion"}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,10 +33,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "name", metavar="NAME",
         help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
     )  # fmt: skip
-    parser.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
+    parser.add_argument(
+        "data", metavar="DATA", type=Path,
+        help="folder with val/: a folder per class, or of segmentation images/ and labels/ (see segmentation.layout)",
+    )  # fmt: skip
     parser.add_argument(
         "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
     )
+    parser.add_argument(
+        "--task", choices=("classification", "segmentation"),
+        help="what the network has to be for: one class per image, or one per pixel (default: what it is for)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confusion", type=Path, metavar="FILE",
+        help="(segmentation) draw the confusion matrix, each row divided by its sum, into a .png file",
+    )  # fmt: skip
     _add_options(parser)
     script = commands.add_parser("test-imagenet", help="the same, as CONFIG CHECKPOINT DATA")
     script.add_argument("name", metavar="CONFIG", help="an experiment file")
@@ -34,11 +56,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     script.add_argument("data", metavar="DATA", type=Path, help="folder with val/, one folder per class")
     _add_options(script)
+    script.set_defaults(task=None, confusion=None)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_loader_options(parser, workers=4)
-    parser.add_argument("--protocol", choices=PROTOCOLS, help=PROTOCOL_HELP)
+    parser.add_argument("--protocol", choices=[*PROTOCOLS, *WHOLE_IMAGES], help=PROTOCOL_HELP)
     parser.add_argument(
         "-c", "--crop", type=positive, metavar="PX", help="side of the crop (default: the experiment's crop_val)"
     )
@@ -81,18 +104,22 @@ def run(args: argparse.Namespace) -> int:
     from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
+    from zoo.report.plot_style import check_matplotlib
     from zoo.report.predictions import write_predictions
     from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
 
+    if args.confusion is not None:
+        check_matplotlib("leave out --confusion")
     with open_process(args.local_rank, args.dist_backend) as process:
-        process.on_main(lambda: check_writable(args.json, args.predictions))
+        process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))
         network = load_network(args.name, args.weights)
+        _check_task(args, network)
         recorder = Recorder(args.data) if args.predictions else None
         result = score(
             network,
             args.data,
-            _protocol(args, network.own_protocol),
+            _protocol(args, network),
             process=process,
             workers=args.workers,
             batch_size=args.batch_size,
@@ -111,7 +138,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _protocol(args: argparse.Namespace, default: Protocol) -> Protocol:
-    if args.protocol:
-        return PROTOCOLS[args.protocol]
+def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:
+    """Raise ConfigError for a --task that the network is not for, and for options of the other task."""
+    task, arch = network.experiment.task, network.experiment.network.arch
+    if args.task not in (None, task):
+        raise ConfigError(
+            f"{network.title} ({arch}) is a network of {task}; --task {args.task}: leave it out, or give another NAME"
+        )
+    others = ONLY_CLASSIFICATION if task == "segmentation" else ONLY_SEGMENTATION
+    given = [option for name, option in others.items() if getattr(args, name)]
+    if given:
+        how = "whole images are scored, one at a time" if task == "segmentation" else "each image has one class"
+        raise ConfigError(
+            f"{network.title} ({arch}) is a network of {task}, where {how}; command line: leave out {listed(given)}"
+        )
+
+
+def _protocol(args: argparse.Namespace, network: LoadedNetwork) -> Protocol | str | None:
+    """Return the protocol that the options ask for; None for that of the experiment."""
+    if args.protocol or not (args.crop or args.scale or args.ten_crops):
+        name: str | None = args.protocol
+        return name
+    default = center_crop(network.experiment)
     return Protocol(args.scale or default.scale, args.crop or default.crop, args.ten_crops)

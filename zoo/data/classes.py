@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from zoo.data.folder import ImageFolder
+from zoo.data.folder import ImageDataset
 from zoo.errors import DataError, listed, printable
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _names_in(source: Path) -> list[str]:
         raise DataError(f"the class names cannot be read: {reason}; {printable(source)}") from error
 
 
-def check_num_classes(images: ImageFolder, num_outputs: int) -> None:
+def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
     """Raise DataError for more classes than the network has outputs; log a warning for fewer."""
     num_classes = len(images.classes)
     if num_classes > num_outputs:
@@ -81,7 +81,7 @@ def check_num_classes(images: ImageFolder, num_outputs: int) -> None:
         )  # fmt: skip
 
 
-def check_same_classes(train: ImageFolder, val: ImageFolder) -> None:
+def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
     """Raise DataError, naming the differences, unless both have the same classes."""
     missing = sorted(set(train.classes) - set(val.classes))
     unknown = sorted(set(val.classes) - set(train.classes))
@@ -95,7 +95,7 @@ def check_same_classes(train: ImageFolder, val: ImageFolder) -> None:
     )
 
 
-def match_classes(images: ImageFolder, num_outputs: int, names: Sequence[str] | None) -> None:
+def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] | None) -> None:
     """Number the classes of ``images`` like the network's outputs, by the names of their folders.
 
     ``names`` are the classes of the network in the order of its outputs, made `printable`; None where they are not

@@ -1,4 +1,4 @@
-"""A data set of images in class folders. How an image is augmented depends on seed, epoch and index alone."""
+"""Data sets of images. What becomes of an image depends on seed, epoch and index alone."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ OnBadImage = Literal["stop", "skip"]
 
 
 class Sample(NamedTuple):
-    """One image: its tensor, class index and file. If it is left out, ``image`` is None and ``fault`` says why."""
+    """One image: its tensor, target and file. If it is left out, ``image`` is None and ``fault`` says why.
+
+    The target is the index of its class, or the classes of its pixels (H, W), int64.
+    """
 
     image: Tensor | None
-    target: int
+    target: int | Tensor
     path: str
     fault: str | None = None
 
@@ -36,7 +39,7 @@ class Batch(NamedTuple):
 
     Args:
     - `images`: (N, ...), float32.
-    - `targets`: class indices (N,), int64.
+    - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
     - `skipped`: one line per image that was left out, with what is wrong and its file.
     - `paths`: the files of the images, in their order.
     """
@@ -47,7 +50,79 @@ class Batch(NamedTuple):
     paths: Sequence[str] = ()
 
 
-class ImageFolder(Dataset[Sample]):
+class ImageDataset(Dataset[Sample]):
+    """Images that are drawn by (epoch, index), the same whichever process draws them. The base of all data sets here.
+
+    A subclass has `_draw`, which may use random numbers, and `number_classes`.
+
+    Args:
+    - `root`: the folder that the images belong to, which messages name.
+    - `classes`: names of the classes; their order numbers them.
+    - `names`: the files of the images, relative to ``root``, as bytes.
+    - `seed`: seed of the random numbers.
+    - `on_bad_image`: an image that cannot be read or used raises DataError ("stop") or becomes a sample without image
+      ("skip").
+    """
+
+    def __init__(
+        self, root: Path, classes: list[str], names: Sequence[bytes], *, seed: int, on_bad_image: OnBadImage
+    ) -> None:
+        self.root = root
+        self.classes = classes
+        self.seed = seed
+        self.on_bad_image = on_bad_image
+        # This is an array and not a million Python objects, as each worker that touches an object gets a copy of its
+        # page of memory.
+        self._names = np.array(names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def number_classes(self, numbers: Sequence[int]) -> None:
+        """Give what belongs to class i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        raise NotImplementedError
+
+    def path(self, index: int) -> Path:
+        """Return the file of image ``index``."""
+        return self.root / os.fsdecode(self._names[index])
+
+    def names_digest(self) -> str:
+        """Return the sha256 of the names of classes and files, which differs for practically all other data.
+
+        Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
+        """
+        digest = hashlib.sha256("\0".join(self.classes).encode("utf-8", errors="surrogateescape"))
+        digest.update(self._names.tobytes())
+        return digest.hexdigest()
+
+    def _draw(self, index: int) -> Sample:
+        """Return sample ``index``, with random numbers from the global generators; DataError where it is impossible."""
+        raise NotImplementedError
+
+    def __getitem__(self, key: Key) -> Sample:
+        epoch, index = key
+        try:
+            with seeded(self.seed, epoch, index):
+                return self._draw(index)
+        except DataError as error:
+            if self.on_bad_image == "skip":
+                return Sample(None, 0, str(self.path(index)), fault=str(error))
+            hint = "replace or remove the file, or leave such images out with --on-bad-image skip"
+            raise DataError(f"{error}; {hint}") from error
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
+        """Return the samples of a batch, or the DataError that prevents it.
+
+        If a loader's worker raised the error, it would arrive wrapped into a page of traceback. It is therefore
+        returned as a value, and `zoo.data.loader.Loader` raises it.
+        """
+        try:
+            return [self[key] for key in keys]
+        except DataError as error:
+            return error
+
+
+class ImageFolder(ImageDataset):
     """The images below ``root``, one folder per class; classes are numbered in the order of their names.
 
     Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.scan.scan_folder`.
@@ -72,71 +147,32 @@ class ImageFolder(Dataset[Sample]):
         allow_empty_classes: bool = False,
     ) -> None:
         scan = scan_folder(root, allow_empty_classes)
-        self.root = root
-        self.classes = scan.classes
+        super().__init__(root, scan.classes, scan.names, seed=seed, on_bad_image=on_bad_image)
         self.transform = transform
-        self.seed = seed
-        self.on_bad_image = on_bad_image
-        # These are two arrays and not a million Python objects, as each worker that touches an object gets a copy of
-        # its page of memory.
-        self._names = np.array(scan.names)
-        self._targets = np.array(scan.targets)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        self._targets = np.array(scan.targets)  # an array for the same reason as the names
 
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._targets = np.array(numbers)[self._targets]
 
-    def path(self, index: int) -> Path:
-        """Return the file of image ``index``."""
-        return self.root / os.fsdecode(self._names[index])
-
-    def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files, which differs for practically all other data.
-
-        Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
-        """
-        digest = hashlib.sha256("\0".join(self.classes).encode("utf-8", errors="surrogateescape"))
-        digest.update(self._names.tobytes())
-        return digest.hexdigest()
-
-    def __getitem__(self, key: Key) -> Sample:
-        epoch, index = key
-        path, target = self.path(index), int(self._targets[index])
-        try:
-            with seeded(self.seed, epoch, index):
-                return Sample(prepare(path, self.transform), target, str(path))
-        except DataError as error:
-            if self.on_bad_image == "skip":
-                return Sample(None, target, str(path), fault=str(error))
-            hint = "replace or remove the file, or leave such images out with --on-bad-image skip"
-            raise DataError(f"{error}; {hint}") from error
-
-    def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
-        """Return the samples of a batch, or the DataError that prevents it.
-
-        If a loader's worker raised the error, it would arrive wrapped into a page of traceback. It is therefore
-        returned as a value, and `zoo.data.loader.Loader` raises it.
-        """
-        try:
-            return [self[key] for key in keys]
-        except DataError as error:
-            return error
+    def _draw(self, index: int) -> Sample:
+        path = self.path(index)
+        return Sample(prepare(path, self.transform), int(self._targets[index]), str(path))
 
 
-def collate(samples: list[Sample] | DataError, shape: tuple[int, ...]) -> Batch | DataError:
+def collate(
+    samples: list[Sample] | DataError, shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
+) -> Batch | DataError:
     """Return one Batch of the ``samples`` that have an image, or the DataError itself.
 
-    ``shape`` is the shape of one image. It is needed if no image could be read.
+    ``shape`` and ``target_shape`` are those of one image and its target. They are needed if no image could be read.
     """
     if isinstance(samples, DataError):
         return samples
-    good = [(sample.image, sample.target) for sample in samples if sample.image is not None]
+    good = [(sample.image, torch.as_tensor(sample.target)) for sample in samples if sample.image is not None]
     return Batch(
         images=torch.stack([image for image, _ in good]) if good else torch.empty(0, *shape),
-        targets=torch.tensor([target for _, target in good], dtype=torch.int64),
+        targets=torch.stack([target for _, target in good]) if good else torch.empty(0, *target_shape).long(),
         skipped=[sample.fault for sample in samples if sample.fault is not None],
         paths=[sample.path for sample in samples if sample.image is not None],
     )

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from zoo.config import Experiment
 from zoo.data.classes import check_num_classes
-from zoo.data.folder import Batch, ImageFolder, OnBadImage, Sample, collate
+from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import train_transform, val_transform
 from zoo.errors import DataError
@@ -32,19 +32,26 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     - `shape`: shape of one transformed image.
     - `workers`: processes that read images; 0 reads them in this process.
     - `pin_memory`: whether batches are put into memory from which copies to a GPU do not wait.
+    - `target_shape`: shape of one target: () for the class of an image.
     """
 
-    dataset: ImageFolder
+    dataset: ImageDataset
     batch_sampler: BatchesT
 
     def __init__(
-        self, dataset: ImageFolder, batches: BatchesT, shape: tuple[int, ...], workers: int, pin_memory: bool
+        self,
+        dataset: ImageDataset,
+        batches: BatchesT,
+        shape: tuple[int, ...],
+        workers: int,
+        pin_memory: bool,
+        target_shape: tuple[int, ...] = (),
     ) -> None:
         super().__init__(
             dataset,
             batch_sampler=batches,
             num_workers=workers,
-            collate_fn=partial(collate, shape=shape),
+            collate_fn=partial(collate, shape=shape, target_shape=target_shape),
             pin_memory=pin_memory,
             worker_init_fn=_leave_process_group,
             # The base seed of the workers is drawn from this generator. Drawn from the global one it would make the

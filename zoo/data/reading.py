@@ -1,15 +1,17 @@
-"""Reading one image file as 8-bit RGB."""
+"""Reading image files: one as 8-bit RGB, and many of them at once."""
 
 from __future__ import annotations
 
 import math
 import os
 import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from zoo.errors import DataError, printable
 from zoo.limits import MAX_PIXELS
@@ -31,6 +33,11 @@ LONGEST_START = 16  # PIL tells the formats apart by at most so many bytes at th
 
 MAX_16_BIT = 65535
 
+CHUNK = 1024  # files that wait for a thread at a time, as a million of them would fill the memory
+
+S = TypeVar("S")
+T = TypeVar("T")
+
 
 def read_image(path: Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
@@ -39,22 +46,45 @@ def read_image(path: Path) -> Image.Image:
     is not filled in. An image of more than 89,478,485 pixels is refused before the pixels take memory, and anything
     but a regular file before anything is read from it.
     """
+    return read_as(path, _loaded_rgb, "an image")
+
+
+def read_as(path: Path, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
+    """Return ``convert`` of the image in ``path``; DataError with ``what`` and the file's name if that is impossible.
+
+    ``convert`` is given the image before its pixels are read, and has to read them, as the file is closed behind it.
+    What it raises counts as a fault of the file.
+    """
     try:
         # Opening a pipe would wait for its writer.
         with open(path, "rb", opener=_open_without_waiting) as file, _open_image(file) as image:
-            image.load()
-            return to_rgb(image)
+            return convert(image)
     except MemoryError:
         raise  # the fault is the machine's and not the image's
     except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
-        raise DataError(f"an image cannot be read: {_reason(error)}; {printable(path)}") from error
+        raise DataError(f"{what} cannot be read: {_reason(error)}; {printable(path)}") from error
+
+
+def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
+    """Yield ``read(file)`` of each of the files in their order, by ``workers`` threads, or one where there are none.
+
+    Most of the time a thread waits for the disk or unpacks pixels, and leaves Python's lock to the others.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for start in range(0, len(files), CHUNK):
+            yield from pool.map(read, files[start : start + CHUNK])
+
+
+def _loaded_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    return to_rgb(image)
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no O_NONBLOCK
 
 
-def _open_image(file: BinaryIO) -> Image.Image:
+def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
     """Return the image in ``file``, whose pixels are not read yet.
 
     PIL's own `Image.open` asks the formats in the same way, but prints a warning about images that are refused here.

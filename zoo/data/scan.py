@@ -59,7 +59,7 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
             scan.targets += [target] * len(folder.images)
             scan.strays += folder.strays
     _check_filled(scan, allow_empty_classes)
-    _log_strays(root, scan.strays)
+    log_strays(root, scan.strays)
     return scan
 
 
@@ -68,18 +68,27 @@ def find_images(root: Path) -> list[Path]:
 
     The same files count as images as there, and the same faults raise DataError, as does a folder without any image.
     """
-    search = _Search(root)
-    top = search.entries()
-    folders = [top, *(folder for name in sorted(top.folders) for folder in search.walk(name))]
-    images = [root / name for folder in folders for name in folder.images]
-    strays = [name for folder in folders for name in folder.strays]
+    images, strays = find_names(root)
     if not images:
         raise DataError(
             f"there is no image in the folder, but {len(strays)} other entries; {printable(root)}: images are files "
             f"that end in {' '.join(EXTENSIONS)}"
         )
-    _log_strays(root, strays)
-    return images
+    log_strays(root, strays)
+    return [root / name for name in images]
+
+
+def find_names(root: Path) -> tuple[list[str], list[str]]:
+    """Return the images in ``root`` and its sub-folders and its other entries, by their names relative to ``root``.
+
+    Order and faults are those of `find_images`, but a folder without any image is none.
+    """
+    search = _Search(root)
+    top = search.entries()
+    folders = [top, *(folder for name in sorted(top.folders) for folder in search.walk(name))]
+    return [name for folder in folders for name in folder.images], [
+        name for folder in folders for name in folder.strays
+    ]
 
 
 class _Search:
@@ -213,7 +222,8 @@ def _check_filled(scan: Scan, allow_empty_classes: bool) -> None:
     logger.warning("%s", message)
 
 
-def _log_strays(root: Path, strays: list[str]) -> None:
+def log_strays(root: Path, strays: list[str]) -> None:
+    """Log how many of the entries of ``root`` are left out, and of which kinds."""
     if not strays:
         return
     kinds = Counter(_extension(path) for path in strays).most_common()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zoo.config import leaves
-from zoo.data.folder import ImageFolder
+from zoo.data.folder import ImageDataset
 from zoo.engine.process import Process
 from zoo.engine.program import SHOWN_DIGITS, code_digest, version_of
 from zoo.errors import ConfigError, ZooError, listed
@@ -70,7 +70,7 @@ def program_facts(process: Process, command: str) -> dict[str, Any]:
     }
 
 
-def image_facts(images: ImageFolder, count: int) -> dict[str, Any]:
+def image_facts(images: ImageDataset, count: int) -> dict[str, Any]:
     """Return ``count``, how many of the images are used, and a digest of the names of classes and files."""
     return {"images": count, "classes": len(images.classes), "names": images.names_digest()[:SHOWN_DIGITS]}
 

@@ -175,14 +175,14 @@ def _damage(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far the run of a checkpoint is (``best_top1`` in percent); values that the file does not tell are None.
+    """How far the run of a checkpoint is (``best_score`` in percent); values that the file does not tell are None.
 
     ``moving_average``: whether it holds a moving average of the weights. ``torch``: the version that wrote it.
     """
 
     epochs_done: int | None
     steps_done: int | None
-    best_top1: float | None
+    best_score: float | None
     moving_average: bool
     torch: str | None
 
@@ -191,14 +191,14 @@ def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
     """Return what the content of a weights file tells about the run that wrote it."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None
-    epochs, steps, best_top1 = (
+    epochs, steps, best_score = (
         value if is_number(value, -MAX_COUNT, MAX_COUNT) else None
         for value in (content.get("epoch"), steps, content.get("best_prec1"))
     )
     return CheckpointProgress(
         epochs_done=epochs,
         steps_done=steps,
-        best_top1=best_top1,
+        best_score=best_score,
         moving_average=isinstance(content.get("ema"), dict),
         torch=printable(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
     )

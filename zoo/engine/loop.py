@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import torch
@@ -18,14 +18,16 @@ from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
 from zoo.engine import checkpoint
 from zoo.engine.meters import Reading, reconstruction_errors
 from zoo.engine.optim import clamp_notice, lr_factor, set_lr
-from zoo.engine.protocols import Protocol
 from zoo.engine.reporting import Log, Pace, metrics_since
 from zoo.engine.state import TrainState, settle_buffers
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.stop import StopSignals
-from zoo.engine.validation import Result, validate
+from zoo.engine.task import Result
+from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
 from zoo.weights.record import escaped_names
+
+NUM_SHOWN = 4
 
 
 @dataclass
@@ -191,7 +193,7 @@ def _finish_epoch(run: _Run) -> Result:
     state = run.state
     # A signal that came during the last step is answered now, and not after a validation of several minutes.
     _stop_if_asked(run, run.stop.agreed_at_once())
-    skipped = state.meter.read(reduce=True)["skipped"]
+    skipped = state.meter.read(reduce=True).skipped
     if skipped:
         run.log.message(f"epoch {state.epoch + 1}: {skipped} training image{'s' * (skipped > 1)} could not be read")
     try:
@@ -199,9 +201,9 @@ def _finish_epoch(run: _Run) -> Result:
     except _StopInValidation as asked:
         _stop_if_asked(run, str(asked))
         raise
-    is_best = state.epoch == 0 or result.top1 > state.best_top1
+    is_best = state.epoch == 0 or result.score > state.best_score
     if is_best:
-        state.best_top1, state.best_epoch = result.top1, state.epoch
+        state.best_score, state.best_epoch = result.score, state.epoch
     run.log.validation(state.epoch, state.step, result, is_best)
     state.epoch, state.batch = state.epoch + 1, 0
     state.meter.reset()
@@ -217,14 +219,28 @@ def _validation(run: _Run) -> Result:
     with run.log.progress("validation", len(run.val_loader)) as advance:
         return validate(
             state.scored_model,
+            state.task,
             _val_batches(run),
             state.process.device,
             state.process.world_size,
             num_images=run.val_loader.batch_sampler.num_images,
-            protocol=Protocol(settings.input.scale_val, settings.input.crop_val, ten_crops=False),
+            protocol=state.task.own_protocol,
             amp=settings.training.amp,
             advance=advance,
+            record=_class_maps(run),
         )
+
+
+def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
+    """Return a function that logs the task's maps for a few of rank 0's batches, the same in every validation."""
+    state, num_batches, seen = run.state, len(run.val_loader), count()
+    chosen = {index * num_batches // NUM_SHOWN for index in range(NUM_SHOWN)} if state.process.is_main else set()
+
+    def record(batch: Batch, logits: Tensor) -> None:
+        if (index := next(seen)) in chosen and (maps := state.task.class_maps(logits, batch.targets)):
+            run.log.class_maps(state.step, f"val/image{index}", batch.images[0], maps)
+
+    return record
 
 
 class _StopInValidation(Exception):
@@ -265,8 +281,8 @@ def _checked_reading(run: _Run) -> Reading:
     NonFiniteLossError, on every rank, if any loss was not finite.
     """
     reading = run.state.meter.read(reduce=True)
-    if reading["first_bad_step"] is not None:
-        raise _not_finite(f"the loss was not finite at step {reading['first_bad_step']}", run.log_dir)
+    if reading.first_bad_step is not None:
+        raise _not_finite(f"the loss was not finite at step {reading.first_bad_step}", run.log_dir)
     return reading
 
 

@@ -1,10 +1,12 @@
-"""What is measured during training: loss and accuracy, and how exactly reversible chains reconstruct activations."""
+"""What is measured during training: loss and scores, and how exactly reversible chains reconstruct activations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,37 +14,60 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError
 
-TOP1, TOP5, COUNT, SKIPPED, FIRST_BAD = range(5)
+COUNT, SKIPPED, FIRST_BAD = -3, -2, -1  # the places behind the counts of the task
 NO_BAD_STEP = -1
 
 
-class Reading(TypedDict):
-    """Averages over the images that a `Meter` has seen.
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Sums over the images that a `Meter` has seen.
 
-    ``loss`` is in nats per image, ``top1`` and ``top5`` in percent. ``count`` images are averaged over, ``skipped``
-    ones could not be read. ``first_bad_step`` is the first step whose loss was not finite, None if there was none.
+    Args:
+    - `loss_sum`: the loss, nats.
+    - `counts`: the whole numbers that the task makes its scores of, int64, on the CPU.
+    - `count`: number of images that were seen.
+    - `skipped`: number of images that could not be read.
+    - `first_bad_step`: the first step whose loss was not finite, None if there was none.
     """
 
-    loss: float
-    top1: float
-    top5: float
+    loss_sum: float
+    counts: Tensor
     count: int
     skipped: int
     first_bad_step: int | None
 
+    @property
+    def loss(self) -> float:
+        """The mean loss in nats per image, NaN if no image was seen."""
+        return self.loss_sum / (self.count or math.nan)
+
+    def since(self, before: Reading) -> Reading:
+        """Return the sums over the images that were seen after ``before``, an earlier reading of the same meter."""
+        return Reading(
+            self.loss_sum - before.loss_sum,
+            self.counts - before.counts,
+            self.count - before.count,
+            self.skipped - before.skipped,
+            self.first_bad_step,
+        )
+
 
 class Meter:
-    """Sums of loss, top-1 hits, top-5 hits and images since the last `reset`.
+    """Sums of the loss, of what a task counts and of images since the last `reset`.
 
-    The sums are kept on ``device`` and the host waits for them only in `read`. Hits and images are int64 and the loss
-    is float64, so that the sums of a whole data set are exact. MPS has no float64 and sums the loss in float32.
+    The sums are kept on ``device`` and the host waits for them only in `read`. Counts are int64 and the loss is
+    float64, so that the sums of a whole data set are exact. MPS has no float64 and sums the loss in float32.
+
+    Args:
+    - `device`: where the batches are.
+    - `num_counts`: how many whole numbers the task counts.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, num_counts: int) -> None:
         self.device = torch.device(device)
         loss_dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self._loss = torch.zeros((), dtype=loss_dtype, device=self.device)
-        self._counts = torch.zeros(5, dtype=torch.int64, device=self.device)
+        self._counts = torch.zeros(num_counts - COUNT, dtype=torch.int64, device=self.device)
         self.reset()
 
     def reset(self) -> None:
@@ -52,19 +77,15 @@ class Meter:
         self._counts[FIRST_BAD].fill_(NO_BAD_STEP)
 
     @torch.no_grad()
-    def update(self, loss_sum: Tensor, logits: Tensor, targets: Tensor, step: int) -> None:
+    def update(self, loss_sum: Tensor, counts: Tensor, num_images: int, step: int) -> None:
         """Add one batch without waiting for the device.
 
-        ``loss_sum``: the loss summed over the images (nats), 0-d. ``logits``: (N, classes).
-        ``targets``: (N,). ``step``: the number remembered if this is the first loss that is not finite.
-        With fewer than five classes top-5 means "among all of them", that is 100 percent.
+        ``loss_sum``: the loss summed over the images (nats), 0-d. ``counts``: what the task counts, (num_counts,).
+        ``step``: the number remembered if this is the first loss that is not finite.
         """
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        hits = best == targets[:, None]
         self._loss += loss_sum
-        self._counts[TOP1] += hits[:, 0].sum()
-        self._counts[TOP5] += hits.sum()
-        self._counts[COUNT] += len(targets)
+        self._counts[:COUNT] += counts
+        self._counts[COUNT] += num_images
         first_bad = self._counts[FIRST_BAD]
         is_first_bad = ~torch.isfinite(loss_sum) & (first_bad == NO_BAD_STEP)
         first_bad.masked_fill_(is_first_bad, step)
@@ -75,45 +96,49 @@ class Meter:
             self._counts[SKIPPED] += count
 
     def read(self, reduce: bool = False) -> Reading:
-        """Return the averages so far, over all processes if ``reduce`` (one all-reduce, on every rank).
+        """Return the sums so far, over all processes if ``reduce`` (one all-reduce, on every rank).
 
-        This waits for the device. The averages are NaN when no image was seen.
+        This waits for the device.
         """
-        rows = [[self._loss.item(), *self._counts.tolist()]]
+        loss, first_bad = self._loss.item(), int(self._counts[FIRST_BAD])
+        sums, losses, first_bads = self._counts[:FIRST_BAD], [loss], [first_bad]
         if reduce and dist.is_initialized() and dist.get_world_size() > 1:
-            rows = self._rows_of_all_ranks(rows[0])
-        loss, top1, top5, count, skipped = (sum(column) for column in list(zip(*rows, strict=True))[:-1])
-        bad_steps = [int(row[-1]) for row in rows if row[-1] != NO_BAD_STEP]
-        images = count or float("nan")
+            sums, losses, first_bads = _of_all_ranks(sums, loss, first_bad)
+        *_, count, skipped = sums[-2:].tolist()
         return Reading(
-            loss=loss / images,
-            top1=100 * top1 / images,
-            top5=100 * top5 / images,
-            count=int(count),
-            skipped=int(skipped),
-            first_bad_step=min(bad_steps, default=None),
+            loss_sum=sum(losses),
+            counts=sums[:-2].to("cpu", copy=True),
+            count=count,
+            skipped=skipped,
+            first_bad_step=min((step for step in first_bads if step != NO_BAD_STEP), default=None),
         )
-
-    def _rows_of_all_ranks(self, row: list[float]) -> list[list[float]]:
-        """Return the rows of all ranks: each fills its own line of a matrix of zeros, which is then summed.
-
-        A plain sum could not carry the first bad step, of which the minimum is needed. float64 holds every count below
-        2**53 exactly.
-        """
-        table = torch.zeros(dist.get_world_size(), len(row), dtype=torch.float64, device=self.device)
-        table[dist.get_rank()] = torch.tensor(row, dtype=torch.float64, device=self.device)
-        dist.all_reduce(table)
-        rows: list[list[float]] = table.tolist()
-        return rows
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the sums on the CPU, for a checkpoint."""
         return {"loss": self._loss.to("cpu", copy=True), "counts": self._counts.to("cpu", copy=True)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from what `state` returned; ValueError for the sums of another task."""
+        if state["counts"].shape != self._counts.shape:
+            raise ValueError(f"meter.counts has shape {tuple(state['counts'].shape)}, not {tuple(self._counts.shape)}")
         self._loss.copy_(state["loss"])
         self._counts.copy_(state["counts"])
+
+
+def _of_all_ranks(sums: Tensor, loss: float, first_bad: int) -> tuple[Tensor, list[float], list[int]]:
+    """Return the ``sums`` over all ranks, and the losses and first bad steps of each, in the order of the ranks.
+
+    Only whole numbers are added up, so that no bit is lost: each rank writes the bits of its loss, and its step, into
+    places of its own, where all others have 0.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    own = sums.new_zeros(2, world_size)
+    own[0, rank] = int(torch.tensor(loss, dtype=torch.float64).view(torch.int64))
+    own[1, rank] = first_bad
+    packed = torch.cat([own.flatten(), sums])
+    dist.all_reduce(packed)
+    losses, first_bads = packed[: 2 * world_size].cpu().view(2, world_size)
+    return packed[2 * world_size :], losses.view(torch.float64).tolist(), first_bads.tolist()
 
 
 def check_meter(model: nn.Module, every_steps: int) -> None:

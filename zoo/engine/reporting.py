@@ -9,23 +9,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from zoo.engine.meters import Reading
 from zoo.engine.state import TrainState
-from zoo.engine.validation import Result
+from zoo.engine.task import Result
 
 BatchT = TypeVar("BatchT")
-Average = Literal["loss", "top1", "top5"]
 
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """The numbers of a log interval, over all ranks; accuracies in percent, losses in nats per image."""
+    """The numbers of a log interval, over all ranks; scores in percent by name, losses in nats per image."""
 
     step: int
     """Optimizer steps done since the start of training: the x of every curve."""
@@ -35,13 +34,13 @@ class TrainMetrics:
     """Batches done of the running epoch, from 1 to ``num_batches``."""
     num_batches: int
     loss: float
-    """Mean over the images since the last report, like ``top1`` and ``top5``."""
-    top1: float
-    top5: float
+    """Mean over the images since the last report."""
+    scores: Mapping[str, float]
+    """Those of the images since the last report."""
     epoch_loss: float
-    """Mean over the images of the epoch so far, like ``epoch_top1`` and ``epoch_top5``."""
-    epoch_top1: float
-    epoch_top5: float
+    """Mean over the images of the epoch so far."""
+    epoch_scores: Mapping[str, float]
+    """Those of the images of the epoch so far."""
     lr: float
     """The rate that the last step was done with (first parameter group)."""
     images_per_s: float
@@ -54,6 +53,14 @@ class TrainMetrics:
     """CUDA: most memory ever allocated on the device; CPU: largest resident size of the process."""
     eta_s: float
     """Expected time to the end of the last epoch's training, validations not included."""
+
+    def record(self) -> dict[str, Any]:
+        """Return all numbers by their published names; those of the epoch's scores begin with ``epoch_``."""
+        flat: dict[str, Any] = {}
+        for key, value in asdict(self).items():
+            prefix = key.removesuffix("scores")
+            flat |= {key: value} if prefix == key else {f"{prefix}{name}": score for name, score in value.items()}
+        return flat
 
 
 class Log(Protocol):
@@ -76,6 +83,9 @@ class Log(Protocol):
 
     def images(self, step: int, images: Tensor) -> None:
         """Record a few images of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
+
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation."""
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
@@ -142,26 +152,20 @@ def metrics_since(
     ``num_batches`` is the number of batches of an epoch and ``lr`` the rate of the last step.
     """
     elapsed_s, step_s, data_s = pace.take()
+    between = now.since(before)
     return TrainMetrics(
         step=state.step,
         epoch=state.epoch,
         batch=state.batch,
         num_batches=num_batches,
-        loss=_mean_between(before, now, "loss"),
-        top1=_mean_between(before, now, "top1"),
-        top5=_mean_between(before, now, "top5"),
-        epoch_loss=now["loss"],
-        epoch_top1=now["top1"],
-        epoch_top5=now["top5"],
+        loss=between.loss,
+        scores=state.task.scores(between),
+        epoch_loss=now.loss,
+        epoch_scores=state.task.scores(now),
         lr=lr,
-        images_per_s=(now["count"] - before["count"]) / elapsed_s,
+        images_per_s=between.count / elapsed_s,
         step_s=step_s,
         data_s=data_s,
         peak_memory_bytes=peak_memory_bytes(state.process.device),
         eta_s=pace.expected_s(state.config.optimizer.schedule.epochs * num_batches - state.step),
     )
-
-
-def _mean_between(before: Reading, now: Reading, key: Average) -> float:
-    total_before = before[key] * before["count"] if before["count"] else 0.0  # the mean of nothing is NaN
-    return (now[key] * now["count"] - total_before) / (now["count"] - before["count"])

@@ -17,6 +17,7 @@ from zoo.engine.meters import check_meter
 from zoo.engine.process import Process, seed_everything
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
+from zoo.engine.task import Task
 from zoo.errors import CheckpointError, brief, listed, printable
 from zoo.registry import build_from_config
 from zoo.weights import NetworkRecord, load_weights
@@ -29,7 +30,7 @@ ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticErr
 
 
 def start(
-    config: Experiment,
+    task: Task,
     process: Process,
     log_dir: Path,
     log: Log,
@@ -44,7 +45,7 @@ def start(
     The global random generators are seeded. Raises ConfigError, CheckpointError and WeightsError.
 
     Args:
-    - `config`: the experiment.
+    - `task`: what the experiment trains for, with its settings.
     - `process`: this process of the run.
     - `log_dir`: folder of the run's checkpoints.
     - `log`: gets messages about where the run begins.
@@ -53,6 +54,7 @@ def start(
     - `allow_world_size_change`: whether a checkpoint of another number of processes is accepted.
     - `build`: returns the freshly initialised network.
     """
+    config = task.config
     check_world_size(config, process.world_size)
     for doubt in config.doubts():
         log.message(f"warning: {doubt}")
@@ -68,7 +70,7 @@ def start(
         log.message(f"initial weights: {report.num_loaded} tensors of {report.source}")
     elif weights is not None:
         log.message(f"the initial weights {weights} are not read: the run continues from its checkpoint")
-    state = build_state(config, model, process)
+    state = build_state(task, model, process)
     seed_everything(config.seed, process.rank)
     if resumed is not None:
         for notice in restore(state, resumed, allow_world_size_change):

@@ -16,6 +16,7 @@ from zoo.config import Experiment
 from zoo.engine.meters import Meter
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process
+from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network, distribute
 from zoo.errors import listed
 from zoo.limits import is_number, is_whole
@@ -34,7 +35,7 @@ DEVICE_KEYS = ("fused", "foreach")
 class TrainState:
     """A training run between two steps."""
 
-    config: Experiment
+    task: Task
     process: Process
     model: nn.Module
     """The bare network: its state dict has neither ``module.`` nor ``_orig_mod.`` in front."""
@@ -52,14 +53,19 @@ class TrainState:
     """Batches of the running epoch that are done."""
     step: int = 0
     """Optimizer steps done since the start of training."""
-    best_top1: float = 0.0
-    """Best validation so far, percent."""
+    best_score: float = 0.0
+    """Best validation so far by the score that the task chooses by, percent."""
     best_epoch: int | None = None
-    """Index of the epoch with ``best_top1``; None before the first validation, or for checkpoints that lack it."""
+    """Index of the epoch with ``best_score``; None before the first validation, or for checkpoints that lack it."""
     num_images: int = 0
     """Number of training images, 0 until it is known. A step is a position in exactly this data."""
     class_names: tuple[str, ...] | None = None
-    """Names of the class folders in the order of the outputs, made `printable`; None until they are known."""
+    """Names of the classes in the order of the outputs, made `printable`; None until they are known."""
+
+    @property
+    def config(self) -> Experiment:
+        """The settings of the run."""
+        return self.task.config
 
     @property
     def scored_model(self) -> nn.Module:
@@ -67,22 +73,23 @@ class TrainState:
         return self.model if self.ema is None else self.ema
 
 
-def build_state(config: Experiment, model: nn.Module, process: Process) -> TrainState:
+def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     """Return the state of a run that starts from ``model``, which is moved to the process's device."""
+    config = task.config
     model.to(process.device)
     if config.training.channels_last:
         model.to(memory_format=torch.channels_last)
     settings = config.training
     compiled = compile_network(model, settings.activation_memory_budget) if settings.compile else model
     return TrainState(
-        config=config,
+        task=task,
         process=process,
         model=model,
         wrapped_model=distribute(compiled, process),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
-        meter=Meter(process.device),
+        meter=Meter(process.device, task.num_counts),
     )
 
 
@@ -123,7 +130,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "epoch": state.epoch,
         "arch": state.config.network.arch,
         "state_dict": state.model.state_dict(),
-        "best_prec1": state.best_top1,
+        "best_prec1": state.best_score,
         "best_epoch": state.best_epoch,
         "optimizer": state.optimizer.state_dict(),
         "ema": None if state.ema is None else state.ema.state_dict(),
@@ -158,7 +165,7 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
         raise ValueError("ema holds a moving average, but optimizer.ema_decay is not set")
     if not is_number(saved["best_prec1"], 0, 100):
         raise ValueError(f"best_prec1 is {saved['best_prec1']!r}, not a number from 0 to 100")
-    state.best_top1 = float(saved["best_prec1"])
+    state.best_score = float(saved["best_prec1"])
     best_epoch = saved.get("best_epoch")  # files of the same format may be older than this key
     state.best_epoch = None if best_epoch is None else _count("best_epoch", best_epoch)
     for key, name in POSITION.items():

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
@@ -14,7 +13,7 @@ from zoo.engine.state import TrainState, update_average
 
 
 class StepBatch(NamedTuple):
-    """The images (N, 3, H, W) and classes (N,) of this process in a step, on its device."""
+    """The images (N, 3, H, W) and targets (N, ...) of this process in a step, on its device."""
 
     images: Tensor
     targets: Tensor
@@ -25,9 +24,9 @@ class StepBatch(NamedTuple):
 def train_step(state: TrainState, batch: StepBatch) -> None:
     """Take one step down the gradient of the mean loss over the global batch, and count it in ``state``.
 
-    The loss is cross-entropy, smoothed as configured. Nothing here waits for the device.
+    The loss is that of the task. Nothing here waits for the device.
     """
-    config = state.config.optimizer
+    config, task = state.config.optimizer, state.task
     num_parts = config.accumulate_steps
 
     # 1. The loss and its gradients, one part of the batch after the other, so that only one part's activations are in
@@ -40,11 +39,9 @@ def train_step(state: TrainState, batch: StepBatch) -> None:
         with nullcontext() if number == num_parts else _without_averaging(state.wrapped_model):
             with autocast(state.process.device, AMP_DTYPES[state.config.training.amp]):
                 logits = state.wrapped_model(images)
-            loss = F.cross_entropy(
-                at_least_float32(logits), targets, reduction="sum", label_smoothing=config.label_smoothing
-            )
+            loss = task.loss(at_least_float32(logits), targets)
             state.scaler.scale(loss * weight).backward()
-        state.meter.update(loss.detach(), logits.detach(), targets, state.step + 1)
+        state.meter.update(loss.detach(), task.counts(logits.detach(), targets), len(targets), state.step + 1)
 
     # 2. Clipping, which needs the true size of gradients that fp16 has scaled up.
     if config.clip > 0:

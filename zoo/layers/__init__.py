@@ -1,6 +1,7 @@
 """Modules that networks are built of, and the norm layers as drop-in replacements."""
 
 from zoo.layers.checkpointing import checkpoint
+from zoo.layers.deeplab import DeeplabV3
 from zoo.layers.init import init_weights
 from zoo.layers.norm import (
     ABN,
@@ -17,6 +18,7 @@ from zoo.ops.abn import inplace_abn, inplace_abn_sync
 
 __all__ = [
     "ABN",
+    "DeeplabV3",
     "InPlaceABN",
     "InPlaceABNSync",
     "ReversibleBlock",

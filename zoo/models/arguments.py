@@ -50,8 +50,10 @@ def check_values(arguments: dict[str, Any]) -> None:
             raise ConfigError(f"{name} must be {wanted}, got {value!r}")
 
 
-def dilation_for(output_stride: int, record: Architecture) -> Any:
-    """Return the ``dilation`` that gives the last map of an architecture this stride."""
+def stride_option(output_stride: int, record: Architecture) -> dict[str, Any]:
+    """Return the option, ``dilation`` or an ``output_stride`` of its own, that gives the last map this stride."""
+    if "output_stride" in record.options:
+        return {"output_stride": output_stride}
     if not record.dilations:
         raise ConfigError(
             f"output_stride: {record.name} cannot be dilated, so that its stride is fixed; resnet18 to resnet152, "
@@ -61,7 +63,7 @@ def dilation_for(output_stride: int, record: Architecture) -> Any:
         raise ConfigError(
             f"output_stride: {record.name} has the strides {listed(record.dilations)} only, got {output_stride}"
         )
-    return record.dilations[output_stride]
+    return {"dilation": record.dilations[output_stride]}
 
 
 def check_norm_function(norm: Callable[[int], nn.Module]) -> None:

@@ -84,6 +84,7 @@ class Network(nn.Module):
 
     pretrained_cfg: dict[str, Any]
     built_as: Any = None  # the `zoo.weights.NetworkRecord` that it was built from, None if that is unknown
+    classifier_name = "classifier"  # the module that makes logits of features
     bn_out: nn.Module
     classifier: nn.Sequential
 
@@ -159,7 +160,7 @@ class Network(nn.Module):
     @property
     def num_classes(self) -> int:
         """Number of classes; 0 without a classifier."""
-        return int(self.get_classifier().out_features) if hasattr(self, "classifier") else 0
+        return len(self.get_classifier().weight) if hasattr(self, self.classifier_name) else 0
 
     @property
     def default_cfg(self) -> dict[str, Any]:
@@ -239,12 +240,12 @@ class Network(nn.Module):
         if self.features_only:
             raise ConfigError("a network built with features_only has no classifier to reset")
         check_classes(classes)
-        if hasattr(self, "classifier"):
-            del self.classifier
+        if hasattr(self, self.classifier_name):
+            delattr(self, self.classifier_name)
         if classes > 0:
             like = next(self.parameters())
             self._add_classifier(classes)
-            init_weights(self.classifier.to(like.device, like.dtype))
+            init_weights(getattr(self, self.classifier_name).to(like.device, like.dtype))
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         for name in stage:
@@ -259,6 +260,6 @@ def count_network(model: Network) -> dict[str, int]:
     ``norms`` the norm layers with running statistics.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    in_classifier = sum(parameter.numel() for parameter in model.classifier.parameters())
+    in_classifier = sum(parameter.numel() for parameter in model.get_classifier().parameters())
     norms = sum(name.endswith("running_mean") for name, _ in model.named_buffers())
     return {"parameters": parameters, "parameters_headless": parameters - in_classifier, "norms": norms}

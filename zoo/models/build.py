@@ -13,6 +13,7 @@ from zoo.errors import ConfigError, listed, nearest
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network, check_classes
+from zoo.models.deeplab import HEAD_DILATIONS, DeepLab
 from zoo.models.densenet import DenseNet
 from zoo.models.irevnet import IRevNet
 from zoo.models.preact import PreactResNet
@@ -22,6 +23,35 @@ from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
+
+
+def _deeplab(
+    norm: NormFactory,
+    classes: int,
+    *,
+    body: str,
+    features_only: bool,
+    output_stride: int,
+    head_dilations: Sequence[int] | None,
+    pooling_size: int | Sequence[int] | None,
+    **of_body: Any,
+) -> DeepLab:
+    """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``; ConfigError for features."""
+    if features_only:
+        raise ConfigError(
+            "features_only: DeepLab makes logits of one map, and has no list of features; take those of its body: "
+            f"zoo.get({body!r}, features_only=True, output_stride={output_stride})"
+        )
+    record = architecture(body)
+    options = {**record.options, **of_body, "dilation": record.dilations[output_stride]}
+    return DeepLab(
+        norm,
+        classes,
+        body=FAMILIES[record.family](norm, 0, **record.structure, **options),
+        head_dilations=head_dilations or HEAD_DILATIONS[output_stride],
+        pooling_size=pooling_size,
+    )
+
 
 # The class of each family: (norm, classes, *, features_only, **structure and options) -> network.
 FAMILIES: dict[str, Callable[..., Network]] = {
@@ -37,6 +67,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "revnext": RevNeXt,
     "revnext_flat": FlatRevNeXt,
     "revnext_baseline": RevNeXtBaseline,
+    "deeplab": _deeplab,
 }
 
 # Names of arguments in timm, torchvision and other packages -> what to use here.

@@ -45,6 +45,7 @@ A2_DILATED = (
     ModuleSettings(dilation=4, dropout=0.3),
     ModuleSettings(dilation=4, dropout=0.5),
 )
+A2_STRIDE_16 = (*A2[:4], ModuleSettings(dilation=2, dropout=0.3), ModuleSettings(dilation=2, dropout=0.5))
 
 
 class WiderResNet(Network):
@@ -103,7 +104,8 @@ class WiderResNetA2(WiderResNet):
 
     Args:
     - `dilation`: a truth value, as published; the number 1 means False, too. True keeps the output at 1/8: mod5 and
-      mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4.
+      mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4. The list [1, 1, 2, 2], of mod4 to mod7, keeps
+      it at 1/16: mod6 loses its stride, mod6 and mod7 are dilated by 2.
     - All others are those of `WiderResNet`. With the memory "unwind_3x3" blocks with dropout keep the outputs of their
       last norms.
     """
@@ -122,6 +124,8 @@ class WiderResNetA2(WiderResNet):
             raise ConfigError(f"dilation must be true, false, a number or a list of numbers, got {dilation!r}")
         is_dilated = dilation is True or (bool(dilation) and dilation != 1)
         modules = A2_DILATED if is_dilated else A2
+        if isinstance(dilation, (list, tuple)) and list(dilation) == [1, 1, 2, 2]:
+            modules = A2_STRIDE_16
         super().__init__(
             norm, classes, structure=structure, features_only=features_only, memory=memory, modules=modules
         )

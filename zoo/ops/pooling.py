@@ -5,6 +5,7 @@ torch's maximum pooling keeps its input and 64-bit indices. Its mean pooling kee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -123,3 +124,26 @@ def memory_format_of(x: Tensor) -> torch.memory_format:
     """Return the memory format of x: channels_last, or contiguous for all other layouts."""
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def window_mean2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
+    """Return the means of all windows of ``size`` that lie within the maps of x (N, C, H, W).
+
+    ``size`` is (rows, columns), or a number for both; a window is no larger than the map. The output, of the shape
+    (N, C, H - rows + 1, W - columns + 1), is torch's `avg_pool2d` of stride 1, computed as means of columns of means of
+    rows: rows + columns additions for a value, and not rows times columns.
+    """
+    rows, columns = (min(length, limit) for length, limit in zip(_pair(size), x.shape[2:], strict=True))
+    return F.avg_pool2d(F.avg_pool2d(x, (rows, 1), stride=1), (1, columns), stride=1)
+
+
+def extend_windows(means: Tensor, like: Tensor) -> Tensor:
+    """Return the output of `window_mean2d` at the size of the maps ``like``, its edges repeated outwards.
+
+    Of k - 1 missing rows (k - 1) // 2 are added before, and the others behind; the same with columns. A single mean is
+    returned as it is, (N, C, 1, 1): it broadcasts.
+    """
+    if means.shape[2:] == (1, 1):
+        return means
+    rows, columns = (length - own for length, own in zip(like.shape[2:], means.shape[2:], strict=True))
+    return F.pad(means, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2), mode="replicate")

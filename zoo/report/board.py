@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch.utils.tensorboard.summary import hparams
 
 from zoo.config import Experiment, leaves
 from zoo.engine.reporting import TrainMetrics
-from zoo.engine.validation import Result
+from zoo.engine.task import Result
+from zoo.tasks import task_of
 
 NUM_IMAGES = 8
 HISTOGRAM_NAMES = ("fc", "bn_out")
@@ -38,31 +39,35 @@ class Board:
             opened.enter_context(_quiet_writer_thread())
             self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
             self._writer.add_text("config", f"    {indented}", step)
-            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))))
+            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), task_of(config).labels)
             self._opened = opened.pop_all()
 
-    def _add_hparams(self, values: dict[str, Any]) -> None:
+    def _add_hparams(self, values: dict[str, Any], scores: Iterable[str]) -> None:
         """Write what SummaryWriter.add_hparams would write, which would make it a separate run in TensorBoard."""
         plain = {key: value for key, value in values.items() if isinstance(value, (bool, int, float, str))}
-        for summary in hparams(plain, {"val/top1": 0.0, "val/top5": 0.0, "val/loss": 0.0}):
+        for summary in hparams(plain, {f"val/{name}": 0.0 for name in (*scores, "loss")}):
             self._writer.file_writer.add_summary(summary)
 
     def train(self, metrics: TrainMetrics) -> None:
         """Write train/* at the optimizer step: means since the last report, learning rate, speed, memory."""
-        for name in ("loss", "top1", "top5", "lr", "images_per_s"):
-            self._writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
+        speed = {"lr": metrics.lr, "images_per_s": metrics.images_per_s}
+        for name, value in {"loss": metrics.loss, **metrics.scores, **speed}.items():
+            self._writer.add_scalar(f"train/{name}", value, metrics.step)
         self._writer.add_scalar("train/peak_memory_gb", metrics.peak_memory_bytes / 1e9, metrics.step)
 
     def validation(self, step: int, result: Result) -> None:
         """Write val/* at the number of optimizer steps the weights have seen."""
-        for name in ("loss", "top1", "top5"):
-            self._writer.add_scalar(f"val/{name}", getattr(result, name), step)
+        for name, value in {"loss": result.loss, **result.scores()}.items():
+            self._writer.add_scalar(f"val/{name}", value, step)
         self._writer.flush()
 
     def images(self, step: int, images: Tensor) -> None:
         """Write the first few of the normalised input images (N, 3, H, W) without their normalisation."""
         images = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
         self._writer.add_images("train/inputs", images, step)
+
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Write maps of classes (H, W) over an image."""
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Write reconstruction/CHAIN/BLOCK, relative errors, at the optimizer step."""

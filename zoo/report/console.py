@@ -78,12 +78,22 @@ class Progress:
     - `done`: how many of them are done already.
     - `show`: False for showing nothing at all.
     - `every`: number of batches between two plain lines; without it a line comes after 30 seconds without one.
+    - `unit`: what is counted in plain lines.
     """
 
-    def __init__(self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        done: int = 0,
+        *,
+        show: bool = True,
+        every: int | None = None,
+        unit: str = "batches",
+    ) -> None:
         self._title, self._total, self._done = title, total, done
         self._lines = show and not is_terminal()
-        self._every = every
+        self._every, self._unit = every, unit
         self._last_line_s = time.monotonic()
         size = shutil.get_terminal_size()  # tqdm alone draws nothing on terminals that do not tell their size
         self._bar: tqdm[Any] = tqdm(
@@ -109,7 +119,7 @@ class Progress:
         self._done += count
         is_late = time.monotonic() - self._last_line_s > HEARTBEAT_S
         if self._lines and (is_late if self._every is None else self._done % self._every == 0):
-            logger.info("%s: %d/%d batches", self._title, self._done, self._total)
+            logger.info("%s: %d/%d %s", self._title, self._done, self._total, self._unit)
             self._last_line_s = time.monotonic()
 
     def tell(self, text: str) -> None:

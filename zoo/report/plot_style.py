@@ -21,14 +21,13 @@ DPI = 120
 TITLE_SIZE, LABEL_SIZE = 10, 9  # points of print
 
 
-def check_matplotlib() -> None:
-    """Raise ConfigError where there is no matplotlib."""
+def check_matplotlib(without: str = "leave the plot out with --no-picture") -> None:
+    """Raise ConfigError where there is no matplotlib; ``without`` says how to do without the plot."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "the plot needs matplotlib: pip install matplotlib (the package's extra `plot`), or leave the plot "
-            "out with --no-picture"
+            f"the plot needs matplotlib: pip install matplotlib (the package's extra `plot`), or {without}"
         ) from error
 
 

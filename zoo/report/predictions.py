@@ -69,13 +69,14 @@ def _draw_tile(sheet: Image.Image, left: int, top: int, image: Image.Image, line
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     for number, line in enumerate(lines):
         place = left, top + TILE_PX + MARGIN_PX // 2 + number * LINE_PX
-        draw.text(place, _cut(line, font), fill=INK, font=font)
+        draw.text(place, cut_line(line, font, TILE_PX), fill=INK, font=font)
 
 
-def _cut(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+def cut_line(line: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: float) -> str:
+    """Return ``line``, with "..." for its end if it is wider than ``width`` px; "?" for what the font does not have."""
     line = line.encode("latin-1", errors="replace").decode("latin-1")
-    if font.getlength(line) <= TILE_PX:
+    if font.getlength(line) <= width:
         return line
-    while line and font.getlength(f"{line}...") > TILE_PX:
+    while line and font.getlength(f"{line}...") > width:
         line = line[:-1]
     return f"{line}..."

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -22,11 +21,12 @@ from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
-from zoo.engine.validation import Result
+from zoo.engine.task import Result
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import METRICS_FILE, writable, write_settings
+from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class RunLog:
     ) -> None:
         self._log_dir = log_dir
         self._config = config
+        self._labels = task_of(config).labels
         self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
@@ -206,20 +207,21 @@ class RunLog:
 
     def train_metrics(self, metrics: TrainMetrics) -> None:
         """Record the means of the batches since the last record, and the averages of the epoch."""
-        logger.info("%s", _train_line(metrics), extra={"shown_by_bar": True})
+        logger.info("%s", _train_line(metrics, self._labels), extra={"shown_by_bar": True})
         if self._progress is not None:
+            name, label = next(iter(self._labels.items()))
             self._progress.tell(
-                f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, top-1 {metrics.top1:.1f}, "
+                f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, {label} {metrics.scores[name]:.1f}, "
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
             )
-        self._add_line("train", **asdict(metrics))
+        self._add_line("train", **metrics.record())
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
         logger.info("%s", _validation_line(epoch, result, is_best))
-        self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **asdict(result))
+        self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
@@ -227,6 +229,11 @@ class RunLog:
         """Record the first images of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
         if self._board is not None:
             self._write(partial(self._board.images, step, images))
+
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation, in TensorBoard."""
+        if self._board is not None:
+            self._write(partial(self._board.class_maps, step, name, image, maps))
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains."""
@@ -240,14 +247,14 @@ class RunLog:
             self._write(partial(self._board.parameters, step, model))
 
 
-def _train_line(metrics: TrainMetrics) -> str:
+def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
     """Return the means since the last line, and in brackets the averages of the epoch."""
+    scores = [f"{label} {metrics.scores[key]:.2f} ({metrics.epoch_scores[key]:.2f})" for key, label in labels.items()]
     return (
         f"epoch {metrics.epoch + 1} [{metrics.batch}/{metrics.num_batches}] "
         f"time {metrics.step_s:.3f} s, data {metrics.data_s:.3f} s, "
         f"loss {metrics.loss:.4f} ({metrics.epoch_loss:.4f}), "
-        f"top-1 {metrics.top1:.2f} ({metrics.epoch_top1:.2f}), "
-        f"top-5 {metrics.top5:.2f} ({metrics.epoch_top5:.2f}), "
+        f"{', '.join(scores)}, "
         f"lr {metrics.lr:.3g}, {metrics.images_per_s:.0f} images/s, "
         f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {format_duration(metrics.eta_s)}"
     )
@@ -255,8 +262,9 @@ def _train_line(metrics: TrainMetrics) -> str:
 
 def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
+    scores = [f"{label} {result.scores()[key]:.2f}" for key, label in result.labels.items()]
     return (
-        f"epoch {epoch + 1} validation: top-1 {result.top1:.2f}, top-5 {result.top5:.2f}, "
+        f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
     )
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # commands that only print a table do not wait for torch
     from zoo.config import Expected
-    from zoo.engine.validation import Result
+    from zoo.engine.task import Result
 
 Cell = str | int | float | None
-RESULT_HEADERS = ("network", "protocol", "top-1 %", "top-5 %", "loss", "images", "left out")
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -27,17 +26,19 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
 
 
 def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:
-    """Return a Markdown table with a row per result, each followed by the expected score if there is one.
+    """Return a Markdown table with a row per result, of one task, each followed by the expected score if there is one.
 
-    Expected scores are named by their crop only (``center32``): they hold for the scale of the experiment.
+    Raises IndexError without a result.
     """
     rows: list[list[Cell]] = []
     for result in results:
-        rows.append([title, result.protocol, result.top1, result.top5, result.loss, result.count, result.skipped])
-        score = expected.scores.get(result.protocol.partition("-")[0]) if expected else None
+        rows.append([title, result.protocol, *result.scores().values(), result.loss, result.count, result.skipped])
+        score = expected.scores.get(result.expected_as) if expected else None
         if expected and score:
-            rows.append([f"expected: {expected.source}", result.protocol, score.top1, score.top5, None, None, None])
-    return markdown_table(RESULT_HEADERS, rows)
+            published = [getattr(score, name, None) for name in result.labels]
+            rows.append([f"expected: {expected.source}", result.protocol, *published, None, None, None])
+    labels = [f"{label} %" for label in results[0].labels.values()]
+    return markdown_table(["network", "protocol", *labels, "loss", "images", "left out"], rows)
 
 
 def _is_numeric(column: Sequence[Cell]) -> bool:

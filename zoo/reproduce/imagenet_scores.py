@@ -16,13 +16,13 @@ from zoo import scoring
 from zoo.data.folder import OnBadImage
 from zoo.data.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
-from zoo.engine.protocols import PROTOCOLS, Protocol
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
+from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError
@@ -124,7 +124,7 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
     """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
     network = scoring.load_network(file)
-    own_protocol = network.own_protocol
+    own_protocol = center_crop(network.experiment)
     expected = network.experiment.expected
     scores = {key: score.model_dump(exclude_none=True) for key, score in expected.scores.items()} if expected else {}
     source = expected.source if expected else None

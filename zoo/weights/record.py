@@ -19,7 +19,8 @@ from zoo.weights.published import all_published
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
 COMMON_SETTINGS = ("arch", "norm", "activation", "activation_param", "classes")  # of every network
-FREE_OPTIONS = ("memory", "dilation", "keep_outputs", "dropout")  # these options change no weights
+# These options change no weights.
+FREE_OPTIONS = ("memory", "dilation", "output_stride", "pooling_size", "keep_outputs", "dropout")
 # Files come from anywhere; these limits are far more than any network needs, and far less than would fill a machine.
 MAX_NAME_LENGTH, MAX_NUMBER, MAX_ENTRIES = 255, 65_536, 64
 MAX_SHOWN, MAX_SHOWN_LIST = 100, 500  # characters

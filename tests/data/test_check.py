@@ -1,0 +1,92 @@
+"""Everything in a data folder is counted, and everything that is wrong with it is found at once."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.data.sample_images import make_folder, random_image
+from tests.data.sample_labels import experiment, label_map, make_labelled, make_pair, random_classes
+from zoo.config import Experiment, parse_experiment
+from zoo.data.check import Bar, SplitReport, check_data
+from zoo.errors import ConfigError
+
+
+def _check(config: Experiment, data: Path, workers: int = 0) -> list[SplitReport]:
+    shown: dict[str, int] = {}
+
+    def _show(split: str, total: int) -> AbstractContextManager[Bar]:
+        shown[split] = total
+        return nullcontext(SimpleNamespace(advance=lambda count: shown.update({split: shown[split] - count})))
+
+    reports = check_data(config, data, workers, _show)
+    assert not any(shown.values())
+    return reports
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_sizes_images_and_pixels_of_each_class_are_counted(tmp_path: Path, workers: int) -> None:
+    data = make_labelled(tmp_path, 4, 2)
+    make_pair(data / "train/images/wide.png", data / "train/labels/wide.png", 9, 3, 30, 7)
+    label_map(np.full((7, 30), 2)).save(data / "train/labels/wide.png")
+    train, val = _check(experiment(), data, workers)
+    assert (train.num_images, val.num_images, train.faults + val.faults) == (5, 2, [])
+    assert train.sizes == {(12, 10): 4, (30, 7): 1}
+    assert train.images.tolist() == [4, 4, 5]
+    maps = np.concatenate([random_classes(seed, 3).ravel() for seed in range(4)])
+    expected = [int((maps == value).sum()) for value in (0, 1, 2, 255)]
+    assert train.pixels is not None
+    assert train.pixels.tolist() == [expected[0], expected[1], expected[2] + 210, expected[3]]
+
+
+def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path, 6, 2)
+    labels = data / "train" / "labels"
+    (labels / "000.png").unlink()
+    (labels / "002.png").write_bytes(b"")
+    label_map([[9] * 12] * 10).save(labels / "004.png")
+    label_map([[0] * 10] * 12).save(labels / "sub" / "001.png")
+    random_image(0).save(labels / "sub" / "003.png")
+    train, val = _check(experiment(), data)
+    assert (train.num_images, sum(train.sizes.values()), val.faults) == (5, 1, [])
+    for name, fault in zip(
+        ("images/000.png", "labels/002.png", "labels/004.png", "labels/sub/001.png", "labels/sub/003.png"),
+        sorted(train.faults, key=lambda text: text.split("/train/")[-1]),
+        strict=True,
+    ):
+        assert str(data / "train" / name) in fault
+
+
+def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path, 2, 1)
+    (data / "val" / "images" / "000.png").write_bytes(b"")
+    (data / "train" / "images").rename(data / "train" / "pictures")
+    train, val = _check(experiment(), data)
+    assert "there is no folder train/images" in train.faults[0]
+    assert "an image cannot be read" in val.faults[0]
+
+
+def test_another_number_of_classes_is_the_experiments_fault(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path, 1, 1)
+    (data / "classes.txt").write_text("a\nb\nc\n")
+    with pytest.raises(ConfigError, match=r"network\.classes = 4"):
+        _check(experiment(num_classes=4), data)
+
+
+def test_class_folders_are_checked_too(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", {"a": 3, "b": 2})
+    make_folder(tmp_path / "val", {"a": 1, "c": 2})
+    (tmp_path / "train" / "b" / "001.png").write_bytes(b"")
+    (tmp_path / "val" / "c" / "000.png").unlink()
+    (tmp_path / "val" / "c").joinpath("000.png").write_bytes(b"GIF")
+    config = parse_experiment({"network": {"classes": 2}, "optimizer": {"batch_size": 2}}, "test")
+    train, val = _check(config, tmp_path, workers=2)
+    assert (train.num_images, train.images.tolist(), train.pixels) == (5, [3, 1], None)
+    assert len(train.faults) == 1
+    assert str(tmp_path / "train/b/001.png") in train.faults[0]
+    assert "different classes (1 only in train/: b; 1 only in val/: c)" in val.faults[0]
+    assert str(tmp_path / "val/c/000.png") in val.faults[1]

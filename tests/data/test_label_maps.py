@@ -1,0 +1,237 @@
+"""Pairs are found in every layout, label maps are read as the ids they hold, and each fault names its file."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.sample_images import random_image
+from tests.data.sample_labels import IGNORE, label_map, make_labelled, make_pair, random_classes
+from zoo.data.label_maps import (
+    CITYSCAPES,
+    COCO_STUFF,
+    LAYOUTS,
+    NO_CLASS,
+    LabelledImages,
+    Split,
+    find_labelled_images,
+    labelled_images,
+    read_label,
+    read_pair,
+)
+from zoo.errors import ConfigError, DataError
+
+
+def _find(data: Path, split: Split = "train", layout: str = "folders", num_classes: int = 3) -> LabelledImages:
+    return labelled_images(data, split, layout, num_classes, IGNORE)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> np.ndarray:
+    """The table of three classes in layout "folders"."""
+    return _find(make_labelled(tmp_path / "data", 1, 1)).table
+
+
+def _png(path: Path, rows: list[bytes], width: int, bits: int, colour_type: int = 0) -> Path:
+    """Write a PNG file of packed ``rows``, as PIL writes no gray values of two and four bits."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, len(rows), bits, colour_type, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
+        (b"IEND", b""),
+    ]
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in chunks:
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    path.write_bytes(content)
+    return path
+
+
+def test_folders_pair_images_and_label_maps_by_name_and_sub_folder(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path)
+    (data / "train" / "images" / "000.png").rename(data / "train" / "images" / "000.JPG")
+    found = _find(data)
+    names = ["000.JPG", "002.png", "004.png", "sub/001.png", "sub/003.png"]
+    assert found.images == [f"train/images/{name}" for name in names]
+    assert found.labels == [f"train/labels/{name}".replace(".JPG", ".png") for name in names]
+    assert found.classes == ["0", "1", "2"]
+    assert np.flatnonzero(found.table != NO_CLASS).tolist() == [0, 1, 2, 255]
+    assert len(_find(data, "val").images) == 3
+
+
+def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path, 1, 1)
+    (data / "classes.txt").write_text("ground\ncat\nçedilla\n", encoding="utf-8")
+    assert _find(data).classes == ["ground", "cat", "çedilla"]
+    with pytest.raises(ConfigError, match=r"network\.classes = 4: the data have 3 classes \(ground, cat, "):
+        _find(data, num_classes=4)
+    (data / "classes.txt").write_bytes(b"\xff\n")
+    with pytest.raises(DataError, match=r"cannot be read: it is no UTF-8 text; .*classes\.txt"):
+        _find(data)
+
+
+def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp_path: Path) -> None:
+    for split, city in (("train", "aachen"), ("train", "bonn"), ("val", "ulm")):
+        stem = tmp_path / "gtFine" / split / city / "a_000001_000019_gtFine"
+        image = tmp_path / "leftImg8bit" / split / city / "a_000001_000019_leftImg8bit.png"
+        make_pair(image, Path(f"{stem}_labelIds.png"), 0, 19)
+        label_map([list(range(34))]).save(f"{stem}_labelIds.png")
+        random_image(1).save(f"{stem}_color.png")
+        Path(f"{stem}_polygons.json").write_text("{}")
+    found = _find(tmp_path, layout="cityscapes", num_classes=19)
+    assert found.labels == [f"gtFine/train/{city}/a_000001_000019_gtFine_labelIds.png" for city in ("aachen", "bonn")]
+    (classes,) = read_label(tmp_path / found.labels[0], found.table)
+    assert [found.classes[number] for number in classes if number != IGNORE] == list(CITYSCAPES.values())
+    assert np.flatnonzero(classes != IGNORE).tolist() == list(CITYSCAPES)
+    assert (classes[7], classes[26], classes[33]) == (0, 13, 18)
+    assert found.table[34] == NO_CLASS
+    assert len(_find(tmp_path, "val", "cityscapes", 19).images) == 1
+    with pytest.raises(ConfigError, match=r"network\.classes = 3: the data have 19 classes"):
+        _find(tmp_path, layout="cityscapes")
+
+
+def test_coco_stuff_has_the_91_stuff_classes_one_below_their_number(tmp_path: Path) -> None:
+    for split in ("train2017", "val2017"):
+        make_pair(tmp_path / f"images/{split}/1.jpg", tmp_path / f"annotations/{split}/1.png", 0, 3)
+    found = _find(tmp_path, layout="coco_stuff", num_classes=91)
+    assert (found.images, found.labels) == (["images/train2017/1.jpg"], ["annotations/train2017/1.png"])
+    assert (len(COCO_STUFF), COCO_STUFF[0], COCO_STUFF[149 - 92], COCO_STUFF[-1]) == (91, "banner", "road", "wood")
+    label_map([[0, 90, 91, 148, 181, 255]]).save(tmp_path / "x.png")
+    assert read_label(tmp_path / "x.png", found.table).tolist() == [[255, 255, 0, 57, 90, 255]]
+    label_map([[92, 183, 0]]).save(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"no class: 183 \(1 px\); .*x\.png: allowed are 0 to 181 and 255;"):
+        read_label(tmp_path / "x.png", found.table)
+
+
+@pytest.mark.parametrize("version", ["", "v1.2"])
+def test_vistas_takes_names_and_void_from_its_configuration(tmp_path: Path, version: str) -> None:
+    entries = [("Bird", True), ("Ego Vehicle", True), ("Unlabeled", False), ("Later", True)]
+    config = {
+        "labels": [{"readable": name, "name": "x", "evaluate": flag, "color": [0, 0, 0]} for name, flag in entries]
+    }
+    file = tmp_path / (f"config_{version}.json" if version else "config.json")
+    file.write_text(json.dumps(config))
+    for split in ("training", "validation"):
+        make_pair(tmp_path / split / "images" / "a.jpg", tmp_path / split / version / "labels" / "a.png", 0, 4)
+    found = _find(tmp_path, layout="vistas")
+    assert found.labels == [str(Path("training", version, "labels", "a.png"))]
+    assert found.classes == ["Bird", "Ego Vehicle", "Later"]
+    assert found.table[:5].tolist() == [0, 1, IGNORE, 2, NO_CLASS]
+    file.write_text('{"labels": [{"readable": "Bird"}]}')
+    with pytest.raises(DataError, match=rf'no list "labels" .*KeyError: \'evaluate\'.*{file.name}'):
+        _find(tmp_path, layout="vistas")
+    file.unlink()
+    with pytest.raises(DataError, match=f"No such file or directory; .*{file.name}"):
+        _find(tmp_path, layout="vistas")
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "I;16"])
+def test_ids_are_read_as_they_are_from_palette_and_gray_images(tmp_path: Path, table: np.ndarray, mode: str) -> None:
+    classes = random_classes(1, 3)
+    label_map(classes, mode).save(tmp_path / "x.png")
+    read = read_label(tmp_path / "x.png", table)
+    assert read.dtype == np.int32
+    assert np.array_equal(read, classes)
+
+
+def test_ids_of_one_two_and_four_bits_are_not_spread_over_the_range_of_a_byte(
+    tmp_path: Path, table: np.ndarray
+) -> None:
+    assert read_label(_png(tmp_path / "1.png", [b"\x40"], 2, 1), table).tolist() == [[0, 1]]
+    assert read_label(_png(tmp_path / "2.png", [b"\x18"], 3, 2), table).tolist() == [[0, 1, 2]]
+    assert read_label(_png(tmp_path / "4.png", [b"\x01\x20"], 3, 4), table).tolist() == [[0, 1, 2]]
+
+
+def test_ids_of_16_bits_beyond_a_byte_are_classes_of_their_own(tmp_path: Path) -> None:
+    table = _find(make_labelled(tmp_path / "data", 1, 1), num_classes=3000).table
+    label_map([[0, 2999, 256]], "I;16").save(tmp_path / "x.png")
+    with pytest.raises(DataError, match="no class"):
+        read_label(tmp_path / "x.png", _find(tmp_path / "data").table)
+    assert read_label(tmp_path / "x.png", table).tolist() == [[0, 2999, 256]]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
+def test_colours_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None:
+    random_image(0).convert(mode).save(tmp_path / "x.png")
+    with pytest.raises(DataError, match=rf"^a label map cannot be read: it has colours \(mode {mode}\) .*x\.png$"):
+        read_label(tmp_path / "x.png", table)
+
+
+def test_a_label_out_of_range_is_named_with_its_number_of_pixels(tmp_path: Path, table: np.ndarray) -> None:
+    label_map([[0, 3, 3, 254], [1, 2, 255, 3]]).save(tmp_path / "x.png")
+    with pytest.raises(
+        DataError, match=r"no class: 3 \(3 px\), 254 \(1 px\); .*/x\.png: allowed are 0 to 2 and 255; correct"
+    ):
+        read_label(tmp_path / "x.png", table)
+
+
+def test_an_unreadable_label_map_is_named(tmp_path: Path, table: np.ndarray) -> None:
+    path = tmp_path / "x.png"
+    label_map(random_classes(0, 3, 60, 60)).save(path)
+    whole = path.read_bytes()
+    for content in (whole[:-40], b"", b"P5 2 1 255\n\0\1"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"^a label map cannot be read: .*; .*x\.png$"):
+            read_label(path, table)
+    with pytest.raises(DataError, match="a label map cannot be read: No such file"):
+        read_label(tmp_path / "none.png", table)
+
+
+def test_image_and_label_map_of_different_sizes_are_both_named(tmp_path: Path, table: np.ndarray) -> None:
+    random_image(0).save(tmp_path / "a.jpg")
+    label_map(random_classes(0, 3, 10, 12)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"12 x 10 px but its label map 10 x 12; .*a\.jpg and .*a\.png"):
+        read_pair(tmp_path / "a.jpg", tmp_path / "a.png", table)
+
+
+def test_an_orientation_in_exif_turns_neither_image_nor_label_map(tmp_path: Path, table: np.ndarray) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    random_image(0).save(tmp_path / "a.jpg", exif=exif)
+    label_map(random_classes(0, 3)).save(tmp_path / "a.png", exif=exif)
+    image, classes = read_pair(tmp_path / "a.jpg", tmp_path / "a.png", table)
+    assert (image.size, classes.shape) == ((12, 10), (10, 12))
+
+
+def test_files_without_counterpart_are_all_listed_and_the_first_is_an_error(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path)
+    (data / "train" / "labels" / "002.png").unlink()
+    (data / "train" / "images" / "sub" / "003.png").unlink()
+    found, faults = find_labelled_images(data, "train", "folders", 3, IGNORE)
+    assert len(found.images) == 3
+    assert "an image has no label map train/labels/002.png; " in faults[0]
+    assert faults[0].endswith("train/images/002.png")
+    assert "a label map has no image train/images/sub/003.jpg|" in faults[1]
+    assert faults[1].endswith("train/labels/sub/003.png")
+    with pytest.raises(DataError, match=r"train/images/002\.png \(and 1 more such files\): add .*zoo data check"):
+        _find(data)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path, layout: str) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match=rf"no folder .*holds other\); .*segmentation\.layout {layout} needs it"):
+        _find(tmp_path, layout=layout)
+    with pytest.raises(DataError, match="there is no folder"):
+        _find(tmp_path / "nowhere" / "at all", layout=layout)
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    for name in ("images", "labels"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+    with pytest.raises(
+        DataError, match=r"no image in the folder; .*train/images: images of layout folders end in \.jpg"
+    ):
+        _find(tmp_path)
+
+
+def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path)
+    random_image(0).save(data / "train" / "images" / "000.jpg")
+    with pytest.raises(DataError, match=r"named alike but for their ending, 000\.jpg and 000\.png; .*train/images"):
+        _find(data)

@@ -1,0 +1,180 @@
+"""DeepLabV3 on the bodies: agreement with plain torch, arguments and options, and what it has in common with others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import zoo
+from tests.formula import activated_batch_norm, relative_error
+from tests.layers.test_deeplab import paper_head
+from zoo.architectures import ARCHITECTURES
+from zoo.layers import ABN, InPlaceABN, freeze_norms
+from zoo.layers.stages import CheckpointedSequential, UnwoundSequential
+from zoo.models.base import count_network
+
+DEEPLABS = [name for name, record in ARCHITECTURES.items() if record.task == "segmentation"]
+
+
+def build_meta(name: str, **arguments) -> nn.Module:
+    with torch.device("meta"):
+        return zoo.get(name, **arguments)
+
+
+def plain_model(x: Tensor, model: nn.Module, norm: str, training: bool, dilations: dict[int, int]) -> Tensor:
+    """Return the logits of deeplab_resnet18 as plain operations compute them, of mod4 and mod5 with ``dilations``."""
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
+
+    def normed(x: Tensor, name: str, activation: str = "leaky_relu", shortcut: Tensor | None = None) -> Tensor:
+        weight, bias, mean, var = (
+            tensors[f"{name}.{key}"] for key in ("weight", "bias", "running_mean", "running_var")
+        )
+        return activated_batch_norm(
+            x, weight, bias, activation=activation, statistics=None if training else (mean, var),
+            signed=norm == "standard", shortcut=shortcut,
+        )  # fmt: skip
+
+    y = normed(F.conv2d(x, tensors["body.mod1.conv1.weight"], stride=2, padding=3), "body.mod1.bn1")
+    y = F.max_pool2d(y, 3, stride=2, padding=1)
+    for module in (2, 3, 4, 5):
+        dilation = dilations.get(module, 1)
+        for block in (1, 2):
+            name = f"body.mod{module}.block{block}"
+            stride = 2 if block == 1 and module > 2 and dilation == 1 else 1
+            shortcut = y
+            if block == 1 and module > 2:
+                projected = F.conv2d(y, tensors[f"{name}.proj_conv.weight"], stride=stride)
+                shortcut = normed(projected, f"{name}.proj_bn", "identity")
+            settings = {"padding": dilation, "dilation": dilation}
+            y = F.conv2d(y, tensors[f"{name}.convs.conv1.weight"], stride=stride, **settings)
+            y = F.conv2d(normed(y, f"{name}.convs.bn1"), tensors[f"{name}.convs.conv2.weight"], **settings)
+            y = normed(y, f"{name}.convs.bn2", shortcut=shortcut)
+    y = F.conv2d(paper_head(y, model.head, norm, training, (2, 1, 3)), tensors["cls.weight"], tensors["cls.bias"])
+    return F.interpolate(y, size=x.shape[2:], mode="bilinear", align_corners=False)
+
+
+@pytest.mark.parametrize("norm", ["standard", "inplace"])
+@pytest.mark.parametrize(
+    ("stride", "dilations", "training"), [(8, {4: 2, 5: 4}, True), (8, {4: 2, 5: 4}, False), (16, {5: 2}, True)]
+)
+def test_the_whole_network_and_all_its_gradients_are_those_of_plain_torch(norm, stride, dilations, training) -> None:
+    torch.manual_seed(0)
+    model = zoo.get("deeplab_resnet18", classes=5, norm=norm, output_stride=stride, pooling_size=(3, 4), memory="plain",
+                    head_dilations=(2, 1, 3),)  # fmt: skip
+    model.double().train(training)
+    for name, tensor in model.state_dict().items():
+        if "bn" in name and tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5)
+    x = torch.randn(2, 3, 57, 40, dtype=torch.float64, requires_grad=True)
+    truth = plain_model(x, model, norm, training, dilations)
+    dz = torch.randn_like(truth)
+    leaves = [x, *model.parameters()]
+    expected = torch.autograd.grad(truth, leaves, dz)
+    actual = model(x * 1)
+    assert relative_error(actual, truth) < 1e-11
+    for ours, theirs in zip(torch.autograd.grad(actual, leaves, dz), expected, strict=True):
+        assert relative_error(ours, theirs) < 1e-8
+
+
+def test_there_is_one_for_every_body_that_can_be_dilated_with_the_bodys_strategies() -> None:
+    bodies = [name for name, record in ARCHITECTURES.items() if record.dilations]
+    assert [f"deeplab_{name}" for name in bodies] == DEEPLABS
+    for body in bodies:
+        record = ARCHITECTURES[f"deeplab_{body}"]
+        assert record.memory == ARCHITECTURES[body].memory
+        assert ("input_3x3" in record.options) == ("input_3x3" in ARCHITECTURES[body].options)
+        assert {8, 16} <= set(ARCHITECTURES[body].dilations)
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+@pytest.mark.parametrize("name", ["deeplab_resnext50", "deeplab_densenet121", "deeplab_wider_resnet16_a2"])
+def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -> None:
+    model = build_meta(name, output_stride=stride, classes=5)
+    assert model.feature_info.reduction()[-1] == stride
+    assert [conv.dilation[0] for conv in model.head.map_convs] == {8: [1, 12, 24, 36], 16: [1, 6, 12, 18]}[stride]
+    logits = model.forward_logits(torch.empty(2, 3, 64, 96, device="meta"))
+    assert logits.shape == (2, 5, 64 // stride, 96 // stride)
+    assert model(torch.empty(2, 3, 65, 97, device="meta")).shape == (2, 5, 65, 97)
+
+
+def test_the_vistas_network_has_the_published_sizes() -> None:
+    model = build_meta("deeplab_wider_resnet38_a2", classes=65, norm="inplace", pooling_size=[84, 84])
+    parts = (model.body, model.head, model.cls)
+    assert [sum(p.numel() for p in part.parameters()) for part in parts] == [105_070_912, 30_739_456, 16_705]
+    assert [len(part.state_dict()) for part in parts] == [228, 22, 2]
+    assert next(iter(model.state_dict())).startswith("body.")
+    sizes = count_network(model)
+    assert sizes["parameters_headless"] == 105_070_912 + 30_739_456
+    assert sizes["norms"] == sum(isinstance(module, InPlaceABN) for module in model.modules())
+
+
+def test_memory_and_stem_are_the_bodys() -> None:
+    body = build_meta("deeplab_resnext50", norm="inplace", memory="unwind_3x3", input_3x3=True).body
+    assert isinstance(body.mod2, UnwoundSequential)
+    assert hasattr(body.mod1, "conv3")
+    assert isinstance(build_meta("deeplab_resnet18", memory="checkpoint").body.mod2, CheckpointedSequential)
+    assert build_meta("deeplab_densenet121", memory="checkpoint").body.memory == "checkpoint"
+    with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
+        build_meta("deeplab_resnext50", memory="unwind")
+
+
+def test_a_memory_strategy_changes_no_result() -> None:
+    gradients = []
+    for memory in ("plain", "checkpoint"):
+        torch.manual_seed(0)
+        model = zoo.get("deeplab_resnet18", norm="inplace", memory=memory, classes=3).double()
+        model(torch.randn(2, 3, 32, 32, dtype=torch.float64)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for ours, truth in zip(*gradients, strict=True):
+        assert relative_error(ours, truth) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"features_only": True},
+            r"has no list of features.*zoo.get\('resnet18', features_only=True, output_stride=8\)",
+        ),
+        ({"out_indices": [0]}, "give features_only=True too"),
+        ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab .* drops nothing"),
+        ({"output_stride": 32}, "deeplab_resnet18: output_stride must be 8 or 16, got 32"),
+        ({"dilation": [1, 1, 2, 4]}, "deeplab_resnet18 has no option 'dilation'; .*output_stride"),
+        ({"head_dilations": (12, 24)}, "head_dilations must be three whole numbers"),
+        ({"pooling_size": (84, 0)}, "pooling_size must be a whole number from 1"),
+        ({"input_3x3": True}, "has no option 'input_3x3'"),
+        ({"pretrained": True}, "has no published weights"),
+    ],
+)
+def test_arguments_that_it_cannot_have_are_refused_with_what_to_do(arguments, message) -> None:
+    with pytest.raises(zoo.ZooError, match=message):
+        build_meta("deeplab_resnet18", **arguments)
+
+
+def test_its_classifier_is_a_convolution_that_can_be_exchanged_and_left_out() -> None:
+    model = zoo.get("deeplab_resnet18", classes=4).eval()
+    assert (model.num_classes, model.num_features, zoo.get("deeplab_resnet18").num_classes) == (4, 256, 19)
+    assert model.get_classifier() is model.cls
+    x = torch.randn(2, 3, 40, 48)
+    with torch.no_grad():
+        features = model.forward_features(x)
+        assert features.shape == (2, 256, 5, 6)
+        assert torch.equal(model.forward_head(features), model.forward_logits(x))
+        assert model.forward_head(features, pre_logits=True) is features
+        model.reset_classifier(7)
+        assert model(x).shape == (2, 7, 40, 48)
+        model.reset_classifier(0)
+        assert model.num_classes == 0
+        assert torch.equal(model(x), features)
+    assert isinstance(zoo.get("deeplab_resnet18", classes=0).get_classifier(), nn.Identity)
+
+
+def test_images_of_other_channels_and_all_kinds_of_norms_train() -> None:
+    for norm in ("standard", "inplace", "sync", lambda channels: ABN(channels, activation="relu")):
+        model = zoo.get("deeplab_resnet18", classes=2, norm=norm, in_chans=4)
+        model(torch.randn(2, 4, 32, 32)).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    freeze_norms(model)
+    assert model.train()(torch.randn(1, 4, 32, 32)).shape == (1, 2, 32, 32)

@@ -1,0 +1,57 @@
+"""Upsampling: against torch's own, and in strips of rows against the whole, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.formula import relative_error
+from zoo.ops.upsampling import upsample, upsample_strips
+
+SIZES = [
+    ((5, 7), (40, 56)),
+    ((9, 13), (65, 97)),
+    ((1, 1), (8, 3)),
+    ((6, 4), (5, 3)),
+    ((3, 4), (3, 4)),
+    ((1, 5), (7, 1)),
+]
+
+
+@pytest.mark.parametrize(("low", "high"), SIZES)
+def test_logits_are_those_of_torchs_bilinear_interpolation_at_any_size(low, high) -> None:
+    x = torch.randn(2, 3, *low, dtype=torch.float64)
+    expected = F.interpolate(x, size=high, mode="bilinear", align_corners=False)
+    assert relative_error(upsample(x, high), expected) < 1e-14
+    recorded = upsample(x.requires_grad_(), high)
+    assert torch.equal(recorded, expected)
+    recorded.sum().backward()
+    assert x.grad.sum().item() == pytest.approx(recorded.numel())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("low", "high"), SIZES)
+def test_strips_of_any_height_are_the_rows_of_the_whole_bit_for_bit(low, high, dtype, monkeypatch) -> None:
+    x = torch.randn(2, 3, *low).to(dtype)
+    whole = upsample(x, high)
+    for num_rows in (1, 3, high[0], high[0] + 5):
+        firsts, strips = zip(*upsample_strips(x, high, num_rows), strict=True)
+        assert list(firsts) == list(range(0, high[0], num_rows))
+        assert torch.equal(torch.cat(strips, dim=2), whole)
+    monkeypatch.setattr("zoo.ops.upsampling.STRIP_BYTES", 1)  # a row at a time
+    assert torch.equal(upsample(x, high), whole)
+
+
+def test_compiled_and_traced_graphs_get_torchs_own_operation() -> None:
+    x = torch.randn(1, 2, 4, 4)
+    program = torch.export.export(Upsampled(), (x,))
+    assert [node.target for node in program.graph.nodes if "upsample" in str(node.target)] == [
+        torch.ops.aten.upsample_bilinear2d.vec
+    ]
+    assert relative_error(program.module()(x), upsample(x, (9, 8))) < 1e-6
+
+
+class Upsampled(torch.nn.Module):
+    def forward(self, x):
+        return upsample(x, (9, 8))

@@ -1,0 +1,71 @@
+"""Top-1 and top-5 are those of a hand count, and the loss is smoothed in training alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.config import parse_experiment
+from zoo.engine.meters import Meter, Reading
+from zoo.tasks import task_of
+
+SMOOTHING = 0.1
+TASK = task_of(parse_experiment({"optimizer": {"label_smoothing": SMOOTHING}}, "test"))
+
+
+def _logits_with_target_at_rank(ranks: list[int], classes: int) -> tuple[Tensor, Tensor]:
+    """Logits whose target is the best, second best, ... entry of each row (0 = best)."""
+    logits = torch.arange(classes, 0, -1, dtype=torch.float32).repeat(len(ranks), 1)
+    targets = torch.tensor(ranks)
+    shuffle = torch.randperm(classes, generator=torch.Generator().manual_seed(0))
+    return logits[:, shuffle], torch.argsort(shuffle)[targets]
+
+
+def _reading(*batches: tuple[Tensor, Tensor]) -> Reading:
+    meter = Meter("cpu", TASK.num_counts)
+    for step, (logits, targets) in enumerate(batches):
+        meter.update(torch.tensor(1.0), TASK.counts(logits, targets), len(targets), step)
+    return meter.read()
+
+
+def test_accuracies_are_those_of_a_hand_count() -> None:
+    reading = _reading(_logits_with_target_at_rank([0, 4, 5], 10), _logits_with_target_at_rank([0, 0], 10))
+    assert TASK.scores(reading) == {"top1": 60.0, "top5": 80.0}
+
+
+def test_top5_of_three_classes_is_among_all_of_them() -> None:
+    assert TASK.scores(_reading(_logits_with_target_at_rank([0, 1, 2, 2], 3))) == {"top1": 25.0, "top5": 100.0}
+
+
+def test_logits_of_any_memory_layout_are_accepted() -> None:
+    logits, targets = _logits_with_target_at_rank([0, 4, 5], 10)
+    assert TASK.scores(_reading((logits.t().contiguous().t(), targets)))["top1"] == pytest.approx(100 / 3)
+
+
+def test_accuracies_of_nothing_are_nan() -> None:
+    assert all(math.isnan(score) for score in TASK.scores(_reading()).values())
+
+
+def test_the_loss_is_smoothed_in_training_and_plain_in_validation() -> None:
+    logits, targets = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 6, 3, 3])
+    smoothed = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=SMOOTHING)
+    assert torch.equal(TASK.loss(logits, targets), smoothed)
+    loss, counts = TASK.scored(logits, targets)
+    assert torch.equal(loss, F.cross_entropy(logits, targets, reduction="sum"))
+    assert torch.equal(counts, TASK.counts(logits, targets))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_counting_never_waits_for_the_device() -> None:
+    logits, targets = (tensor.cuda() for tensor in _logits_with_target_at_rank([0, 3], 10))
+    TASK.counts(logits, targets)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        TASK.counts(logits, targets)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,94 @@
+"""Scores of a confusion matrix are those of a count by hand, and of scikit-learn where that is installed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
+
+IGNORE = 255
+
+
+def _pixels(num_classes: int, *shape: int) -> tuple[Tensor, Tensor]:
+    """Labels, some of them to be ignored, and predictions."""
+    generator = torch.Generator().manual_seed(num_classes)
+    labels = torch.randint(num_classes, shape, generator=generator)
+    labels[torch.rand(shape, generator=generator) < 0.2] = IGNORE
+    return labels, torch.randint(num_classes, shape, generator=generator)
+
+
+def _counted(labels: Tensor, predictions: Tensor, num_classes: int) -> np.ndarray:
+    """Count pixel by pixel."""
+    counts = np.zeros((num_classes, num_classes), dtype=np.int64)
+    for label, prediction in zip(labels.flatten().tolist(), predictions.flatten().tolist(), strict=True):
+        if label != IGNORE:
+            counts[label, prediction] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("num_classes", "shape"), [(1, (1, 1)), (4, (2, 7, 5)), (19, (3, 16, 9)), (200, (40, 41))])
+def test_every_labelled_pixel_is_counted_once(num_classes: int, shape: tuple[int, ...]) -> None:
+    labels, predictions = _pixels(num_classes, *shape)
+    before = labels.clone()
+    counts = confusion_counts(labels, predictions, num_classes, IGNORE)
+    assert counts.dtype == torch.int64
+    assert np.array_equal(counts.numpy(), _counted(labels, predictions, num_classes))
+    assert torch.equal(labels, before)
+
+
+def test_an_ignore_label_far_above_the_classes_is_left_out_too() -> None:
+    labels = torch.tensor([0, 1, 65535, 1])
+    assert confusion_counts(labels, torch.tensor([0, 0, 1, 1]), 2, 65535).tolist() == [[1, 0], [1, 1]]
+
+
+def test_scores_are_those_of_a_hand_count() -> None:
+    """Class 0: 6 of 8 pixels right, 1 pixel of class 1 taken for it. Class 3 is predicted twice, class 2 is nowhere."""
+    matrix = ConfusionMatrix(torch.tensor([[6, 1, 0, 1], [1, 2, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]))
+    assert matrix.iou == [100 * 6 / 9, 100 * 2 / 5, None, 0.0]
+    assert matrix.miou == pytest.approx((100 * 6 / 9 + 40) / 3)
+    assert matrix.pixel_accuracy == pytest.approx(100 * 8 / 12)
+    assert matrix.class_accuracy == [75.0, 50.0, None, None]
+    assert matrix.mean_class_accuracy == 62.5
+    assert matrix.frequency_weighted_iou == pytest.approx((8 * 600 / 9 + 4 * 40) / 12)
+    assert matrix.pixels == 12
+
+
+def test_scores_of_nothing_are_nan() -> None:
+    matrix = ConfusionMatrix(torch.zeros(3, 3, dtype=torch.int64))
+    scores = (matrix.miou, matrix.pixel_accuracy, matrix.mean_class_accuracy, matrix.frequency_weighted_iou)
+    assert all(math.isnan(score) for score in scores)
+    assert matrix.iou == [None] * 3
+
+
+@pytest.mark.parametrize("num_classes", [2, 11])
+def test_scores_are_those_of_scikit_learn(num_classes: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    labels, predictions = _pixels(num_classes, 60, 50)
+    is_labelled = labels != IGNORE
+    truth, guess = labels[is_labelled].numpy(), predictions[is_labelled].numpy()
+    matrix = ConfusionMatrix(confusion_counts(labels, predictions, num_classes, IGNORE))
+    assert np.array_equal(matrix.counts.numpy(), metrics.confusion_matrix(truth, guess))
+    assert matrix.miou == pytest.approx(100 * metrics.jaccard_score(truth, guess, average="macro"))
+    assert matrix.frequency_weighted_iou == pytest.approx(100 * metrics.jaccard_score(truth, guess, average="weighted"))
+    assert matrix.pixel_accuracy == pytest.approx(100 * metrics.accuracy_score(truth, guess))
+    assert matrix.mean_class_accuracy == pytest.approx(100 * metrics.balanced_accuracy_score(truth, guess))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_counting_never_waits_for_the_device() -> None:
+    labels, predictions = _pixels(5, 30, 20)
+    expected = confusion_counts(labels, predictions, 5, IGNORE)
+    labels, predictions = labels.cuda(), predictions.cuda()
+    confusion_counts(labels, predictions, 5, IGNORE)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        counts = confusion_counts(labels, predictions, 5, IGNORE)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(counts.cpu(), expected)

@@ -1,0 +1,209 @@
+"""The loss of the hardest pixels, and scores of one confusion matrix at the resolution of the labels."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.dist.spawn import run_distributed
+from zoo.config import parse_experiment
+from zoo.data.folder import Batch
+from zoo.engine.meters import Meter
+from zoo.engine.validation import validate
+from zoo.errors import ConfigError, DataError
+from zoo.tasks import task_of
+from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES
+from zoo.tasks.segmentation import SegmentationResult, SegmentationTask, bootstrapped_loss
+
+CLASSES, IGNORE = 4, 255
+CPU = torch.device("cpu")
+
+
+def _task(**segmentation: object) -> SegmentationTask:
+    content = {"network": {"arch": "deeplab_resnet18", "classes": CLASSES}, "segmentation": segmentation}
+    task = task_of(parse_experiment(content, "test"))
+    assert isinstance(task, SegmentationTask)
+    return task
+
+
+def _batch(count: int, height: int = 5, width: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits and targets, of which some are to be ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, CLASSES, height, width, generator=generator)
+    targets = torch.randint(CLASSES, (count, height, width), generator=generator)
+    targets[torch.rand(targets.shape, generator=generator) < 0.3] = IGNORE
+    return logits, targets
+
+
+def _plain_loss(logits: Tensor, targets: Tensor, share: float, smoothing: float = 0.0) -> Tensor:
+    """Return the sum over the images of the mean of the hardest pixels, by a loop in float64."""
+    total = logits.new_zeros(())
+    for image, target in zip(logits, targets, strict=True):
+        logp = (image - image.exp().sum(0).log()).flatten(1)
+        losses = []
+        for pixel, label in enumerate(target.flatten().tolist()):
+            if label == IGNORE:
+                losses.append(logp.new_zeros(()))
+            else:
+                losses.append(-(1 - smoothing) * logp[label, pixel] - smoothing * logp[:, pixel].mean())
+        losses.sort(key=Tensor.item, reverse=True)
+        count = math.ceil(round(share * len(losses), 9))
+        total = total + sum(losses[:count]) / count
+    return total
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.6, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_and_its_gradient_are_those_of_a_loop_over_the_pixels(share: float, smoothing: float) -> None:
+    logits, targets = _batch(3)
+    logits = logits.double().requires_grad_()
+    loss = bootstrapped_loss(logits, targets, hard_pixels=share, ignore_label=IGNORE, label_smoothing=smoothing)
+    expected = _plain_loss(logits, targets, share, smoothing)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad(value, logits)[0] for value in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_an_image_without_labels_has_a_loss_and_a_gradient_of_zero(share: float) -> None:
+    logits, targets = _batch(2)
+    targets[:] = IGNORE
+    logits.requires_grad_()
+    loss = bootstrapped_loss(logits, targets, hard_pixels=share, ignore_label=IGNORE)
+    loss.backward()
+    assert (loss.item(), logits.grad.abs().max().item()) == (0, 0)
+
+
+def test_a_share_that_floats_cannot_hold_does_not_take_a_pixel_more() -> None:
+    """0.07 of 100 pixels are 7, although 0.07 * 100 is 7.000000000000001."""
+    logits, targets = torch.zeros(1, 2, 10, 10), torch.zeros(1, 10, 10, dtype=torch.int64)
+    logits[0, 1].view(-1)[:7] = 100
+    loss = bootstrapped_loss(logits, targets, hard_pixels=0.07, ignore_label=IGNORE)
+    assert loss.item() == 100
+
+
+def test_the_loss_of_a_batch_is_the_sum_of_those_of_its_images() -> None:
+    """As a step needs it to be the same on any number of processes."""
+    logits, targets = _batch(4)
+    task = _task()
+    parts = [task.loss(logits[i : i + 1], targets[i : i + 1]) for i in range(4)]
+    torch.testing.assert_close(task.loss(logits, targets), sum(parts))
+
+
+def test_logits_are_brought_to_the_size_of_the_labels_before_anything_is_computed() -> None:
+    logits, targets = _batch(2, 12, 10)
+    small = nn.functional.avg_pool2d(logits, 2)
+    large = nn.functional.interpolate(small, size=(12, 10), mode="bilinear", align_corners=False)
+    task = _task(hard_pixels=0.5)
+    torch.testing.assert_close(task.loss(small, targets), task.loss(large, targets))
+    torch.testing.assert_close(task.scored(small, targets), task.scored(large, targets))
+    assert task.class_maps(small, targets)["predictions"].shape == (12, 10)
+
+
+class Segments(nn.Module):
+    """Each pixel's logits are fixed linear functions of its colour, and differ between a pixel and its mirror image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, CLASSES, (1, 3), padding=(0, 1))
+        generator = torch.Generator().manual_seed(3)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.conv(images)
+
+
+def _images(count: int) -> list[Batch]:
+    """Images of different sizes, one to a batch, with label maps of the same sizes."""
+    batches = []
+    for index in range(count):
+        height, width = 4 + index, 9 - index
+        _, targets = _batch(1, height, width, seed=index)
+        images = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(index))
+        batches.append(Batch(images, targets, []))
+    return batches
+
+
+def _score(count: int, protocol: str = "whole", rank: int = 0, world_size: int = 1) -> SegmentationResult:
+    batches = _images(count)[rank::world_size]
+    result = validate(Segments(), _task(), batches, CPU, world_size, num_images=count, protocol=WHOLE_IMAGES[protocol])
+    assert isinstance(result, SegmentationResult)
+    return result
+
+
+@pytest.mark.parametrize("protocol", ["whole", "whole-flip"])
+def test_scores_are_of_all_pixels_together_and_not_means_of_images(protocol: str) -> None:
+    net = Segments().eval().double()
+    counts, losses = np.zeros((CLASSES, CLASSES), dtype=np.int64), []
+    for batch in _images(5):
+        images = batch.images.double()
+        with torch.no_grad():
+            probabilities = net(images).softmax(1)
+            if protocol == "whole-flip":
+                probabilities = (probabilities + net(images.flip(3)).softmax(1).flip(3)) / 2
+        labelled = batch.targets[0] != IGNORE
+        labels, own = batch.targets[0][labelled], probabilities[0][:, labelled]
+        np.add.at(counts, (labels.numpy(), own.argmax(0).numpy()), 1)
+        losses.append(-own.gather(0, labels[None]).log().mean().item())
+    hits, union = counts.diagonal(), counts.sum(0) + counts.sum(1) - counts.diagonal()
+    result = _score(5, protocol)
+    assert result.confusion == counts.tolist()
+    assert result.iou == pytest.approx((100 * hits / union).tolist())
+    assert result.miou == result.score == pytest.approx((100 * hits / union).mean())
+    assert result.pixel_accuracy == pytest.approx(100 * hits.sum() / counts.sum())
+    assert result.loss == pytest.approx(sum(losses) / 5, rel=1e-6)
+    assert (result.count, result.skipped, result.protocol) == (5, 0, protocol)
+
+
+def _score_on_rank() -> SegmentationResult:
+    return _score(5, rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+@pytest.mark.dist
+def test_three_processes_have_the_confusion_matrix_of_one() -> None:
+    alone = _score(5)
+    for result in run_distributed(_score_on_rank, 3):
+        assert (result.confusion, result.miou) == (alone.confusion, alone.miou)
+        assert result.loss == pytest.approx(alone.loss, rel=1e-12)
+
+
+def test_scores_of_an_interval_are_those_of_its_own_pixels() -> None:
+    task, meter = _task(), Meter(CPU, CLASSES**2)
+    first, second = _batch(2, seed=1), _batch(3, seed=2)
+    meter.update(torch.tensor(1.0), task.counts(*first), 2, step=1)
+    before = meter.read()
+    meter.update(torch.tensor(1.0), task.counts(*second), 3, step=2)
+    alone = Meter(CPU, CLASSES**2)
+    alone.update(torch.tensor(1.0), task.counts(*second), 3, step=2)
+    assert task.scores(meter.read().since(before)) == task.scores(alone.read())
+
+
+def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
+    batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE), [])
+    with pytest.raises(DataError, match="no pixel of 1 label maps has a class"):
+        validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])
+
+
+def test_a_line_of_the_log_has_the_scores_and_a_result_file_the_matrix_too() -> None:
+    result = _score(3)
+    names = ["miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "iou", "loss", "count"]
+    assert list(result.record()) == [*names, "skipped", "protocol"]
+    written = json.loads(json.dumps(result.to_json("abc", {"torch": "2"}), allow_nan=False))
+    assert written["confusion"] == result.confusion
+    assert (written["weights_md5"], written["iou"]) == ("abc", result.iou)
+
+
+def test_a_batch_size_is_refused_where_images_come_one_by_one(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="batch_size = 4: deeplab_resnet18 segments"):
+        _task().build_val_loader(tmp_path, WHOLE_IMAGES["whole"], batch_size=4)
+
+
+def test_the_protocols_of_the_tasks_have_different_names() -> None:
+    assert not set(PROTOCOLS) & set(WHOLE_IMAGES)

@@ -1,0 +1,217 @@
+"""ImageViews are fused as a plain and slow computation does it, whole maps and pixel by pixel."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zoo.errors import ConfigError, WeightsError
+from zoo.tasks import views as module
+from zoo.tasks.views import FUSIONS, Fusion, ImageViews, segment
+
+CLASSES = 5
+
+
+def _network(stride: int = 4, classes: int = CLASSES, context: int = 1) -> nn.Module:
+    """A network whose map is ``stride`` times smaller; each cell sees ``context`` cells around itself."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, stride, stride),
+        nn.Tanh(),
+        nn.Conv2d(8, classes, 2 * context + 1, padding=context),
+    ).double()
+
+
+def _image(height: int = 20, width: int = 28) -> Tensor:
+    return torch.randn(3, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _plain_probabilities(
+    forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews, size: tuple[int, int]
+) -> Iterator[Tensor]:
+    """Yield the probabilities (C, H, W) of each view, from whole maps."""
+    sides = image.shape[1:]
+    for scale in views.scales:
+        scaled = [round(side * scale) for side in sides]
+        for flipped in [False, True] if views.flip else [False]:
+            x = F.interpolate(image[None], size=scaled, mode="bilinear", align_corners=False)
+            logits = forward(torch.flip(x, [3]) if flipped else x)
+            logits = torch.flip(logits, [3]) if flipped else logits
+            yield F.interpolate(logits, size=size, mode="bilinear", align_corners=False).softmax(1)[0]
+
+
+def _plain_fusion(probabilities: list[list[float]], fusion: Fusion) -> tuple[int, float]:
+    """Return the class and probability of one pixel, given those of all classes in each view."""
+    classes = range(len(probabilities[0]))
+    if fusion == "mean":
+        means = [sum(view[k] for view in probabilities) / len(probabilities) for k in classes]
+        return means.index(max(means)), max(means)
+    winners = [(view.index(max(view)), max(view)) for view in probabilities]
+    if fusion == "max":
+        return max(winners, key=lambda winner: winner[1])  # the first of equal ones
+    votes = Counter(k for k, _ in winners)
+    sums = {k: sum(p for winner, p in winners if winner == k) for k in votes}
+    best = min(votes, key=lambda k: (-votes[k], -sums[k], k))
+    return best, sums[best] / votes[best]
+
+
+def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews, size: tuple[int, int]) -> None:
+    with torch.no_grad():
+        plain = [view.tolist() for view in _plain_probabilities(forward, image, views, size)]
+        found = segment(forward, image, views, size)
+    assert found.classes.shape == found.probabilities.shape == size
+    for row, column in itertools.product(*map(range, size)):
+        pixel = [[of_class[row][column] for of_class in view] for view in plain]
+        expected, probability = _plain_fusion(pixel, views.fusion)
+        assert int(found.classes[row, column]) == expected
+        assert float(found.probabilities[row, column]) == pytest.approx(probability, abs=1e-6)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize(
+    ("scales", "flip", "size"),
+    [
+        ((1.0,), False, (20, 28)),
+        ((0.7, 1.0, 1.2), True, (20, 28)),
+        ((0.5, 1.0), True, (31, 17)),
+        ((2.0,), True, (9, 9)),
+    ],
+)
+def test_fused_views_are_those_of_whole_maps(
+    fusion: Fusion, scales: tuple[float, ...], flip: bool, size: tuple[int, int]
+) -> None:
+    _check(_network(), _image(), ImageViews(scales, flip, fusion), size)
+
+
+@pytest.mark.parametrize("fusion", ["max", "voting"])
+def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_class(fusion: Fusion) -> None:
+    """The logits are few whole numbers that every view draws anew, so that equal votes and probabilities are common."""
+    generator = torch.Generator().manual_seed(3)
+    drawn: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        if len(drawn) < 6:
+            drawn.append(torch.randint(0, 3, (1, 4, 12, 12), generator=generator).double())
+        calls.append(len(calls))
+        return drawn[calls[-1] % 6]
+
+    calls: list[int] = []
+    _check(forward, _image(12, 12), ImageViews((1.0, 0.9, 0.8), True, fusion), (12, 12))
+    plain = torch.stack(drawn).softmax(2).amax(2)
+    assert (plain[0] == plain[1]).any()
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_single_view_is_argmax_and_softmax(fusion: Fusion) -> None:
+    logits = torch.randn(1, CLASSES, 6, 7, generator=torch.Generator().manual_seed(2))
+    found = segment(lambda x: logits, torch.zeros(3, 6, 7), ImageViews(fusion=fusion))
+    assert torch.equal(found.classes.long(), logits[0].argmax(0))
+    torch.testing.assert_close(found.probabilities, logits.softmax(1)[0].amax(0))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
+    views = ImageViews((0.7, 1.0), True, fusion)
+    whole = segment(_network(), _image(), views, (40, 40))
+    monkeypatch.setattr(module, "STRIP_BYTES", 1)
+    rows = segment(_network(), _image(), views, (40, 40))
+    assert torch.equal(whole.classes, rows.classes)
+    assert torch.equal(whole.probabilities, rows.probabilities)
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Notes the number of values of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
+    monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
+    network = _network(stride=8, classes=50)
+    with _LargestTensor() as largest:
+        segment(network, _image(128, 128), ImageViews((1.0, 1.5), True, fusion))
+    assert largest.numel < 50 * 128 * 128 / 4
+
+
+@pytest.mark.parametrize(("height", "width"), [(50, 84), (67, 30), (32, 32), (5, 121), (33, 64)])
+def test_tiles_of_a_network_without_context_are_the_whole_and_no_window_is_larger(height: int, width: int) -> None:
+    network, sizes = _network(context=0), []
+
+    def forward(x: Tensor) -> Tensor:
+        sizes.append(tuple(x.shape[-2:]))
+        padding = (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)  # as networks do, which round the size of their map up
+        return network(F.pad(x, padding))
+
+    whole = segment(forward, _image(height, width), ImageViews(flip=True))
+    sizes.clear()
+    tiled = segment(forward, _image(height, width), ImageViews(flip=True, tile=32))
+    assert torch.equal(tiled.classes, whole.classes)
+    torch.testing.assert_close(tiled.probabilities, whole.probabilities)
+    assert max(map(max, sizes)) <= 32
+    assert len(sizes) == 2 if max(height, width) <= 32 else len(sizes) > 2
+
+
+def test_overlapping_tiles_are_averaged_and_cover_the_image() -> None:
+    """With one cell per pixel and a window's own number as its logit, the mean over the windows is known."""
+    count = itertools.count(1)
+    found: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        found.append(torch.full((1, 1, *x.shape[-2:]), float(next(count))))
+        return found[-1]
+
+    logits = module._tiled(forward, torch.zeros(1, 3, 4, 10), 4)
+    expected = torch.tensor([1, 1, 1, 1.5, 2, 2, 2.5, 3, 3, 3]).expand(1, 1, 4, 10)
+    assert torch.equal(logits, expected)  # windows at 0, 3 and 6
+
+
+def test_a_tile_off_the_grid_of_the_map_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tile = 32 px: the network makes 6 cells.*output stride"):
+        segment(_network(stride=5), _image(40, 40), ImageViews(tile=32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scales": ()}, "one or more numbers above 0"),
+        ({"scales": (0.0,)}, "above 0"),
+        ({"scales": (-1.0,)}, "above 0"),
+        ({"scales": (float("nan"),)}, "above 0"),
+        ({"scales": (float("inf"),)}, "above 0"),
+        ({"scales": (1.0, 0.5, 1.0)}, "1.0 more than once"),
+        ({"scales": tuple(1 + k / 100 for k in range(51)), "flip": True}, "102 views"),
+        ({"fusion": "median"}, "'median' is not one of mean, max, voting"),
+        ({"tile": 0}, "tile = 0 is not a multiple of 32"),
+        ({"tile": 100}, "tile = 100 is not a multiple of 32"),
+    ],
+)
+def test_impossible_views_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ImageViews(**arguments)
+
+
+def test_a_scale_that_would_fill_the_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="100 x 100 px at scale 100 has 10000 x 10000 px"):
+        segment(_network(), _image(100, 100), ImageViews((100.0,)))
+
+
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    with pytest.raises(WeightsError, match="logits are not finite"):
+        segment(lambda x: torch.full((1, 2, 4, 4), float("nan")), _image())

@@ -1,0 +1,167 @@
+"""Reading all images of a data folder before a run does, for what is in them and for all that is wrong with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from zoo.config import Experiment
+from zoo.data.classes import check_same_classes
+from zoo.data.folder import ImageDataset
+from zoo.data.label_maps import Split, find_labelled_images, read_pair
+from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.reading import read_image, read_many
+from zoo.errors import DataError
+
+SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+class Bar(Protocol):
+    """What shows how many images are read."""
+
+    def advance(self, count: int, /) -> object:
+        """Count ``count`` more images as read."""
+
+
+ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]
+
+
+@dataclass
+class SplitReport:
+    """What is in the images of one split.
+
+    Args:
+    - `split`: "train" or "val".
+    - `classes`: names of the classes.
+    - `num_images`: how many images there are, also those with faults.
+    - `sizes`: how many images have each (width, height).
+    - `images`: how many images are of a class, or have a pixel of it, (classes,) int64.
+    - `pixels`: how many pixels are of a class, and in the last place how many are void, (classes + 1,) int64. None for
+      images without label maps.
+    - `faults`: a line for everything that is wrong, with the names of the files.
+    """
+
+    split: Split
+    classes: Sequence[str] = ()
+    num_images: int = 0
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    images: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    pixels: np.ndarray | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+class _Content(NamedTuple):
+    """The size of an image, and how many of its pixels are of each class, or which class it is of."""
+
+    size: tuple[int, int]
+    counts: np.ndarray
+
+
+def check_data(config: Experiment, data: Path, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+    """Read every image of ``data`` that a run of ``config`` would read, by ``workers`` threads, and return what it is.
+
+    ``show_progress(split, number of images)`` returns a context manager whose `advance` is called for each image.
+    Raises ConfigError where ``config`` and the data set have different numbers of classes; all other faults are
+    reported.
+    """
+    if config.segmentation is None:
+        return _check_folders(config, data, workers, show_progress)
+    return [_check_labelled(config, data, split, workers, show_progress) for split in SPLITS]
+
+
+def _check_labelled(
+    config: Experiment, data: Path, split: Split, workers: int, show_progress: ShowProgress
+) -> SplitReport:
+    settings, num_classes = config.segmentation, config.network.classes
+    assert settings is not None
+    try:
+        found, faults = find_labelled_images(data, split, settings.layout, num_classes, settings.ignore_label)
+    except DataError as error:
+        return SplitReport(split, faults=[str(error)])
+
+    def _read(index: int) -> _Content | str:
+        try:
+            image, classes = read_pair(data / found.images[index], data / found.labels[index], found.table)
+        except DataError as error:
+            return str(error)
+        is_void = classes == settings.ignore_label
+        numbers = np.where(is_void, num_classes, classes).ravel()
+        return _Content(image.size, np.bincount(numbers, minlength=num_classes + 1))
+
+    report = SplitReport(
+        split,
+        found.classes,
+        len(found.images),
+        images=np.zeros(num_classes, dtype=np.int64),
+        pixels=np.zeros(num_classes + 1, dtype=np.int64),
+        faults=faults,
+    )
+    for content in _contents(_read, report, workers, show_progress):
+        report.images += content.counts[:-1] > 0
+        report.pixels += content.counts
+    return report
+
+
+def _check_folders(config: Experiment, data: Path, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+    reports, datasets = [], []
+    for split in SPLITS:
+        try:
+            dataset = _class_folders(config, data, split)
+        except DataError as error:
+            reports.append(SplitReport(split, faults=[str(error)]))
+            continue
+        datasets.append(dataset)
+        reports.append(_check_class_folders(dataset, split, workers, show_progress))
+    if len(datasets) == len(SPLITS):
+        try:
+            check_same_classes(*datasets)
+        except DataError as error:
+            reports[-1].faults.insert(0, str(error))
+    return reports
+
+
+def _class_folders(config: Experiment, data: Path, split: Split) -> ImageDataset:
+    if split == "train":
+        return build_train_loader(data, config).dataset
+    size = config.input
+    return build_val_loader(
+        data, scale=size.scale_val, crop=size.crop_val, mean=size.mean, std=size.std, batch_size=1
+    ).dataset
+
+
+def _check_class_folders(dataset: ImageDataset, split: Split, workers: int, show_progress: ShowProgress) -> SplitReport:
+    numbers = {name: number for number, name in enumerate(dataset.classes)}
+
+    def _read(index: int) -> _Content | str:
+        path = dataset.path(index)
+        one_hot = np.zeros(len(numbers), dtype=np.int64)
+        one_hot[numbers[path.relative_to(dataset.root).parts[0]]] = 1
+        try:
+            return _Content(read_image(path).size, one_hot)
+        except DataError as error:
+            return str(error)
+
+    report = SplitReport(split, dataset.classes, len(dataset), images=np.zeros(len(numbers), dtype=np.int64))
+    for content in _contents(_read, report, workers, show_progress):
+        report.images += content.counts
+    return report
+
+
+def _contents(
+    read: Callable[[int], _Content | str], report: SplitReport, workers: int, show_progress: ShowProgress
+) -> Iterator[_Content]:
+    """Yield the contents of the images that can be used; put the others' faults, and all sizes, into the report."""
+    with show_progress(report.split, report.num_images) as bar:
+        for content in read_many(read, range(report.num_images), workers):
+            bar.advance(1)
+            if isinstance(content, str):
+                report.faults.append(content)
+                continue
+            report.sizes[content.size] += 1
+            yield content

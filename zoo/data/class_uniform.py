@@ -1,0 +1,144 @@
+"""Class-uniform sampling: rare classes are in as many training crops as frequent ones.
+
+Paper: "In-Place Activated BatchNorm", section 4.2. A class is drawn uniformly, then an image that holds it, then a
+pixel of that class in the image, and the crop is one that contains this pixel. Void is no class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zoo.data.label_maps import LabelledImages, read_label
+from zoo.data.reading import read_many
+from zoo.data.segmentation_transforms import Pixel
+from zoo.errors import DataError, listed, printable
+from zoo.files import cache_dir, locked, write_bytes
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "class-index"
+VERSION = b"1"  # of the index's format
+
+
+class ClassUniform:
+    """Draws a class and an image that holds it.
+
+    Args:
+    - `found`: the training images.
+    - `holds`: (images, classes), bool: which image holds which class, see `load_class_index`.
+
+    Raises DataError where no image holds any class. Classes that no image holds are left out, and logged.
+    """
+
+    def __init__(self, found: LabelledImages, holds: np.ndarray) -> None:
+        present = np.asarray(holds.any(axis=0))
+        absent = [name for name, is_present in zip(found.classes, present, strict=True) if not is_present]
+        if not present.any():
+            raise DataError(
+                f"no training image has a pixel of any class; {printable(found.root)}: class-uniform sampling "
+                "(segmentation.class_uniform) needs label maps that are not void throughout"
+            )
+        if absent:
+            logger.warning(
+                "%d of %d classes are in no training image and are not drawn: %s; %s",
+                len(absent), len(found.classes), listed(absent), printable(found.root),
+            )  # fmt: skip
+        # Two arrays instead of a list per class, so that workers share their memory.
+        self._classes = np.flatnonzero(present)
+        self._starts = np.concatenate([[0], np.cumsum(holds.sum(axis=0)[self._classes])])
+        self._images = np.concatenate([np.flatnonzero(holds[:, number]) for number in self._classes])
+
+    def draw(self) -> tuple[int, int]:
+        """Return a class and the index of an image that holds it, drawn by torch's global generator."""
+        place = _random_below(len(self._classes))
+        start, end = self._starts[place], self._starts[place + 1]
+        return int(self._classes[place]), int(self._images[start + _random_below(int(end - start))])
+
+
+def draw_pixel(classes: np.ndarray, number: int) -> Pixel | None:
+    """Return a pixel of class ``number``, drawn by torch's global generator; None where there is none."""
+    places = np.flatnonzero(classes == number)
+    if not len(places):
+        return None
+    row, column = divmod(int(places[_random_below(len(places))]), classes.shape[1])
+    return Pixel(row, column)
+
+
+def load_class_index(
+    found: LabelledImages, ignore_label: int, workers: int = 0, cache: Path | None = None
+) -> np.ndarray:
+    """Return which image holds which class, (images, classes) bool, from the cache or from reading all label maps.
+
+    The cached file belongs to the classes and to the names, sizes and times of modification of the label maps, so that
+    changed data are read anew. ``cache`` is `zoo.files.cache_dir` when not given. Of several processes one reads, and
+    the others wait for it. Where the cache cannot be written, this is logged and everything is read. Raises DataError
+    for a label map that cannot be read.
+    """
+    file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
+    index = _read(file, found)
+    if index is not None:
+        return index
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(file.with_suffix(".lock"), waiting_for=f"the class index of {printable(found.root)}"):
+            index = _read(file, found)  # another process may have written it meanwhile
+            if index is None:
+                index = _build(found, ignore_label, workers)
+                content = io.BytesIO()
+                np.save(content, index, allow_pickle=False)
+                write_bytes(file, content.getvalue())
+    except OSError as error:
+        logger.warning("the index of classes is not kept: %s; %s", error.strerror, printable(file.parent))
+        index = _build(found, ignore_label, workers) if index is None else index
+    return index
+
+
+def _build(found: LabelledImages, ignore_label: int, workers: int) -> np.ndarray:
+    logger.info("reading %d label maps to find out which image holds which class", len(found.labels))
+    return np.stack(list(read_many(lambda label: _held_classes(found, label, ignore_label), found.labels, workers)))
+
+
+def _held_classes(found: LabelledImages, label: str, ignore_label: int) -> np.ndarray:
+    classes = np.unique(read_label(found.root / label, found.table))
+    held = np.zeros(len(found.classes), dtype=bool)
+    held[classes[classes != ignore_label]] = True
+    return held
+
+
+def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
+    """Return the index in ``file``; None where there is none that fits."""
+    with suppress(OSError, ValueError, EOFError):
+        index = np.load(file, allow_pickle=False)
+        if index.dtype == bool and index.shape == (len(found.labels), len(found.classes)):
+            return np.asarray(index)
+    return None
+
+
+def _digest(found: LabelledImages) -> str:
+    digest = hashlib.sha256(VERSION + found.table.tobytes())
+    digest.update("\0".join(found.classes).encode("utf-8", errors="surrogateescape"))
+    for label, status in zip(found.labels, _statuses(found.root, found.labels), strict=True):
+        digest.update(os.fsencode(label) + b"\0%d %d\n" % (status.st_size, status.st_mtime_ns))
+    return digest.hexdigest()
+
+
+def _statuses(root: Path, names: Sequence[str]) -> list[os.stat_result]:
+    try:
+        return [os.stat(root / name) for name in names]
+    except OSError as error:  # a link to nowhere
+        raise DataError(
+            f"a label map cannot be read: {error.strerror}; {printable(error.filename)}: replace or remove it"
+        ) from error
+
+
+def _random_below(end: int) -> int:
+    return int(torch.randint(end, ()))

@@ -1,0 +1,325 @@
+"""Images with a label map each: where the known data sets keep them, and reading a label map as classes.
+
+A label map is a PNG file of the image's size whose values are ids: the indices of a palette image, or the values of a
+gray one of 1 to 16 bits. They are never converted through a colour space. Which id is which class is said by the
+layout:
+
+- `folders`: DATA/{train,val}/{images,labels}, an image and its label map with the same name and sub-folder. The ids are
+  the classes; DATA/classes.txt names them, one per line, otherwise they are called by their numbers.
+- `cityscapes`: DATA/leftImg8bit/{train,val}/CITY/NAME_leftImg8bit.png with
+  DATA/gtFine/{train,val}/CITY/NAME_gtFine_labelIds.png. The ids are those of the data set's own labels
+  (https://github.com/mcordts/cityscapesScripts), 0 to 33, of which 19 are classes of the benchmark and the others void.
+- `coco_stuff`: DATA/images/{train,val}2017/NAME.jpg with DATA/annotations/{train,val}2017/NAME.png, the
+  "stuffthingmaps" of https://github.com/nightrome/cocostuff. The stuff classes have the numbers 92 to 182 there, and a
+  pixel has the number of its class minus one, so that the values 91 to 181 are classes 0 to 90. The things (0 to 90)
+  and 255, which is unlabelled, are void. The "stuff_pixelmaps" of COCO's own page have the number itself and 183 for
+  things; a file with 182 or 183 is refused.
+- `vistas`: DATA/{training,validation}/images/NAME.jpg with labels/NAME.png beside the folder of the images (version 1.0
+  and 1.1, with DATA/config.json), or in v1.2/ (DATA/config_v1.2.json). The classes are the entries of "labels" in that
+  file that have "evaluate"; the others are void.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from zoo.data.reading import EXTENSIONS, read_as, read_image
+from zoo.data.scan import find_names, log_strays
+from zoo.errors import ConfigError, DataError, listed, printable
+
+Split = Literal["train", "val"]
+
+NUM_IDS = 2**16
+NO_CLASS = -1  # in a table of classes by id: an id that a label map must not have
+
+# Of Cityscapes: the ids of the classes of the benchmark and their names, in the order of the classes; ids end at 33.
+CITYSCAPES = {
+    7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",
+    20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
+    28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
+}  # fmt: skip
+NUM_CITYSCAPES_IDS = 34
+
+# Of COCO-Stuff: the names of the stuff classes 92 to 182.
+COCO_STUFF = (
+    "banner", "blanket", "branch", "bridge", "building-other", "bush", "cabinet", "cage", "cardboard", "carpet",
+    "ceiling-other", "ceiling-tile", "cloth", "clothes", "clouds", "counter", "cupboard", "curtain", "desk-stuff",
+    "dirt", "door-stuff", "fence", "floor-marble", "floor-other", "floor-stone", "floor-tile", "floor-wood", "flower",
+    "fog", "food-other", "fruit", "furniture-other", "grass", "gravel", "ground-other", "hill", "house", "leaves",
+    "light", "mat", "metal", "mirror-stuff", "moss", "mountain", "mud", "napkin", "net", "paper", "pavement", "pillow",
+    "plant-other", "plastic", "platform", "playingfield", "railing", "railroad", "river", "road", "rock", "roof", "rug",
+    "salad", "sand", "sea", "shelf", "sky-other", "skyscraper", "snow", "solid-other", "stairs", "stone", "straw",
+    "structural-other", "table", "tent", "textile-other", "towel", "tree", "vegetable", "wall-brick", "wall-concrete",
+    "wall-other", "wall-panel", "wall-stone", "wall-tile", "wall-wood", "water-other", "waterdrops", "window-blind",
+    "window-other", "wood",
+)  # fmt: skip
+FIRST_STUFF = 91  # the pixel value of the first stuff class in a stuffthingmap, one below its number
+COCO_UNLABELED = 255
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """The images of one split and their label maps.
+
+    Args:
+    - `root`: the folder that the names below are relative to.
+    - `classes`: names of the classes, in the order of their numbers.
+    - `images`: files of the images, in the order of their names.
+    - `labels`: the label map of each image.
+    - `table`: the class of each id from 0 to 65535 in a label map, int32; `NO_CLASS` for an id that is an error.
+    """
+
+    root: Path
+    classes: list[str]
+    images: list[str]
+    labels: list[str]
+    table: np.ndarray
+
+
+class _Layout(NamedTuple):
+    """Where a data set keeps its files.
+
+    Args:
+    - `splits`: the names of its training and its validation set.
+    - `images`: folder of the images; {split} stands for the name of the split.
+    - `labels`: folders where its label maps may be; the first that exists is taken.
+    - `image_endings`: how the names of images end, behind what an image and its label map have in common.
+    - `label_ending`: the same of label maps.
+    - `classes`: (DATA, folder of the label maps, number of classes, ignore label) -> names and table of the classes.
+    """
+
+    splits: Mapping[Split, str]
+    images: str
+    labels: Sequence[str]
+    image_endings: Sequence[str]
+    label_ending: str
+    classes: Callable[[Path, str, int, int], tuple[list[str], np.ndarray]]
+
+
+def find_labelled_images(
+    data: Path, split: Split, layout: str, num_classes: int, ignore_label: int
+) -> tuple[LabelledImages, list[str]]:
+    """Return the images of ``split`` that have a label map, and a line for each file without its counterpart.
+
+    Nothing is read but the names of files and what names the classes. ``layout`` is one of `LAYOUTS`; ``ignore_label``
+    is the target of void pixels. Raises DataError where a folder is missing or has no image, or two images have the
+    same label map, and ConfigError where the data set has another number of classes than ``num_classes``.
+    """
+    rules = LAYOUTS[layout]
+    name = rules.splits[split]
+    image_folder = rules.images.format(split=name)
+    candidates = [folder.format(split=name) for folder in rules.labels]
+    label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
+    for folder in (image_folder, label_folder):
+        _check_exists(data, folder, layout)
+    classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
+    if len(classes) != num_classes:
+        raise ConfigError(
+            f"network.classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)}); "
+            f"{printable(data)}, layout {layout}: set network.classes to {len(classes)}"
+        )
+    images = _by_key(data / image_folder, rules.image_endings, log=True)
+    labels = _by_key(data / label_folder, (rules.label_ending,), log=layout != "cityscapes")
+    if not images:
+        raise DataError(
+            f"there is no image in the folder; {printable(data / image_folder)}: images of layout {layout} end in "
+            f"{' '.join(rules.image_endings)}"
+        )
+    both = [key for key in images if key in labels]
+    found = LabelledImages(
+        root=data,
+        classes=classes,
+        images=[os.path.join(image_folder, images[key]) for key in both],
+        labels=[os.path.join(label_folder, labels[key]) for key in both],
+        table=table,
+    )
+    return found, [
+        *(
+            f"an image has no label map {printable(os.path.join(label_folder, key + rules.label_ending))}; "
+            f"{printable(data / image_folder / images[key])}"
+            for key in images
+            if key not in labels
+        ),
+        *(
+            f"a label map has no image {printable(os.path.join(image_folder, key))}"
+            f"{'|'.join(rules.image_endings)}; {printable(data / label_folder / labels[key])}"
+            for key in labels
+            if key not in images
+        ),
+    ]
+
+
+def labelled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabelledImages:
+    """Return what `find_labelled_images` finds; DataError if any file is without its counterpart."""
+    found, faults = find_labelled_images(data, split, layout, num_classes, ignore_label)
+    if faults:
+        more = f" (and {len(faults) - 1:,} more such files)" if len(faults) > 1 else ""
+        raise DataError(f"{faults[0]}{more}: add the missing files or remove these; zoo data check lists all")
+    return found
+
+
+def read_pair(image: Path, label: Path, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
+    """Return an image as 8-bit RGB and the classes of its pixels, (H, W) int32; see `read_label`.
+
+    An orientation noted in EXIF is applied to neither. Raises DataError with the names of the files, also where their
+    sizes differ.
+    """
+    pixels, classes = read_image(image), read_label(label, table)
+    height, width = classes.shape
+    if pixels.size != (width, height):
+        raise DataError(
+            f"an image has {pixels.width} x {pixels.height} px but its label map {width} x {height}; "
+            f"{printable(image)} and {printable(label)}"
+        )
+    return pixels, classes
+
+
+def read_label(path: Path, table: np.ndarray) -> np.ndarray:
+    """Return the classes (H, W), int32, of the label map in ``path``: the entries of ``table`` at its ids.
+
+    Raises DataError with the file's name if it cannot be read, is no PNG file of ids, or has an id without a class.
+    """
+    ids = read_as(path, _ids, "a label map")
+    classes: np.ndarray = table[ids]
+    if classes.min() == NO_CLASS:
+        wrong, counts = np.unique(ids[classes == NO_CLASS], return_counts=True)
+        values = listed(f"{value} ({count:,} px)" for value, count in zip(wrong, counts, strict=True))
+        raise DataError(f"a label map has values that are no class: {values}; {printable(path)}: {_allowed(table)}")
+    return classes
+
+
+def _ids(image: ImageFile.ImageFile) -> np.ndarray:
+    """Return the ids of a label map, whose pixels are not read yet; ValueError if it has none."""
+    if image.format != "PNG":
+        raise ValueError(f"it is a {image.format} file, and label maps are PNG files")
+    if image.mode in ("RGB", "RGBA", "LA"):
+        raise ValueError(
+            f"it has colours (mode {image.mode}) where ids are needed: write the ids as a palette image or as gray "
+            "values of 8 or 16 bits"
+        )
+    # PIL spreads gray values of two and four bits over 0 to 255, which is undone here; those of a palette it leaves.
+    spread = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1)
+    ids = np.asarray(image)
+    if ids.dtype.kind not in "bui" or ids.ndim != 2 or ids.min() < 0 or ids.max() >= NUM_IDS:
+        raise ValueError(f"it holds no ids between 0 and {NUM_IDS - 1} (mode {image.mode})")
+    # An array of bool would choose entries of a table instead of looking them up.
+    return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
+
+
+def _allowed(table: np.ndarray) -> str:
+    """Return which ids are allowed, in words."""
+    ids = np.flatnonzero(table != NO_CLASS)
+    starts = ids[np.diff(ids, prepend=-2) > 1]
+    ends = ids[np.diff(ids, append=NUM_IDS + 1) > 1]
+    ranges = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)]
+    return f"allowed are {' and '.join(ranges)}; correct the file, network.classes or segmentation.ignore_label"
+
+
+def _check_exists(data: Path, folder: str, layout: str) -> None:
+    if (data / folder).is_dir():
+        return
+    missing = next(step for step in (data, *reversed((data / folder).parents), data / folder) if not step.is_dir())
+    parent = missing.parent
+    present = listed(sorted(os.listdir(parent))) if parent.is_dir() else ""
+    raise DataError(
+        f"there is no folder {printable(folder)} ({printable(parent)} holds {present or 'nothing'}); "
+        f"{printable(data)}: segmentation.layout {layout} needs it"
+    )
+
+
+def _by_key(root: Path, endings: Sequence[str], log: bool) -> dict[str, str]:
+    """Return the names of the files below ``root`` that end so, by what stands before the ending, in their order."""
+    names, strays = find_names(root)
+    found: dict[str, str] = {}
+    for name in names:
+        ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
+        if ending is None:
+            strays.append(name)
+            continue
+        key = name[: -len(ending)]
+        if key in found:
+            raise DataError(
+                f"two files are named alike but for their ending, {printable(found[key])} and {printable(name)}; "
+                f"{printable(root)}: an image and its label map belong together by name, rename one of them"
+            )
+        found[key] = name
+    if log:
+        log_strays(root, strays)
+    return found
+
+
+def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
+    """The ids are the classes, and the ignore label; the names are those of DATA/classes.txt, if it is there."""
+    file = data / "classes.txt"
+    names = [str(number) for number in range(num_classes)]
+    if file.exists():
+        names = [line.strip() for line in _text(file).splitlines() if line.strip()]
+    return names, _table({**{number: number for number in range(len(names))}, ignore_label: ignore_label})
+
+
+def _cityscapes_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
+    numbers = dict.fromkeys(range(NUM_CITYSCAPES_IDS), ignore_label)
+    return list(CITYSCAPES.values()), _table({**numbers, **{number: i for i, number in enumerate(CITYSCAPES)}})
+
+
+def _coco_stuff_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
+    void = dict.fromkeys((*range(FIRST_STUFF), COCO_UNLABELED), ignore_label)
+    return list(COCO_STUFF), _table({**void, **{FIRST_STUFF + i: i for i in range(len(COCO_STUFF))}})
+
+
+def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
+    file = data / ("config_v1.2.json" if "v1.2" in Path(labels).parts else "config.json")
+    try:
+        entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(_text(file))["labels"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            'the file has no list "labels" of entries with "readable" and "evaluate" '
+            f"({type(error).__name__}: {error}); {printable(file)}: take it from the data set's archive"
+        ) from error
+    names: list[str] = []
+    numbers: dict[int, int] = {}
+    for number, (name, is_class) in enumerate(entries):
+        numbers[number] = len(names) if is_class else ignore_label
+        names += [name] * is_class
+    return names, _table(numbers)
+
+
+def _table(classes: Mapping[int, int]) -> np.ndarray:
+    """Return the class of each id that a label map can have, with `NO_CLASS` at those that are not in ``classes``."""
+    table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
+    table[list(classes)] = list(classes.values())
+    return table
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise DataError(f"the names of the classes cannot be read: {reason}; {printable(file)}") from error
+
+
+SAME_NAMES: Mapping[Split, str] = {"train": "train", "val": "val"}
+LAYOUTS: Mapping[str, _Layout] = {
+    "folders": _Layout(SAME_NAMES, "{split}/images", ("{split}/labels",), EXTENSIONS, ".png", _folder_classes),
+    "cityscapes": _Layout(
+        SAME_NAMES, "leftImg8bit/{split}", ("gtFine/{split}",), ("_leftImg8bit.png",), "_gtFine_labelIds.png",
+        _cityscapes_classes,
+    ),
+    "coco_stuff": _Layout(
+        {"train": "train2017", "val": "val2017"}, "images/{split}", ("annotations/{split}",), (".jpg",), ".png",
+        _coco_stuff_classes,
+    ),
+    "vistas": _Layout(
+        {"train": "training", "val": "validation"}, "{split}/images", ("{split}/v1.2/labels", "{split}/labels"),
+        (".jpg",), ".png", _vistas_classes,
+    ),
+}  # fmt: skip

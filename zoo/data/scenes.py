@@ -1,0 +1,192 @@
+"""The bundled scenes: garments of Fashion-MNIST on a textured ground, with the class of each pixel.
+
+A scene has 96 x 96 px and one to five garments, each of them scaled, coloured, and at a random place; a later one hides
+what is behind it, in the image and in the label map. Class 0 is the ground and 1 to 10 are the garments, in the order
+of `zoo.data.sample.CLASSES`. The scenes of train/ are made of the sample's training images alone, and those of val/ of
+its validation images. Colours tell nothing about classes.
+
+Everything is computed with whole numbers from bytes of a hash function, so that every machine and every version of the
+libraries makes the same pixels, whose digest is `PIXELS_SHA256`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from zoo.data.cached_folder import cached_folder
+from zoo.data.sample import ARCHIVE, CLASSES, LICENSE
+from zoo.errors import VerificationError
+
+SCENES_NAME = "fashion-scenes"
+SCENE_CLASSES = ("ground", *CLASSES)
+NUM_SCENES = {"train": 1200, "val": 200}
+SIDE_PX = 96
+GARMENT_PX = (28, 48)
+MAX_GARMENTS = 5
+MIN_VISIBLE = 0.5  # the part of a garment that has to be within the scene
+PIXELS_SHA256 = "d7c39863c25c1cbe5dd78294f2efaa8c3c06e3d46026c04097186da51e2ccf74"
+
+SILHOUETTE = 24  # a gray value above it belongs to the garment; below are the soft edges
+DARKEST = 56  # what black becomes, of 255, so that a black garment keeps its colour
+
+# Colours of the classes in the label maps, which are palette images.
+PALETTE = (
+    (0, 0, 0), (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48), (145, 30, 180),
+    (70, 240, 240), (240, 50, 230), (210, 245, 60), (170, 110, 40),
+)  # fmt: skip
+
+
+class Scene(NamedTuple):
+    """An image (96, 96, 3) uint8 and the classes of its pixels (96, 96) uint8."""
+
+    image: np.ndarray
+    classes: np.ndarray
+
+
+def unpack_scenes(cache: Path | None = None) -> Path:
+    """Return the folder with train/ and val/, each with images/ and labels/, made in ``cache`` where needed.
+
+    The layout is "folders" of `zoo.data.label_maps`, with classes.txt. See `cached_folder` for what happens to a
+    damaged folder. Raises DataError when it cannot be written.
+    """
+    return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES}".encode(), cache)
+
+
+def scenes(split: str) -> Iterator[Scene]:
+    """Yield the scenes of ``split`` ("train" or "val") in their order."""
+    with np.load(ARCHIVE, allow_pickle=False) as archive:
+        garments = archive[split]
+    silhouettes: dict[tuple[int, int], np.ndarray] = {}
+    for index in range(NUM_SCENES[split]):
+        yield _compose(garments, silhouettes, _Dice(f"{split} {index}"))
+
+
+def _build(tree: Path) -> None:
+    digest = hashlib.sha256()
+    for split in NUM_SCENES:
+        for kind in ("images", "labels"):
+            (tree / split / kind).mkdir(parents=True)
+        for index, (image, classes) in enumerate(scenes(split)):
+            digest.update(image.tobytes() + classes.tobytes())
+            Image.fromarray(image).save(tree / split / "images" / f"{index:04}.png")
+            label_map = Image.fromarray(classes)
+            label_map.putpalette([value for colour in PALETTE for value in colour])
+            label_map.save(tree / split / "labels" / f"{index:04}.png")
+    if digest.hexdigest() != PIXELS_SHA256:
+        raise VerificationError(
+            f"the scenes have other pixels than they should: sha256 {digest.hexdigest()}, not {PIXELS_SHA256}; "
+            "zoo/data/scenes.py: install zoo anew"
+        )
+    (tree / "classes.txt").write_text("\n".join(SCENE_CLASSES) + "\n", encoding="utf-8")
+    shutil.copyfile(LICENSE, tree / LICENSE.name)
+
+
+class _Dice:
+    """Random whole numbers that are a function of a text."""
+
+    def __init__(self, text: str) -> None:
+        self._hash = hashlib.shake_128(text.encode())
+        self._bytes = b""
+        self._used = 0
+
+    def below(self, end: int) -> int:
+        """Return a number from 0 to ``end`` - 1."""
+        return int.from_bytes(self._take(4), "little") % end
+
+    def between(self, low: int, high: int) -> int:
+        """Return a number from ``low`` to ``high``, both included."""
+        return low + self.below(high - low + 1)
+
+    def array(self, *shape: int) -> np.ndarray:
+        """Return numbers from 0 to 255, int64."""
+        content = np.frombuffer(self._take(int(np.prod(shape))), dtype=np.uint8)
+        return content.reshape(shape).astype(np.int64)
+
+    def _take(self, count: int) -> bytes:
+        self._used += count
+        if self._used > len(self._bytes):
+            self._bytes = self._hash.digest(2 * self._used + 4096)
+        return self._bytes[self._used - count : self._used]
+
+
+def _compose(garments: np.ndarray, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice) -> Scene:
+    """Return the scene of the ``dice`` from ``garments`` (class, image, 28, 28)."""
+    image, classes = _ground(dice), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
+    for _ in range(dice.between(1, MAX_GARMENTS)):
+        key = dice.below(len(garments)), dice.below(garments.shape[1])
+        if key not in silhouettes:
+            silhouettes[key] = _silhouette(garments[key])
+        side = dice.between(*GARMENT_PX)
+        hidden = int(side * (1 - MIN_VISIBLE)) // 2
+        top, left = (dice.between(-hidden, SIDE_PX - side + hidden) for _ in range(2))
+        colour = 64 + dice.array(3) * 3 // 4
+        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, colour)
+    return Scene(image.astype(np.uint8), classes)
+
+
+def _ground(dice: _Dice) -> np.ndarray:
+    """Return a ground (96, 96, 3) of two colours in soft patches, with noise of single pixels, int64."""
+    first, second = dice.array(2, 3)
+    patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), SIDE_PX)[..., None]
+    noise = dice.array(SIDE_PX, SIDE_PX, 1) * dice.between(0, 48) // 255
+    return np.clip((first * patches + second * (255 - patches)) // 255 + noise - 16, 0, 255)
+
+
+def _paint(
+    image: np.ndarray,
+    classes: np.ndarray,
+    garment: np.ndarray,
+    silhouette: np.ndarray,
+    number: int,
+    side: int,
+    top: int,
+    left: int,
+    colour: np.ndarray,
+) -> None:
+    """Draw a garment over ``image`` and ``classes``; what lies outside of the scene is cut off."""
+    part = tuple(slice(max(0, -start), min(side, SIDE_PX - start)) for start in (top, left))
+    place = tuple(slice(max(0, start), min(SIDE_PX, start + side)) for start in (top, left))
+    covered = _scaled(silhouette * 255, side)[part] >= 128
+    shade = DARKEST + _scaled(garment.astype(np.int64), side)[part] * (255 - DARKEST) // 255
+    image[place][covered] = (shade[..., None] * colour // 255)[covered]
+    classes[place][covered] = number
+
+
+def _silhouette(garment: np.ndarray) -> np.ndarray:
+    """Return where a garment (28, 28) is, 0 or 1: all that is not connected with the border by dark pixels."""
+    dark = np.pad(garment <= SILHOUETTE, 1, constant_values=True)
+    outside = np.zeros_like(dark)
+    outside[0, 0] = True
+    while True:
+        grown = outside.copy()
+        grown[1:] |= outside[:-1]
+        grown[:-1] |= outside[1:]
+        grown[:, 1:] |= outside[:, :-1]
+        grown[:, :-1] |= outside[:, 1:]
+        grown &= dark
+        if (grown == outside).all():
+            return (~outside[1:-1, 1:-1]).astype(np.int64)
+        outside = grown
+
+
+def _scaled(image: np.ndarray, side: int) -> np.ndarray:
+    """Return a square image of whole numbers, scaled to ``side`` px by bilinear interpolation in whole numbers.
+
+    Pixel i of the result has its centre at (i + 1/2) * n / side - 1/2 in the image of n px, which is a fraction with
+    the denominator 2 * side.
+    """
+    size, whole = len(image), 2 * side
+    places = np.clip((2 * np.arange(side) + 1) * size - side, 0, (size - 1) * whole)
+    first = np.minimum(places // whole, size - 2)
+    weight = places - first * whole
+    rows = image[first] * (whole - weight)[:, None] + image[first + 1] * weight[:, None]
+    both = rows[:, first] * (whole - weight) + rows[:, first + 1] * weight
+    scaled: np.ndarray = both // whole**2
+    return scaled

@@ -1,0 +1,172 @@
+"""Loaders of images with the classes of their pixels, whose batches have the same bits with any number of workers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from zoo.config import Experiment, Segmentation
+from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
+from zoo.data.folder import ImageDataset, OnBadImage, Sample
+from zoo.data.label_maps import LabelledImages, Split, labelled_images, read_pair
+from zoo.data.loader import Loader
+from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
+from zoo.errors import DataError, printable
+
+PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None], tuple[Tensor, Tensor]]
+
+
+class LabelledFolder(ImageDataset):
+    """Images and their label maps. Its keys are (epoch, index).
+
+    Args:
+    - `found`: the files, see `zoo.data.label_maps.labelled_images`.
+    - `transform`: (image, classes, pixel that the crop has to contain) -> tensor and target. It runs with the global
+      generators seeded by (seed, epoch, index).
+    - `ignore_label`: the target of void pixels.
+    - `uniform`: draws the image of each sample; None for image ``index`` itself. A sample is a function of (seed,
+      epoch, index) in both cases.
+    - `seed`: seed of the random numbers.
+    - `on_bad_image`: an image or label map that cannot be read or used raises DataError ("stop") or becomes a sample
+      without image ("skip").
+    """
+
+    def __init__(
+        self,
+        found: LabelledImages,
+        transform: PairTransform,
+        *,
+        ignore_label: int,
+        uniform: ClassUniform | None = None,
+        seed: int = 0,
+        on_bad_image: OnBadImage = "stop",
+    ) -> None:
+        names = [os.fsencode(name) for name in found.images]
+        super().__init__(found.root, found.classes, names, seed=seed, on_bad_image=on_bad_image)
+        self.transform = transform
+        self.uniform = uniform
+        self._ignore_label = ignore_label
+        self._labels = np.array([os.fsencode(name) for name in found.labels])
+        self._table = found.table
+
+    def label_path(self, index: int) -> Path:
+        """Return the label map of image ``index``."""
+        return self.root / os.fsdecode(self._labels[index])
+
+    def number_classes(self, numbers: Sequence[int]) -> None:
+        """Give the pixels of class i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        if self.uniform is not None:
+            raise ValueError("the classes of a class-uniform data set cannot be numbered anew")
+        is_class = (self._table >= 0) & (self._table != self._ignore_label)
+        self._table = self._table.copy()
+        self._table[is_class] = np.array(numbers)[self._table[is_class]]
+
+    def names_digest(self) -> str:
+        """Return the sha256 of the names of classes, images and label maps, and of what the ids in these mean."""
+        digest = hashlib.sha256(super().names_digest().encode())
+        digest.update(self._labels.tobytes())
+        digest.update(self._table.tobytes())
+        return digest.hexdigest()
+
+    def _draw(self, index: int) -> Sample:
+        pixel = number = None
+        if self.uniform is not None:
+            number, index = self.uniform.draw()
+        image, classes = read_pair(self.path(index), self.label_path(index), self._table)
+        if number is not None:
+            pixel = draw_pixel(classes, number)
+            if pixel is None:
+                raise DataError(
+                    f"a label map has changed during training: it has no class {printable(self.classes[number])} any "
+                    f"more; {printable(self.label_path(index))}"
+                )
+        try:
+            tensor, target = self.transform(image, classes, pixel)
+        except DataError as error:
+            raise DataError(f"{printable(self.path(index))}: {error}") from error
+        return Sample(tensor, target, str(self.path(index)))
+
+
+def build_segmentation_train_loader(
+    data: Path,
+    config: Experiment,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    pin_memory: bool = False,
+    on_bad_image: OnBadImage = "stop",
+) -> Loader[TrainBatches]:
+    """Return the loader of training crops for one process; its ``batch_sampler`` holds the epoch and the position.
+
+    Images are (N, 3, crop, crop), targets (N, crop, crop) with the ignore label in void and padded pixels. Raises
+    DataError for files that are missing and ConfigError for another number of classes than the network's.
+    """
+    settings = _settings(config)
+    found = _found(data, "train", config)
+    uniform = None
+    if settings.class_uniform:
+        uniform = ClassUniform(found, load_class_index(found, settings.ignore_label, workers))
+    dataset = LabelledFolder(
+        found,
+        SegmentationTrain(config.input, settings.scale_range, settings.ignore_label),
+        ignore_label=settings.ignore_label,
+        uniform=uniform,
+        seed=config.seed,
+        on_bad_image=on_bad_image,
+    )
+    batches = TrainBatches(
+        len(dataset),
+        config.optimizer.batch_size,
+        rank=rank,
+        world_size=world_size,
+        accumulate_steps=config.optimizer.accumulate_steps,
+        seed=config.seed,
+    )
+    crop = config.input.crop_train
+    return Loader(dataset, batches, (3, crop, crop), workers, pin_memory, target_shape=(crop, crop))
+
+
+def build_segmentation_val_loader(
+    data: Path,
+    config: Experiment,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    limit: int | None = None,
+    pin_memory: bool = False,
+    on_bad_image: OnBadImage = "stop",
+) -> Loader[ValBatches]:
+    """Return the loader of validation images for one process, one whole image (1, 3, h, w) at a time.
+
+    Its target is (1, H, W) at the label map's own resolution, from which h and w differ with
+    ``segmentation.longest_side_val`` alone. ``batch_sampler.num_images`` is how many all processes score together.
+    Raises the errors of `build_segmentation_train_loader`.
+    """
+    settings = _settings(config)
+    dataset = LabelledFolder(
+        _found(data, "val", config),
+        SegmentationVal(config.input.mean, config.input.std, settings.longest_side_val),
+        ignore_label=settings.ignore_label,
+        on_bad_image=on_bad_image,
+    )
+    batches = ValBatches(len(dataset), 1, rank=rank, world_size=world_size, limit=limit)
+    return Loader(dataset, batches, (3, 1, 1), workers, pin_memory, target_shape=(1, 1))
+
+
+def _found(data: Path, split: Split, config: Experiment) -> LabelledImages:
+    settings = _settings(config)
+    return labelled_images(data, split, settings.layout, config.network.classes, settings.ignore_label)
+
+
+def _settings(config: Experiment) -> Segmentation:
+    assert config.segmentation is not None, "the caller has recognised the task by the network"
+    return config.segmentation

@@ -1,0 +1,104 @@
+"""DeepLabV3 for semantic segmentation: a dilated body, the head of `zoo.layers.DeeplabV3`, and a 1x1 classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch.fx
+from torch import Tensor, nn
+
+from zoo.errors import ConfigError
+from zoo.layers.conv import uninitialised
+from zoo.layers.deeplab import DeeplabV3
+from zoo.layers.norm import NormFactory
+from zoo.models.base import FeatureInfo, Network
+from zoo.ops.upsampling import upsample
+
+torch.fx.wrap("upsample")  # one call in a traced graph, where no tensor has a size
+
+HEAD_CHANNELS = 256
+# Output stride of the body -> dilations of the head: the same distances in the image.
+HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
+
+
+class DeepLab(Network):
+    """``body``, a network without classifier; ``head``; and ``cls``, a 1x1 convolution with bias, to the classes.
+
+    ``forward`` returns logits at the size of the image, ``forward_logits`` those of the map. Without a classifier both
+    return the map of the head. It has no list of features: the body alone has (`Network.forward_stages`).
+
+    Args:
+    - `norm`: function channels -> norm with its activation, for the head.
+    - `classes`: outputs for each pixel; 0 for none.
+    - `body`: a network without classifier.
+    - `head_dilations`, `pooling_size`: see `DeeplabV3`.
+
+    Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 4.2, and its code.
+    """
+
+    classifier_name = "cls"
+    body: Network
+    cls: nn.Conv2d
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        classes: int,
+        *,
+        body: Network,
+        head_dilations: Sequence[int],
+        pooling_size: int | Sequence[int] | None,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.head = DeeplabV3(
+            body.num_features, HEAD_CHANNELS, dilations=head_dilations, norm_act=norm, pooling_size=pooling_size
+        )
+        self._add_classifier(classes)
+
+    def _add_classifier(self, classes: int) -> None:
+        if classes > 0:
+            self.cls = uninitialised(nn.Conv2d, HEAD_CHANNELS, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, classes, H, W) of the images x (N, 3, H, W); without classifier the head's map."""
+        logits = self.forward_logits(x)
+        return upsample(logits, x.shape[2:]) if hasattr(self, "cls") else logits
+
+    def forward_logits(self, x: Tensor) -> Tensor:
+        """Return the logits (N, classes, h, w) at the resolution of the map, 1/8 or 1/16 of the image's sides."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the map that the classifier reads, (N, num_features, h, w), normalised and activated."""
+        return self.head(self.body(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the logits (N, classes, h, w) of a map of `forward_features`; with ``pre_logits`` the map itself."""
+        return x if pre_logits or not hasattr(self, "cls") else self.cls(x)
+
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
+        """Return the raw outputs of the body's stages; the head is not run."""
+        return self.body.forward_stages(x)
+
+    @property
+    def feature_info(self) -> FeatureInfo:
+        """Channels, reduction and module of each stage of the body."""
+        return self.body.feature_info
+
+    @property
+    def num_features(self) -> int:
+        """Number of channels that the classifier reads."""
+        return HEAD_CHANNELS
+
+    def get_classifier(self) -> Any:
+        """Return the convolution ``cls``; `nn.Identity` without a classifier."""
+        return self.cls if hasattr(self, "cls") else nn.Identity()
+
+    def set_drop_rate(self, drop_rate: float) -> NoReturn:
+        """Raise ConfigError: nothing is dropped before the classifier."""
+        raise ConfigError(
+            f"drop_rate = {drop_rate}: DeepLab classifies maps by a convolution, and drops nothing in front of it; "
+            "leave it out"
+        )

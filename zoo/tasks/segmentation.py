@@ -1,0 +1,217 @@
+"""Semantic segmentation: a class for each pixel, a loss of the hardest pixels, and scores of one confusion matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.config import Experiment, Segmentation
+from zoo.data.loader import Loader
+from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
+from zoo.engine.meters import Reading
+from zoo.engine.task import Result, Task
+from zoo.errors import ConfigError, DataError
+from zoo.ops.upsampling import upsample
+from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
+from zoo.tasks.protocols import WHOLE_IMAGES, WholeImage
+
+LABELS = {
+    "miou": "mIoU",
+    "pixel_accuracy": "pixel accuracy",
+    "mean_class_accuracy": "class accuracy",
+    "frequency_weighted_iou": "weighted IoU",
+}
+
+
+@dataclass(frozen=True)
+class SegmentationResult(Result):
+    """The scores of a validation, see `ConfusionMatrix`.
+
+    Args:
+    - `miou`: mean over the classes of intersection over union, percent.
+    - `pixel_accuracy`: pixels whose class is right, percent.
+    - `mean_class_accuracy`: mean over the classes of the pixels whose class is right, percent.
+    - `frequency_weighted_iou`: mean of intersection over union, weighted with the pixels of each class, percent.
+    - `iou`: intersection over union of each class, percent; None for a class that was neither labelled nor predicted.
+    - `loss`: mean cross-entropy, nats per labelled pixel, averaged over the images.
+    - `count`: number of images that were scored.
+    - `skipped`: number of images that could not be read and are in no average.
+    - `protocol`: ``whole`` or ``whole-flip``.
+    - `confusion`: pixels by label (rows) and prediction (columns).
+    """
+
+    labels = LABELS
+    miou: float
+    pixel_accuracy: float
+    mean_class_accuracy: float
+    frequency_weighted_iou: float
+    iou: list[float | None]
+    loss: float
+    count: int
+    skipped: int
+    protocol: str
+    confusion: list[list[int]]
+
+    def record(self) -> dict[str, Any]:
+        """Return all numbers but the confusion matrix."""
+        numbers = super().record()
+        del numbers["confusion"]
+        return numbers
+
+    def to_json(self, weights_md5: str | None, environment: dict[str, Any]) -> dict[str, Any]:
+        """Return the contents of a result file, with the confusion matrix."""
+        return {**super().to_json(weights_md5, environment), "confusion": self.confusion}
+
+
+class SegmentationTask(Task):
+    """The task of networks that give each pixel a class; its counts are a confusion matrix, (C * C,)."""
+
+    labels = LABELS
+    protocols = WHOLE_IMAGES
+
+    def __init__(self, config: Experiment) -> None:
+        super().__init__(config)
+        self.num_counts = config.network.classes**2
+
+    @cached_property
+    def _settings(self) -> Segmentation:
+        assert self.config.segmentation is not None
+        return self.config.segmentation
+
+    def build_train_loader(self, data: Path, **share: Any) -> Loader[TrainBatches]:
+        """Return the loader of the training crops and their label maps."""
+        return build_segmentation_train_loader(data, self.config, **share)
+
+    def build_val_loader(
+        self,
+        data: Path,
+        protocol: WholeImage,
+        *,
+        batch_size: int | None = None,
+        limit: int | None = None,
+        world_size: int = 1,
+        **share: Any,
+    ) -> Loader[ValBatches]:
+        """Return the loader of whole images; ConfigError for a ``batch_size``."""
+        if batch_size is not None:
+            raise ConfigError(
+                f"batch_size = {batch_size}: {self.config.network.arch} segments, and images of different sizes are "
+                "scored one at a time; leave it out"
+            )
+        return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the `bootstrapped_loss` of the experiment."""
+        return bootstrapped_loss(
+            logits,
+            targets,
+            hard_pixels=self._settings.hard_pixels,
+            ignore_label=self._settings.ignore_label,
+            label_smoothing=self.config.optimizer.label_smoothing,
+        )
+
+    def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the confusion matrix of logits (N, C, h, w), brought to the size of the targets (N, H, W)."""
+        predictions = _at_size_of(targets, logits).argmax(dim=1)
+        return confusion_counts(targets, predictions, logits.shape[1], self._settings.ignore_label).flatten()
+
+    def scored(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum over the images of the mean cross-entropy of their labelled pixels, and the `counts`."""
+        logits = _at_size_of(targets, logits)
+        ignore_label = self._settings.ignore_label
+        losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=ignore_label).flatten(1)
+        num_labelled = (targets != ignore_label).flatten(1).sum(dim=1).clamp(min=1)
+        return (losses.sum(dim=1) / num_labelled).sum(), self.counts(logits, targets)
+
+    def scores(self, reading: Reading) -> dict[str, float]:
+        """Return the scores of the confusion matrix, percent."""
+        confusion = self._confusion(reading)
+        return {name: getattr(confusion, name) for name in LABELS}
+
+    @property
+    def own_protocol(self) -> WholeImage:
+        """The whole image at one scale."""
+        return WholeImage(flip=False)
+
+    def result(self, reading: Reading, protocol: str) -> SegmentationResult:
+        """Return the scores of a validation; DataError if no pixel has a label."""
+        confusion = self._confusion(reading)
+        if confusion.pixels == 0:
+            raise DataError(
+                f"no pixel of {reading.count} label maps has a class, all are to be ignored; validation data: give "
+                "label maps with classes, and say in segmentation.layout what their values mean"
+            )
+        return SegmentationResult(
+            **self.scores(reading),
+            iou=confusion.iou,
+            loss=reading.loss,
+            count=reading.count,
+            skipped=reading.skipped,
+            protocol=protocol,
+            confusion=confusion.counts.tolist(),
+        )
+
+    def _confusion(self, reading: Reading) -> ConfusionMatrix:
+        classes = self.config.network.classes
+        return ConfusionMatrix(reading.counts.view(classes, classes))
+
+    def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """Return the labels and the predictions of the first image, with the ignore label where the labels have it."""
+        return {"labels": targets[0].cpu(), "predictions": _at_size_of(targets, logits[:1]).argmax(dim=1)[0].cpu()}
+
+    def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
+        """Return the commands that score and use the network."""
+        return {"score it": f"zoo validate {checkpoint} {data}", "use it": f"zoo segment {checkpoint} IMAGES OUT"}
+
+
+def bootstrapped_loss(
+    logits: Tensor, targets: Tensor, *, hard_pixels: float, ignore_label: int, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return the sum over the images of the mean cross-entropy of the hardest pixels of each, 0-d.
+
+    For an image of P pixels it is the mean of the k = ceil(hard_pixels * P) largest losses, where pixels with the
+    ignore label have a loss of 0, and count in P and k. An image without labels so has a loss of 0, and hard_pixels = 1
+    gives the mean over all pixels. This is loss max-pooling with p = 1 (Rota Bulo et al., CVPR 2017) and m =
+    hard_pixels, as CVPR 2018 uses it in section 4.2.
+
+    Five meanings of this loss are in use: the paper says no more than the mean over the hardest 25 %; the later code of
+    its authors takes them image by image with unlabelled pixels at 0; detectron2 takes 20 % of the whole batch at once;
+    and mmsegmentation takes all pixels whose true class has a probability below 0.7, at least 100,000, in one form
+    divided by all pixels and in another by those that were taken. Ours is that of the authors' later code, as no other
+    is known to be nearer to the published runs, and as it is a sum over images, so that a step is the same on any
+    number of processes.
+
+    Args:
+    - `logits`: (N, C, h, w), at least float32; brought to the size of the targets first.
+    - `targets`: (N, H, W), int64, classes or ``ignore_label``.
+    - `hard_pixels`: share of the pixels that count, above 0 and up to 1.
+    - `ignore_label`: label of the pixels that have no class.
+    - `label_smoothing`: share of a target that is spread over all classes.
+    """
+    losses = F.cross_entropy(
+        _at_size_of(targets, logits),
+        targets,
+        reduction="none",
+        ignore_index=ignore_label,
+        label_smoothing=label_smoothing,
+    ).flatten(1)
+    num_pixels = losses.shape[1]
+    num_hard = math.ceil(Fraction(str(hard_pixels)) * num_pixels)  # 0.07 of 100 pixels are 7, and in floats 8
+    if num_hard < num_pixels:
+        losses = losses.topk(num_hard, dim=1, sorted=False).values
+    return losses.mean(dim=1).sum()
+
+
+def _at_size_of(targets: Tensor, logits: Tensor) -> Tensor:
+    """Return the logits (N, C, h, w) upsampled to the size of targets (N, H, W), or as they are."""
+    size = targets.shape[1:]
+    return logits if logits.shape[2:] == size else upsample(logits, size)

@@ -1,0 +1,253 @@
+"""Test-time views of an image: scales, mirror images and tiles, fused into a class and a probability for each pixel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.errors import ConfigError, WeightsError, listed
+from zoo.limits import MAX_PIXELS, MAX_SIDE, is_number, is_whole
+from zoo.ops.upsampling import upsample_strips
+
+Fusion = Literal["mean", "max", "voting"]
+FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
+
+MAX_VIEWS = 100
+MAX_SCALE = 100.0
+STRIP_BYTES = 2**25  # of the probabilities that are fused at a time
+GRID = 32  # a multiple of the output strides of all networks, so that the cells of tiles lie on one grid
+OVERLAP = 4  # neighbouring tiles share a quarter of their side
+
+
+@dataclass(frozen=True)
+class ImageViews:
+    """In which forms a network sees an image, and how its answers become one. Raises ConfigError for invalid values.
+
+    Args:
+    - `scales`: factors of the image's sides, all different.
+    - `flip`: whether each scale is seen mirrored as well.
+    - `fusion`: "mean" takes the class with the largest mean probability. "max" takes the class of the largest single
+      probability; of equal ones that of the earlier view, where a scale comes before its mirror image. "voting" takes
+      the class that is the most probable one in most views; of classes with as many votes that whose votes have the
+      larger sum of probabilities, and the smaller class if these are equal too.
+    - `tile`: None, or the side in px, a multiple of 32, of the windows that a scaled image is cut into where it is
+      larger. Tiles save memory and change the result: the network sees less around a pixel, and a DeepLab head, whose
+      pooled branch averages over a window as large as the training crop (672 px in the Vistas network), averages over
+      less if a tile is smaller.
+    """
+
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+    fusion: Fusion = "mean"
+    tile: int | None = None
+
+    def __post_init__(self) -> None:
+        scales = self.scales
+        if not scales or not all(is_number(scale, 0, MAX_SCALE) and scale > 0 for scale in scales):
+            raise ConfigError(f"scales = {listed(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
+        if twice := sorted({scale for scale in scales if scales.count(scale) > 1}):
+            raise ConfigError(f"scales = {listed(scales)}: {listed(twice)} more than once; give each scale once")
+        if self.count > MAX_VIEWS:
+            raise ConfigError(
+                f"scales: these are {self.count} views of each image; give scales for {MAX_VIEWS} at most"
+            )
+        if self.fusion not in FUSIONS:
+            raise ConfigError(f"fusion = {self.fusion!r} is not one of {', '.join(FUSIONS)}")
+        if self.tile is not None and (not is_whole(self.tile, 1, MAX_SIDE) or self.tile % GRID):
+            raise ConfigError(f"tile = {self.tile!r} is not a multiple of {GRID} from {GRID} to {MAX_SIDE}")
+
+    @property
+    def count(self) -> int:
+        """Number of views of an image."""
+        return len(self.scales) * (2 if self.flip else 1)
+
+
+class Segments(NamedTuple):
+    """What a network finds in an image.
+
+    Args:
+    - `classes`: the class of each pixel, (H, W), int32, on the CPU.
+    - `probabilities`: the probability of that class, (H, W), float32, on the CPU. With "voting" it is the mean over the
+      views that voted for the class.
+    """
+
+    classes: Tensor
+    probabilities: Tensor
+
+
+@torch.inference_mode()
+def segment(
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    views: ImageViews | None = None,
+    size: tuple[int, int] | None = None,
+) -> Segments:
+    """Return the classes of the pixels of an image, from several views of it.
+
+    A view is the image at a scale, round(side * scale) px, bilinear with pixels being areas (``align_corners=False``).
+    Its logits are brought to the size of the answer in one bilinear step, from the resolution that ``forward`` has, and
+    become probabilities there, which are fused. This is done in strips of rows: the logits of the views are kept as
+    they come from ``forward``, and no probabilities exist for the whole image, which would take 64 times the memory of
+    the logits of a head at 1/8 of the resolution. (Inplace-ABN's test script fuses whole maps.)
+
+    Args:
+    - `forward`: the network in evaluation mode, (1, 3, h, w) -> logits (1, C, h', w') at any resolution; of
+      `zoo.models.DeepLab` it is best ``forward_logits``.
+    - `image`: (3, h, w), normalised, on the network's device.
+    - `views`: the views; default the image as it is.
+    - `size`: (H, W) of the answer; default that of the image.
+
+    Raises ConfigError for a scale that makes the image larger than any image may be, and for tiles that do not fit the
+    network's output stride; WeightsError for logits that are not finite.
+    """
+    views = views or ImageViews()
+    size = size or (image.shape[1], image.shape[2])
+    maps = list(_maps(forward, image, views))
+    row_bytes = maps[0].shape[1] * size[1] * maps[0].element_size()
+    strips = [upsample_strips(logits, size, max(1, STRIP_BYTES // row_bytes)) for logits in maps]
+    fuse = FUSE[views.fusion]
+    classes = torch.empty(size, dtype=torch.int32)
+    probabilities = torch.empty(size)
+    for parts in zip(*strips, strict=True):
+        first, rows = parts[0][0], parts[0][1].shape[2]
+        best, winners = fuse(_softmax_(logits[0]) for _, logits in parts)
+        classes[first : first + rows] = winners.cpu()
+        probabilities[first : first + rows] = best.cpu()
+    return Segments(classes, probabilities)
+
+
+def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews) -> Iterator[Tensor]:
+    """Yield the logits (1, C, h', w') of each view, those of mirror images mirrored back."""
+    for scale in views.scales:
+        scaled = _scaled(image[None], scale)
+        for flipped in (False, True)[: 1 + views.flip]:
+            logits = _tiled(forward, scaled.flip(-1) if flipped else scaled, views.tile)
+            if not bool(logits.isfinite().all()):
+                raise WeightsError(
+                    "the network's logits are not finite: its weights are damaged, or half precision overflows; give "
+                    "other weights, or compute in single precision"
+                )
+            yield logits.flip(-1) if flipped else logits
+
+
+def _scaled(image: Tensor, scale: float) -> Tensor:
+    if scale == 1:
+        return image
+    height, width = (max(1, round(side * scale)) for side in image.shape[-2:])
+    if height * width > MAX_PIXELS:
+        raise ConfigError(
+            f"an image of {image.shape[-1]} x {image.shape[-2]} px at scale {scale:g} has {width} x {height} px, more "
+            f"than {MAX_PIXELS:,}; scales: give a smaller one, or scale the image down before"
+        )
+    return F.interpolate(image, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def _tiled(forward: Callable[[Tensor], Tensor], image: Tensor, tile: int | None) -> Tensor:
+    """Return the logits of ``image`` (1, 3, h, w), computed in windows of ``tile`` px if it is larger.
+
+    Windows begin at multiples of the output stride, so that their maps lie on the grid of the whole map. Where they
+    overlap the logits are averaged. The last window of a row or column begins so that it ends with the image.
+    """
+    height, width = image.shape[-2:]
+    if tile is None or (height <= tile and width <= tile):
+        return forward(image)
+    corner = forward(image[..., :tile, :tile])
+    rows = _starts(height, tile, corner.shape[2])
+    columns = _starts(width, tile, corner.shape[3])
+    total = corner.new_zeros(*corner.shape[:2], rows.cells, columns.cells)
+    count = corner.new_zeros(rows.cells, columns.cells)
+    for top in rows.starts:
+        for left in columns.starts:
+            window = image[..., top : top + tile, left : left + tile]
+            logits = forward(window) if top or left else corner
+            place = (
+                slice(top // rows.stride, top // rows.stride + logits.shape[2]),
+                slice(left // columns.stride, left // columns.stride + logits.shape[3]),
+            )
+            total[(..., *place)] += logits
+            count[place] += 1
+    return total.div_(count)
+
+
+class _Windows(NamedTuple):
+    """Where the windows along one side begin, the pixels between two cells of the map, and the cells of a whole map."""
+
+    starts: list[int]
+    stride: int
+    cells: int
+
+
+def _starts(side: int, tile: int, tile_cells: int) -> _Windows:
+    """Return the windows along a side of the image; a window's map has ``tile_cells`` cells."""
+    if side <= tile:
+        return _Windows([0], tile, tile_cells)
+    stride, rest = divmod(tile, tile_cells)
+    if rest:
+        raise ConfigError(
+            f"tile = {tile} px: the network makes {tile_cells} cells of it, so that those of tiles would not lie on "
+            "one grid; give a multiple of the network's output stride"
+        )
+    last = math.ceil((side - tile) / stride) * stride
+    step = max(stride, (tile - tile // OVERLAP) // stride * stride)
+    return _Windows([*range(0, last, step), last], stride, math.ceil(side / stride))
+
+
+def _softmax_(logits: Tensor) -> Tensor:
+    """Replace logits (C, rows, W) by their probabilities, at least in float32, and return them."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits -= logits.amax(0)
+    logits.exp_()
+    return logits.div_(logits.sum(0))
+
+
+def _mean(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    mean = None
+    for number, probabilities in enumerate(views, start=1):
+        mean = probabilities if mean is None else mean.add_(probabilities.sub_(mean), alpha=1 / number)
+    assert mean is not None
+    best, winners = mean.max(0)
+    return best, winners
+
+
+def _max(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    best = winners = None
+    for probabilities in views:
+        largest, classes = probabilities.max(0)
+        if best is None or winners is None:
+            best, winners = largest, classes
+        else:
+            better = largest > best
+            best, winners = torch.where(better, largest, best), torch.where(better, classes, winners)
+    assert best is not None
+    assert winners is not None
+    return best, winners
+
+
+def _voting(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    votes = sums = None
+    for probabilities in views:
+        if votes is None or sums is None:
+            votes, sums = torch.zeros_like(probabilities, dtype=torch.int16), torch.zeros_like(probabilities)
+        largest, classes = (part[None] for part in probabilities.max(0))
+        votes.scatter_add_(0, classes, torch.ones_like(classes, dtype=votes.dtype))
+        sums.scatter_add_(0, classes, largest)
+    assert votes is not None
+    assert sums is not None
+    most = votes.amax(0)
+    sum_of_winner, winners = sums.masked_fill_(votes < most, -1).max(0)
+    return sum_of_winner / most, winners
+
+
+# A fusion takes the probabilities (C, rows, W) of each view, which it may overwrite, and returns the probabilities and
+# classes (rows, W). It asks for a view after it is done with the one before.
+FUSE: dict[Fusion, Callable[[Iterable[Tensor]], tuple[Tensor, Tensor]]] = {
+    "mean": _mean,
+    "max": _max,
+    "voting": _voting,
+}
