@@ -95,6 +95,8 @@ def options() -> str:
 def published_scores() -> str:
     rows = []
     for name, entry in published().items():
+        if entry.experiment.task == "segmentation":
+            continue
         scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
         rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])

@@ -14,7 +14,7 @@ from tests import readme
 from tests.test_architecture import ROWS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
-from zoo.weights.published import all_published, published
+from zoo.weights.published import published
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {name: path.read_text() for name, path in readme.PAGES.items()}
@@ -152,6 +152,6 @@ def test_every_room_is_drawn_and_described_in_the_order_of_imports() -> None:
 def test_checksums_name_the_published_files() -> None:
     """In the form that md5sum reads, with two spaces between the columns."""
     lines = [line.split("  ") for line in (ROOT / "checksums.md5").read_text().splitlines()]
-    assert lines == [[entry.md5, f"{entry.name}.pth.tar"] for entry in all_published().values()]
+    assert lines == [[entry.md5, f"{entry.name}.pth.tar"] for entry in published().values()]
     experiments = {path.stem: load_experiment(path).expected for path in experiments_dir().glob("*.json")}
     assert {name for name, expected in experiments.items() if expected and expected.weights} == set(published())

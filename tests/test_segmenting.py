@@ -150,6 +150,14 @@ def test_a_single_image_may_be_in_the_folder_of_its_files(tmp_path: Path) -> Non
     assert (tmp_path / "ids" / "b.png").exists()
 
 
+def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "there is no image in the folder"), ("no", "there is no image or folder .*no;")):
+        with pytest.raises(DataError, match=message):
+            segment_images(_network(), tmp_path / name, _folders(tmp_path / "out"), settings_file=tmp_path / "s.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
 @pytest.mark.parametrize(
     ("extra", "out", "mode", "message"),
     [

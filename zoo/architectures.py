@@ -79,6 +79,19 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
+def has_same_tensors(first: str, second: str) -> bool:
+    """Return whether the networks of two names have the same state dict, up to the number of classes.
+
+    A WiderResNet and its A2 form differ in pools and dropout alone, which hold no tensors.
+    """
+    if first == second:
+        return True
+    families = {ARCHITECTURES[name].family for name in (first, second)}
+    return families == {"wider_resnet", "wider_resnet_a2"} and (
+        ARCHITECTURES[first].structure == ARCHITECTURES[second].structure
+    )
+
+
 def check_option(name: str, value: Any) -> None:
     """Raise ConfigError unless ``value`` is allowed for the option ``name``; unknown options are accepted."""
     option = OPTIONS.get(name)

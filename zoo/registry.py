@@ -19,9 +19,11 @@ from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, stride_option
 from zoo.models.build import check_option_names
+from zoo.models.deeplab import DeepLab
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
 from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, preprocessing_of
+from zoo.weights.stored import load_body, settings_of_body
 
 if TYPE_CHECKING:
     from zoo.data.transforms import Transform
@@ -66,6 +68,7 @@ def get(
     in_chans: int | None = None,
     drop_rate: float | None = None,
     signed_scale: bool = False,
+    body_weights: str | os.PathLike[str] | None = None,
     **arch: Any,
 ) -> Network:
     """Return a network, initialised as the published ones were, or with weights.
@@ -96,6 +99,9 @@ def get(
     - `drop_rate`: share of the inputs of the classifier's linear layer that is dropped in training.
     - `signed_scale`: (with weights) read the scales of a file with their sign, as the in-place networks of December
       2017 were trained: the network is built with the standard norm, whose scale is signed.
+    - `body_weights`: (deeplab_* alone) path of a weights file of the body, or a published name, to load into the body:
+      "resnext101_ipabn_lr_512" for deeplab_resnext101. Norm, activation and stem that are left out are the file's. The
+      classifier of the file is left out; head and cls are new. The log says so.
     - `**arch`: options of the architecture, which `zoo.architectures` and ``zoo show NAME`` explain: ``memory``, what
       is kept for backward (it changes no weights), ``input_3x3``, ``dilation``, ``keep_outputs`` and others. Those that
       set sizes make at most 5,000 blocks and 2,000,000,000 parameters together.
@@ -116,7 +122,7 @@ def get(
     check_values({"pretrained": pretrained, "weights": weights, "norm": norm, "activation": activation,
                   "activation_param": activation_param, "classes": classes, "features_only": features_only,
                   "out_indices": out_indices, "output_stride": output_stride, "in_chans": in_chans,
-                  "drop_rate": drop_rate, "signed_scale": signed_scale})  # fmt: skip
+                  "drop_rate": drop_rate, "signed_scale": signed_scale, "body_weights": body_weights})  # fmt: skip
     arguments = {
         "norm": norm,
         "activation": activation,
@@ -145,6 +151,10 @@ def get(
         arguments |= stride_option(output_stride, ARCHITECTURES[settings["arch"]])
     if weights is not None:
         stored = read_weights(weights)
+    body = None
+    if body_weights is not None:
+        body = _read_body(name, settings, body_weights, pretrained or stored is not None)
+        settings = _completed_by_body(settings, body, arguments)
     record = None if stored is None else stored.record_to_build()
     if stored is not None and record is not None:
         settings = _completed(settings, record, arguments, printable(stored.path), features_only, signed_scale)
@@ -165,6 +175,9 @@ def get(
     model.pretrained_cfg = _pretrained_cfg(images, name)
     if stored is not None:
         load_state_dict(model, stored.state_dict, source=printable(stored.path))
+    if body is not None:
+        assert isinstance(model, DeepLab)
+        load_body(model, body, "the arguments")
     return model
 
 
@@ -303,6 +316,37 @@ def _completed(
     return completed
 
 
+def _read_body(name: str, settings: dict[str, Any], path: str | os.PathLike[str], has_weights: bool) -> StoredWeights:
+    """Return the weights for the body of the network ``name``; ConfigError where they have no place."""
+    if ARCHITECTURES[settings["arch"]].family != "deeplab":
+        raise ConfigError(f"{printable(name)}: body_weights are for the body of a deeplab_* network; give weights=PATH")
+    if has_weights:
+        raise ConfigError(f"{printable(name)}: body_weights and weights of the whole network are two sources; give one")
+    return read_weights(path)
+
+
+def _completed_by_body(settings: dict[str, Any], body: StoredWeights, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a DeepLab, completed by what the file of its body says of norm, activation and stem.
+
+    Raises WeightsError where ``settings`` or ``arguments`` contradict the file.
+    """
+    record = body.record_to_build()
+    if record is None:
+        assumed = {"norm": "standard", "activation": "leaky_relu"}
+        given = {**settings, **arguments}
+        if not callable(given.get("norm")):
+            body.warn_of_assumptions(
+                settings["arch"], {key: value for key, value in assumed.items() if key not in given}
+            )
+        return settings
+    check_record(record, settings_of_body({**settings, **arguments}, record), printable(body.path), "the arguments")
+    kept = {"norm", "activation", "activation_param", "input_3x3"} & record.settings().keys()
+    of_file = {key: value for key, value in record.settings().items() if key in kept}
+    if callable(arguments.get("norm")):
+        of_file = {key: value for key, value in of_file.items() if key == "input_3x3"}
+    return {**of_file, **settings}
+
+
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a network, completed by the defaults of those that every network has."""
     classes = ARCHITECTURES[settings["arch"]].classes
@@ -333,7 +377,7 @@ def only_variant(name: str) -> str:
 
 def _check_contradictions(name: str, settings: dict[str, Any], arguments: dict[str, Any], signed_scale: bool) -> None:
     """Raise ConfigError where an argument differs from what the published weights were trained with."""
-    free = {"memory", "norm"} if signed_scale else {"memory"}
+    free = {"memory", "pooling_size", *(("norm",) if signed_scale else ())}
     arguments = {key: value for key, value in arguments.items() if key not in free}
     for key, value in arguments.items():
         if settings.get(key, value) != value or (key not in settings and value):

@@ -182,8 +182,8 @@ def segment_images(
       something else, nothing is skipped silently, and ConfigError is raised.
     - `overwrite`: segment all images, and replace the files that are there.
 
-    Raises DataError for a folder without images, for images whose files would have the same name, and for files that
-    would lie among the images; ConfigError for a network that does not segment, and if the processes of a run were not
+    Raises DataError where there is no image, for images whose files would have the same name, and for files that would
+    lie among the images; ConfigError for a network that does not segment, and if the processes of a run were not
     started with the same arguments.
     """
     process = process or Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -228,6 +228,8 @@ def segment_images(
 
 def _plan(source: Path, output: Output, overwrite: bool) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
     """Return (file, name) of all images, and of those that are to be segmented."""
+    if not os.path.exists(source):
+        raise DataError(f"there is no image or folder {printable(source)}; IN: give one of them")
     paths = find_images(source) if os.path.isdir(source) else [source]
     root = source if os.path.isdir(source) else source.parent
     images = [(path, os.path.splitext(os.path.relpath(path, root))[0]) for path in paths]

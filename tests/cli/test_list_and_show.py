@@ -21,9 +21,23 @@ def test_the_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[
     assert main(["list", "resnext101*"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {_cells(line)[0]: _cells(line) for line in lines if line.startswith("| resnext101")}
-    assert rows["resnext101"] == ["resnext101", "42.84", "100", "64 256 512 1024 2048", "", "", ""]
-    assert rows["resnext101_ipabn_lr_512"][4:] == ["78.08 / 93.79", "79.52 / 94.66", "79.38 / 94.67"]
+    assert rows["resnext101"] == ["resnext101", "42.84", "100", "64 256 512 1024 2048", "", "", "", ""]
+    assert rows["resnext101_ipabn_lr_512"][4:] == ["78.08 / 93.79", "79.52 / 94.66", "79.38 / 94.67", ""]
     assert len(rows) == 4
+
+
+def test_networks_that_segment_are_listed_with_their_body_and_shown_with_their_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["list", "*vistas"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "deeplab" in line]
+    name, parameters, norms, channels, *scores = _cells(row)
+    assert (name, parameters, norms) == ("wider_resnet38_deeplab_vistas", "135.83", "40")
+    assert (channels, scores) == ("64 128 256 512 1024 2048 4096", ["", "", "", "53.42"])
+    assert main(["show", "wider_resnet38_deeplab_vistas"]) == 0
+    out = capsys.readouterr().out
+    for fact in ("135,827,073", "135,810,368", "[84, 84]", "CC BY-NC-SA 4.0", "mIoU %", "53.42", "output_stride"):
+        assert fact in out
 
 
 def test_only_published_networks_on_demand_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:

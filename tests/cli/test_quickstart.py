@@ -9,13 +9,13 @@ import pytest
 
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
-from zoo.cli.quickstart import EXPERIMENT
+from zoo.cli.quickstart import EXPERIMENTS
 
 
 @pytest.fixture
 def in_small(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, where the quickstart takes the settings and images of the tiny run."""
-    (tmp_path / f"{EXPERIMENT}.json").write_text(json.dumps(SETTINGS))
+    (tmp_path / f"{EXPERIMENTS['classification']}.json").write_text(json.dumps(SETTINGS))
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
     monkeypatch.setattr("zoo.data.sample.unpack_sample", lambda: finished.data)
     (tmp_path / "work").mkdir()
@@ -81,7 +81,7 @@ def test_the_real_quickstart_reaches_its_score(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     assert main(["quickstart"]) == 0
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if EXPERIMENT in line]
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if EXPERIMENTS["classification"] in line]
     center, ten_crops = (float(row[3]) for row in rows)
     assert center > 73
     assert ten_crops > 73

@@ -37,7 +37,7 @@ INDEX = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_the_index_says_which_image_holds_which_class(found: LabelledImages, tmp_path: Path, workers: int) -> None:
-    index = load_class_index(found, IGNORE, workers, tmp_path / "cache")
+    index = load_class_index(found, workers=workers, cache=tmp_path / "cache")
     assert (index.dtype, index.tolist()) == (bool, [list(map(bool, row)) for row in INDEX])
 
 
@@ -49,15 +49,15 @@ def test_the_index_is_read_once_and_again_when_a_label_map_or_the_cached_file_ch
         class_uniform, "read_label", lambda path, table: reads.append(path.name) or read_label(path, table)
     )
     cache = tmp_path / "cache"
-    first = load_class_index(found, IGNORE, cache=cache)
-    assert np.array_equal(load_class_index(found, IGNORE, cache=cache), first)
+    first = load_class_index(found, cache=cache)
+    assert np.array_equal(load_class_index(found, cache=cache), first)
     assert len(reads) == 5
     os.utime(found.root / found.labels[0], ns=(1, 1))
-    load_class_index(found, IGNORE, cache=cache)
+    load_class_index(found, cache=cache)
     assert len(reads) == 10
     for file in (cache / class_uniform.FOLDER).glob("*.npy"):
         file.write_bytes(file.read_bytes()[:-3])
-    assert np.array_equal(load_class_index(found, IGNORE, cache=cache), first)
+    assert np.array_equal(load_class_index(found, cache=cache), first)
     assert len(reads) == 15
 
 
@@ -66,18 +66,26 @@ def test_without_a_cache_the_index_is_read_each_time(
 ) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with caplog.at_level(logging.WARNING):
-        assert load_class_index(found, IGNORE, cache=tmp_path / "cache").astype(int).tolist() == INDEX
+        assert load_class_index(found, cache=tmp_path / "cache").astype(int).tolist() == INDEX
     assert "the index of classes is not kept: Not a directory" in caplog.text
 
 
-def test_a_label_map_that_cannot_be_read_is_named(found: LabelledImages, tmp_path: Path) -> None:
+def test_a_label_map_that_cannot_be_read_is_named_or_left_out(
+    found: LabelledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bad = found.root / found.labels[1]
     bad.write_bytes(b"")
     with pytest.raises(DataError, match=f"a label map cannot be read: .*{bad}"):
-        load_class_index(found, IGNORE, cache=tmp_path / "cache")
+        load_class_index(found, cache=tmp_path / "cache")
+    with caplog.at_level(logging.WARNING):
+        index = load_class_index(found, on_bad_image="skip", cache=tmp_path / "cache")
+    assert index.astype(int).tolist() == [INDEX[0], [0] * 4, *INDEX[2:]]
+    assert "left out: a label map cannot be read: it is empty, or in none of the formats" in caplog.text
+    with pytest.raises(DataError, match=f"a label map cannot be read: .*{bad}"):  # the skipped one is not remembered
+        load_class_index(found, cache=tmp_path / "cache")
     bad.unlink()
     with pytest.raises(DataError, match=f"a label map cannot be read: No such file or directory; {bad}"):
-        load_class_index(found, IGNORE, cache=tmp_path / "cache")
+        load_class_index(found, cache=tmp_path / "cache")
 
 
 def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(

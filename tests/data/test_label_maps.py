@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 
 from tests.data.sample_images import random_image
 from tests.data.sample_labels import IGNORE, label_map, make_labelled, make_pair, random_classes
+from zoo.config import Segmentation
 from zoo.data.label_maps import (
     CITYSCAPES,
     COCO_STUFF,
@@ -50,6 +52,10 @@ def _png(path: Path, rows: list[bytes], width: int, bits: int, colour_type: int 
         content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
     path.write_bytes(content)
     return path
+
+
+def test_an_experiment_may_name_every_layout_and_no_other() -> None:
+    assert set(get_args(Segmentation.model_fields["layout"].annotation)) == set(LAYOUTS)
 
 
 def test_folders_pair_images_and_label_maps_by_name_and_sub_folder(tmp_path: Path) -> None:

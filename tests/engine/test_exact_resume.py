@@ -14,8 +14,18 @@ from typing import Any
 
 import pytest
 
+from tests.data.sample_labels import make_labelled
 from tests.dist.spawn import PRELOADED, TIMEOUT_S, free_port, prepare_process, run_distributed
-from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run, run_until_killed
+from tests.engine.tiny import (
+    MemoryLog,
+    build_segmenter,
+    differences,
+    make_config,
+    make_images,
+    make_segmentation_config,
+    run,
+    run_until_killed,
+)
 from zoo.config import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import open_process
@@ -105,4 +115,26 @@ def test_a_killed_run_of_a_network_of_the_zoo_ends_as_the_straight_one(tmp_path:
     (rest,) = run_distributed(_numbers_of_run, 1, config, images, killed, options, group=False)
     assert len(numbers) == 6
     assert rest == numbers[4:]
+    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
+
+
+def _numbers_of_both(config: Experiment, data: Path, straight: Path, killed: Path) -> tuple[list[Any], list[Any]]:
+    """Train without a break in one folder, and go on with the run in the other."""
+    options = {"build": build_segmenter}
+    return (
+        _numbers_of_run(config, data, straight, options),
+        _numbers_of_run(config, data, killed, {**options, "resume": "auto"}),
+    )
+
+
+def test_a_killed_segmentation_ends_as_the_straight_one(tmp_path: Path) -> None:
+    """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
+    images = make_labelled(tmp_path / "data", num_train=16, num_val=2)
+    config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    _kill_at(7, 1, config, images, killed, build=build_segmenter)
+    assert read(killed / CHECKPOINT)["position"] == {"epoch": 1, "batch": 2, "step": 6, "num_pictures": 16}
+    ((numbers, rest),) = run_distributed(_numbers_of_both, 1, config, images, straight, killed, group=False)
+    assert len(numbers) == 8
+    assert rest == numbers[6:]
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []

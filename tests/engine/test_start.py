@@ -163,7 +163,7 @@ def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tm
     assert _equal(from_weights.model, given)
     assert from_weights.ema is not None
     assert _equal(from_weights.ema, given)
-    assert log.messages == [f"initial weights: {len(given.state_dict())} tensors of {weights}"]
+    assert log.messages == [f"initial weights: {len(given.state_dict())} tensors loaded from {weights}"]
     saved = _save_steps(folder, 3)
     assert _equal(_start(folder, log, resume="auto", weights=str(weights)).model, saved.model)
     assert "are not read: the run continues" in log.messages[1]

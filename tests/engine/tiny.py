@@ -22,6 +22,7 @@ from zoo.engine.reporting import TrainMetrics
 from zoo.engine.start import start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Result
+from zoo.layers import DeeplabV3, norm_act
 from zoo.tasks import task_of
 
 SIDE_PX = 12
@@ -53,6 +54,26 @@ def make_config(**changes: dict[str, Any] | int) -> Experiment:
         },
         "input": {"crop_train": 8, "scale_val": 8, "crop_val": 8, "color_jitter_train": True, "lighting_train": True},
     }
+    return _changed(content, changes)
+
+
+def make_segmentation_config(**changes: dict[str, Any] | int) -> Experiment:
+    """Return settings of a run of 2 epochs of 4 crops per step; ``changes`` replace keys of sections."""
+    content: dict[str, Any] = {
+        "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "sync", "classes": 3},
+        "optimizer": {
+            "batch_size": 4,
+            "learning_rate": 0.05,
+            "ema_decay": 0.9,
+            "schedule": {"type": "polynomial", "mode": "step", "epochs": 2, "params": {"power": 0.9}},
+        },
+        "input": {"crop_train": 8, "color_jitter_train": True},
+        "segmentation": {"class_uniform": True},
+    }
+    return _changed(content, changes)
+
+
+def _changed(content: dict[str, Any], changes: dict[str, dict[str, Any] | int]) -> Experiment:
     for section, values in changes.items():
         content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
     return parse_experiment(content, "test")
@@ -70,6 +91,17 @@ def build_net(network: Network) -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(16, network.classes),
+    )
+
+
+def build_segmenter(network: Network) -> nn.Module:
+    """Return a small network with logits at half the size of the image, and norms that are synchronised."""
+    norm = norm_act("sync", activation=network.activation, activation_param=network.activation_param)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, stride=2, bias=False),
+        norm(8),
+        DeeplabV3(8, 8, hidden_channels=4, dilations=(1, 2, 3), norm_act=norm),
+        nn.Conv2d(8, network.classes, 1),
     )
 
 

@@ -25,7 +25,7 @@ from zoo.errors import CheckpointError, WeightsError, ZooError
 from zoo.weights import cache as weights_cache
 from zoo.weights import load_weights, read_checkpoint, read_state_dict, read_weights
 from zoo.weights.cache import audit_cache, open_weights, weights_path
-from zoo.weights.published import all_published
+from zoo.weights.published import published
 from zoo.weights.read import read_published
 
 NAME = "resnet34_ipabn-sync_lr_512"
@@ -181,7 +181,7 @@ def published_file(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
     monkeypatch.setenv("ZOO_CACHE", str(cache))
     (path := weights_path(NAME)).parent.mkdir(parents=True)
     torch.save(zoo.get(NAME).state_dict(), path)
-    monkeypatch.setattr(all_published()[NAME], "md5", hashlib.md5(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(published()[NAME], "md5", hashlib.md5(path.read_bytes()).hexdigest())
     return path
 
 

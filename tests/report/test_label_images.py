@@ -12,6 +12,7 @@ from zoo.errors import ConfigError
 from zoo.report.label_images import (
     VISTAS,
     Palette,
+    classes_over,
     distinct_colors,
     overlay,
     overlay_with_legend,
@@ -115,3 +116,11 @@ def test_names_of_any_length_and_script_stay_in_their_column() -> None:
     assert short.size == long.size
     swatch = np.asarray(short)[40:] == (0, 255, 0)
     assert np.array_equal(swatch.all(2), (np.asarray(long)[40:] == (0, 255, 0)).all(2))
+
+
+def test_where_there_is_no_class_the_image_shows_through_and_a_map_of_another_size_fits() -> None:
+    image = Image.fromarray(np.full((4, 6, 3), 100, dtype=np.uint8))
+    classes = np.array([[0, 255, 1], [1, 0, -1]])
+    shown = np.asarray(classes_over(image, classes, Palette(np.array([[0] * 3, [200] * 3], dtype=np.uint8), "ab")))
+    colours = {0: 50, 1: 150, 255: 100, -1: 100}
+    assert np.array_equal(shown[..., 0], np.vectorize(colours.get)(classes).repeat(2, axis=0).repeat(2, axis=1))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.engine.prediction import Prediction
 from zoo.report.predictions import LINE_PX, MARGIN_PX, TILE_PX, image_grid, write_grid, write_predictions
+from zoo.tasks.prediction import Prediction
 
 LEFT, STEP = MARGIN_PX, MARGIN_PX + TILE_PX
 A = Prediction("val/a/1.png", 0, (1, 0), (0.75, 0.25))

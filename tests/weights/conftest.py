@@ -12,7 +12,7 @@ import pytest
 
 from tests.weights.server import Server
 from zoo.weights import download
-from zoo.weights.published import all_published
+from zoo.weights.published import published
 
 NAME = "resnet34_ipabn-sync_lr_512"
 CONTENT = b"PK\x03\x04" + random.Random(0).randbytes(300_000)
@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
-    monkeypatch.setattr(all_published()[NAME], "md5", MD5)
+    monkeypatch.setattr(published()[NAME], "md5", MD5)
     monkeypatch.setattr(download, "READ_TIMEOUT_S", 0.8)
     return tmp_path / "cache" / "weights"
 

@@ -22,7 +22,7 @@ from zoo.errors import ConfigError, WeightsError
 from zoo.weights import cache, fetch_weights
 from zoo.weights.cache import weights_path
 from zoo.weights.download import read_form
-from zoo.weights.published import REPLACED_MD5, all_published, entry_of, published
+from zoo.weights.published import REPLACED_MD5, entry_of, published
 from zoo.weights.read import read_published
 
 # What Drive sends instead of a file that it has not looked through for viruses.
@@ -39,8 +39,8 @@ HTML = "text/html; charset=utf-8"
 FETCH = f"""
 import sys
 from zoo.weights import fetch_weights
-from zoo.weights.published import all_published
-all_published()[{NAME!r}].md5 = {MD5!r}
+from zoo.weights.published import published
+published()[{NAME!r}].md5 = {MD5!r}
 print("ready", flush=True)
 sys.stdin.readline()
 print(fetch_weights({NAME!r}), flush=True)
@@ -84,7 +84,7 @@ def test_a_mirror_that_is_no_web_address_is_refused(address: str, monkeypatch: p
 
 def test_drive_is_asked_for_the_files_id(drive_server: Server) -> None:
     assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert drive_server.requests == [(f"/uc?export=download&id={all_published()[NAME].weights.drive_id}", None)]
+    assert drive_server.requests == [(f"/uc?export=download&id={published()[NAME].weights.drive_id}", None)]
 
 
 def test_drives_page_before_large_files_is_confirmed_with_the_fields_of_its_form(drive_server: Server) -> None:
@@ -179,7 +179,7 @@ def publish(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     state_dict = zoo.get(NAME).state_dict()
     torch.save({"state_dict": {f"module.{key}": value for key, value in state_dict.items()}}, tmp_path / "w")
     server.content = (tmp_path / "w").read_bytes()
-    monkeypatch.setattr(all_published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
+    monkeypatch.setattr(published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
     return state_dict
 
 
@@ -303,7 +303,7 @@ def test_a_file_of_before_july_2018_is_recognised(server: Server, monkeypatch: p
 
 def test_the_replaced_files_are_those_of_2017_and_2018() -> None:
     assert list(REPLACED_MD5) == list(published())[:6]
-    assert not set(REPLACED_MD5.values()) & {entry.md5 for entry in all_published().values()}
+    assert not set(REPLACED_MD5.values()) & {entry.md5 for entry in published().values()}
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.lock/x"])

@@ -255,8 +255,8 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
         ({}, "holds an empty dict"),
         ({"net": weights(), "epoch": 3}, "'net' (dict), 'epoch' (int)"),
         ({"a": torch.ones(1), 3: torch.ones(1)}, "3 (Tensor)"),
-        ({"body": weights(), "head": weights(), "cls": weights()}, "segmentation model"),
-        ({"state_dict": {"body": weights(), "head": weights(), "cls": weights()}}, "segmentation model"),
+        ({"body": weights(), "head": weights(), "cls": 3}, "'body' (dict), 'head' (dict), 'cls' (int)"),
+        ({"state_dict": {"body": weights(), "head": {"a": [1]}, "cls": weights()}}, "'head.a' (list)"),
     ],
 )
 def test_a_torch_file_without_a_network_is_named_as_such(tmp_path: Path, content: Any, said: str) -> None:

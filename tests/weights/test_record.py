@@ -231,8 +231,9 @@ def test_a_folded_file_says_how_it_is_loaded(tmp_path: Path) -> None:
 
 def test_a_published_name_has_a_record_without_a_file_that_says_so() -> None:
     record = NetworkRecord.of_published("resnext101_ipabn_lr_512")
-    assert record is not None
     assert (record.arch, record.norm, record.activation, record.options) == (
         "resnext101", "inplace", "leaky_relu", {"input_3x3": True},
     )  # fmt: skip
-    assert NetworkRecord.of_published("wider_resnet38_deeplab_vistas") is None
+    vistas = NetworkRecord.of_published("wider_resnet38_deeplab_vistas")
+    assert (vistas.arch, vistas.norm, vistas.classes) == ("deeplab_wider_resnet38_a2", "inplace", 65)
+    assert vistas.options == {"pooling_size": [84, 84]}

@@ -11,7 +11,7 @@ from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, fails
 from zoo.cli import main
 from zoo.weights.cache import audit_cache, weights_path
-from zoo.weights.published import all_published
+from zoo.weights.published import published
 
 OTHER = "resnet50_ipabn-sync_lr_512"
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,10 @@ def test_fetch_notices_a_wrong_name_before_the_first_download(
 
 
 def test_fetch_all_asks_for_every_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for entry in all_published().values():
+    for entry in published().values():
         monkeypatch.setattr(entry, "md5", MD5)
     assert main(["fetch", "all"]) == 0
-    assert [path for path, _ in server.requests] == [f"/{name}.pth.tar" for name in all_published()]
+    assert [path for path, _ in server.requests] == [f"/{name}.pth.tar" for name in published()]
 
 
 def test_fetch_without_names_lists_all_and_downloads_nothing(
@@ -124,7 +124,7 @@ def test_verify_of_an_empty_cache_or_an_unknown_name(cache: Path, capsys: pytest
 
 def test_the_files_of_the_cache_have_the_names_that_md5sum_looks_for(cache: Path) -> None:
     names = [line.split("  ")[1] for line in (ROOT / "checksums.md5").read_text().splitlines()]
-    assert names == [weights_path(name).name for name in all_published()]
+    assert names == [weights_path(name).name for name in published()]
     put(cache, **dict.fromkeys(names[:1], CONTENT))
     command = ["md5sum", "-c", "--ignore-missing", str(ROOT / "checksums.md5")]
     checked = subprocess.run(command, cwd=cache, capture_output=True, text=True, check=False)

@@ -161,7 +161,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
     the file.
     """
     from zoo.weights import NetworkRecord
-    from zoo.weights.load import CLASSIFIER_WEIGHT, num_outputs
+    from zoo.weights.load import num_outputs
     from zoo.weights.record import check_record
 
     keys = ("arch", "norm", "activation", "activation_param", "input_3x3")
@@ -177,7 +177,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
                 f"{path}: does not say which network it belongs to; give --arch NAME (resnet50)"
                 + (f", and {', '.join(others)} where they differ from the defaults" if others else "")
             )
-        key = "fc.weight" if args.kind == "from-torchvision" else CLASSIFIER_WEIGHT
+        key = "fc.weight" if args.kind == "from-torchvision" else None
         classes = num_outputs(stored.state_dict, path, key)
         explicit = {**asked, **needed}
         options = {"input_3x3": True} if explicit.pop("input_3x3", False) else {}
@@ -247,9 +247,9 @@ def _measure_accuracy(
     from zoo.data.loader import build_train_loader
     from zoo.engine.reestimate import reestimate_statistics
     from zoo.scoring import LoadedNetwork, score
-    from zoo.weights.load import CLASSIFIER_WEIGHT
+    from zoo.weights.load import num_outputs
 
-    if CLASSIFIER_WEIGHT not in state_dict:
+    if num_outputs(state_dict, printable(args.source)) == 0:
         raise ConfigError(
             f"{printable(args.source)}: has no classifier, so there is no accuracy to measure; leave out --data"
         )

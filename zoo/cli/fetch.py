@@ -27,11 +27,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_fetch(args: argparse.Namespace) -> int:
     """Fetch the weights with these names and print where each file is, or print a table of all; returns 0."""
     from zoo.weights import fetch_weights
-    from zoo.weights.published import all_published, entry_of
+    from zoo.weights.published import entry_of, published
 
     if not args.names:
         return _list()
-    names = list(all_published()) if args.names == ["all"] else args.names
+    names = list(published()) if args.names == ["all"] else args.names
     for name in names:  # a mistake in the last name is noticed before the first download
         entry_of(name)
     for name in names:
@@ -42,10 +42,10 @@ def run_fetch(args: argparse.Namespace) -> int:
 def _list() -> int:
     from zoo.report.tables import markdown_table
     from zoo.weights.cache import weights_dir, weights_path
-    from zoo.weights.published import all_published
+    from zoo.weights.published import published
 
     rows = []
-    for name, entry in all_published().items():
+    for name, entry in published().items():
         path = weights_path(name)
         size_mb = path.stat().st_size / 1e6 if path.is_file() else None
         rows.append([name, "yes" if size_mb is not None else "no", size_mb, entry.md5, entry.weights.licence])

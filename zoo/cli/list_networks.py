@@ -12,7 +12,7 @@ from zoo.errors import ConfigError, nearest, printable
 if TYPE_CHECKING:
     from zoo.models import Network
 
-PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320"}
+PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320", "whole-flip": "mIoU"}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         for entry in entries
     ]
     print(markdown_table(headers, rows))
-    print("Scores: top-1 / top-5 in percent on ImageNet, as published with the weights; zoo show NAME tells more.")
+    print(
+        "Scores: top-1 / top-5 in percent on ImageNet, or mIoU on whole images and their mirror images, as published "
+        "with the weights; zoo show NAME tells more."
+    )
     return 0
 
 
@@ -82,7 +85,7 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
     built: dict[tuple[str, bool], Network] = {}
     for name in names:
         about = published().get(name)
-        settings = None if about is None or about.experiment is None else about.experiment.network
+        settings = None if about is None else about.experiment.network
         shape = (name, False) if settings is None else (settings.arch, settings.has_3x3_stem)
         if shape not in built:
             with counting():
@@ -91,4 +94,4 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
 
 
 def _score_cell(score: dict[str, float] | None) -> str:
-    return f"{score['top1']:.2f} / {score['top5']:.2f}" if score else ""
+    return " / ".join(f"{value:.2f}" for value in score.values()) if score else ""

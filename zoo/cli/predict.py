@@ -15,8 +15,8 @@ from zoo.cli.options import positive
 from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.engine.prediction import Prediction
     from zoo.report.tables import Cell
+    from zoo.tasks.prediction import Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     from zoo.data.classes import class_names
     from zoo.data.scan import find_images
     from zoo.data.transforms import val_transform
-    from zoo.engine.prediction import BATCH_SIZE, predict
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
     from zoo.scoring import load_network
+    from zoo.tasks.prediction import BATCH_SIZE, predict
 
     # The files of all arguments in their order, those of a folder in the order of a data set.
     paths = [path for image in args.images for path in (find_images(image) if os.path.isdir(image) else [image])]

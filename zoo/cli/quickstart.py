@@ -1,4 +1,7 @@
-"""``zoo quickstart``: the whole path on the bundled sample, from images to a table, in minutes on a CPU."""
+"""``zoo quickstart``: the whole path on bundled images, from training to a table, in minutes on a CPU.
+
+One network learns to classify garments, or another to find them in scenes, pixel by pixel.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,24 @@ if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
     from zoo.engine.task import Result
+    from zoo.scoring import LoadedNetwork
 
-EXPERIMENT = "quickstart_fashion_mnist"
-LOG_DIR = Path("runs/quickstart")
+EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
+LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
+EXAMPLES, NUM_EXAMPLES = "examples", 6  # folder and number of the pictures of a segmentation
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``quickstart``."""
-    parser = commands.add_parser("quickstart", help="train and score a small network on the bundled sample")
+    parser = commands.add_parser("quickstart", help="train and score a small network on bundled images")
+    parser.add_argument(
+        "--task", choices=EXPERIMENTS, default="classification",
+        help="what the network learns: the class of a garment, or that of each pixel of a scene (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--log-dir", metavar="DIR", type=Path,
-        help=f"where the run is written, and continued if it is there already (default: {LOG_DIR})",
+        help="where the run is written, and continued if it is there already (default: "
+        f"{LOG_DIRS['classification']}, or {LOG_DIRS['segmentation']})",
     )  # fmt: skip
     parser.add_argument(
         "--seed", metavar="N", type=whole_number, nargs="+",
@@ -40,55 +50,86 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Unpack the sample, train or take the trained run, score with centre crop and ten crops; returns 0."""
+    """Unpack the images, train or take the trained run, score it and write what is told about it; returns 0."""
     from zoo.config import experiments_dir, load_experiment
     from zoo.data.sample import unpack_sample
+    from zoo.data.scenes import unpack_scenes
     from zoo.engine.process import open_process
     from zoo.report.tables import results_table
 
+    experiment, default_dir = EXPERIMENTS[args.task], LOG_DIRS[args.task]
     if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
         raise ConfigError("--log-dir is the folder of one run; leave it out for several seeds, or give one --seed")
-    data = unpack_sample()
-    config = load_experiment(experiments_dir() / f"{EXPERIMENT}.json")
-    configs = {args.log_dir or LOG_DIR: config}
+    data = unpack_scenes() if args.task == "segmentation" else unpack_sample()
+    config = load_experiment(experiments_dir() / f"{experiment}.json")
+    configs = {args.log_dir or default_dir: config}
     if args.seed is not None:
-        configs = {
-            args.log_dir or LOG_DIR.with_name(f"{LOG_DIR.name}-seed{seed}"): config.model_copy(update={"seed": seed})
-            for seed in args.seed
-        }
+        folders = [args.log_dir or default_dir.with_name(f"{default_dir.name}-seed{seed}") for seed in args.seed]
+        seeds = [config.model_copy(update={"seed": seed}) for seed in args.seed]
+        configs = dict(zip(folders, seeds, strict=True))
     with open_process() as process:
         runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
         if process.is_main:
             if args.json is not None:
                 _write_json(args, runs, process)
             results = [result for run in runs for result in run.results]
-            _report(list(configs), data, results_table(EXPERIMENT, results, config.expected))
+            tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
+            _report(list(configs), data, "\n\n".join(filter(None, tables)), args.task)
     return 0
 
 
 class Run(NamedTuple):
-    """One trained network: its seed, its scores, and the seconds that both took (None if it was trained before)."""
+    """One trained network: its seed, its scores, the seconds that both took (None if it was trained before).
+
+    ``details`` is a table of the classes of a segmentation, otherwise empty.
+    """
 
     seed: int
-    results: list[Result]
+    results: Sequence[Result]
     seconds: float | None
+    details: str
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
-    """Train in ``log_dir``, or continue the run there; then score its checkpoint on ``data``/val by both protocols."""
+    """Train in ``log_dir``, or continue the run there; then score its checkpoint on ``data``/val."""
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
-    from zoo.scoring import load_network, score
-    from zoo.tasks.protocols import center_crop
+    from zoo.scoring import load_network
     from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
-    subject = load_network(log_dir / CHECKPOINT)
-    center = center_crop(config)
-    protocols = [center, center._replace(ten_crops=True)]
-    results = [score(subject, data, protocol, process=process) for protocol in protocols]
-    return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None)
+    score_all = _score_scenes if config.task == "segmentation" else _score_garments
+    results, details = score_all(load_network(log_dir / CHECKPOINT), log_dir, data, process)
+    return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None, details)
+
+
+def _score_garments(
+    subject: LoadedNetwork, log_dir: Path, data: Path, process: Process
+) -> tuple[Sequence[Result], str]:
+    """Return the scores of the centre crop and of ten crops."""
+    from zoo.scoring import score
+    from zoo.tasks.protocols import center_crop
+
+    center = center_crop(subject.experiment)
+    return [score(subject, data, way, process=process) for way in (center, center._replace(ten_crops=True))], ""
+
+
+def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
+    """Return the scores of whole images and a table of the classes; write the first images with what was found."""
+    from zoo.report.label_images import palette_for
+    from zoo.report.segmentation_scores import class_table, write_examples
+    from zoo.scoring import score
+    from zoo.tasks.segmentation import SegmentationResult
+
+    names = subject.class_names
+    assert names is not None, "training writes the names into the checkpoint"
+    record = None
+    if process.is_main:
+        record = write_examples(log_dir / EXAMPLES, subject.task, palette_for(len(names), names), NUM_EXAMPLES)
+    result = score(subject, data, process=process, record=record)
+    assert isinstance(result, SegmentationResult)
+    return [result], f"{log_dir}:\n\n{class_table(result, names)}"
 
 
 def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process) -> None:
@@ -96,7 +137,8 @@ def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process)
     from zoo.report.environment import describe_environment, warn_of_changes
 
     warn_of_changes()
-    words = ["zoo", "quickstart", *(["--log-dir", str(args.log_dir)] if args.log_dir else [])]
+    words = ["zoo", "quickstart", *(["--task", args.task] if args.task != "classification" else [])]
+    words += ["--log-dir", str(args.log_dir)] if args.log_dir else []
     words += ["--seed", *map(str, args.seed)] if args.seed else []
     content = {
         "benchmark": "quickstart",
@@ -107,14 +149,16 @@ def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process)
     write_json(args.json, content)
 
 
-def _report(folders: Sequence[Path], data: Path, table: str) -> None:
+def _report(folders: Sequence[Path], data: Path, tables: str, task: str) -> None:
     from zoo.engine.checkpoint import CHECKPOINT
 
-    lines = [table, ""]
+    lines = [tables, ""]
     for folder in folders:
         lines += [
             f"checkpoint    {folder / CHECKPOINT}",
             f"log           {folder}/training_0.log, {folder}/metrics.jsonl",
             f"TensorBoard   tensorboard --logdir {folder}",
         ]
+        if task == "segmentation":
+            lines.append(f"examples      {folder / EXAMPLES}")
     print("\n".join([*lines, f"sample        {data}"]))

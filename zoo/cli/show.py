@@ -123,8 +123,10 @@ def _show_network(name: str, as_json: bool) -> None:
     rows = [[stage["module"], stage["num_chs"], stage["reduction"]] for stage in stages]
     print(f"\n{markdown_table(['stage', 'channels', 'reduction'], rows)}")
     if entry["scores"]:
-        scores = [[name, score["top1"], score["top5"]] for name, score in entry["scores"].items()]
-        print(f"\n{markdown_table(['protocol', 'top-1 %', 'top-5 %'], scores)}")
+        titles = {"top1": "top-1 %", "top5": "top-5 %", "miou": "mIoU %"}
+        measures = list(next(iter(entry["scores"].values())))
+        scores = [[name, *(score[measure] for measure in measures)] for name, score in entry["scores"].items()]
+        print(f"\n{markdown_table(['protocol', *(titles[measure] for measure in measures)], scores)}")
 
 
 def _publication(published: Published) -> dict[str, Any]:
@@ -134,6 +136,7 @@ def _publication(published: Published) -> dict[str, Any]:
         "norm": about["norm"],
         "activation": f"{about['activation']} ({about['activation_param']})",
         "stem": "three 3x3" if about["input_3x3"] else "as the architecture's",
+        **({"options": about["options"]} if about["options"] else {}),
         "trained with": f"batches of {about['batch']}",
         "weights md5": about["md5"],
         "weights at": published.page,
@@ -184,6 +187,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 
 
 def _facts_of_record(record: NetworkRecord | None) -> dict[str, str]:
+    from zoo.architectures import ARCHITECTURES
     from zoo.weights.record import WITH_PARAMETER, shown
 
     if record is None:
@@ -196,7 +200,10 @@ def _facts_of_record(record: NetworkRecord | None) -> dict[str, str]:
         "options": ", ".join(f"{key}={shown(value)}" for key, value in record.options.items()) or "none",
         "classes": _classes(record),
     }
-    if record.preprocessing is not None:
+    known = ARCHITECTURES.get(record.arch)
+    if known is not None and known.task == "segmentation":
+        facts["images"] = "whole, a class for each pixel"
+    elif record.preprocessing is not None:
         scale, crop = record.preprocessing.scale, record.preprocessing.crop
         facts["images"] = f"{'not resized' if scale == -1 else f'shorter side {scale} px'}, crop {crop} px"
     return facts

@@ -19,7 +19,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("train", help="train an experiment on DATA/train, validate on DATA/val")
     parser.add_argument("config", metavar="CONFIG", help="the name of a bundled experiment, or an experiment file")
     parser.add_argument(
-        "data", metavar="DATA", type=Path, help="folder with train/ and val/, each with one folder per class"
+        "data",
+        metavar="DATA",
+        type=Path,
+        help="folder with train/ and val/: in each a folder per class, or of segmentation images/ and labels/ (see "
+        "segmentation.layout)",
     )
     add_loader_options(parser, workers=2)
     parser.add_argument(

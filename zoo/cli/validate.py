@@ -11,7 +11,10 @@ from zoo.errors import ConfigError, listed
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zoo.scoring import LoadedNetwork
+    from zoo.tasks.segmentation import SegmentationResult
 
 PROTOCOL_HELP = (
     "published way to score: center224 and tencrop224 (shorter side 256), center320 (shorter side 320, centre crop "
@@ -101,13 +104,14 @@ def run(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol} fixes scale, crop and number of crops; command line: "
             f"leave out --crop, --scale and --ten-crops, or --protocol"
         )
-    from zoo.engine.prediction import Recorder
     from zoo.engine.process import open_process
     from zoo.files import write_json
     from zoo.report.plot_style import check_matplotlib
     from zoo.report.predictions import write_predictions
     from zoo.report.tables import results_table
     from zoo.scoring import load_network, score
+    from zoo.tasks.prediction import Recorder
+    from zoo.tasks.segmentation import SegmentationResult
 
     if args.confusion is not None:
         check_matplotlib("leave out --confusion")
@@ -131,11 +135,33 @@ def run(args: argparse.Namespace) -> int:
         shares = process.gather(recorder.predictions) if recorder else []
         if process.is_main:
             print(results_table(network.title, [result], network.experiment.expected))
+            content = network.result_json(result, process)
+            if isinstance(result, SegmentationResult):
+                content |= _report_classes(network, result, args.confusion)
             if args.json is not None:
-                write_json(args.json, network.result_json(result, process))
+                write_json(args.json, content)
             if args.predictions is not None:
                 write_predictions(args.predictions, [line for share in shares for line in share])
     return 0
+
+
+def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Path | None) -> dict[str, Sequence[str]]:
+    """Print a table of the classes, write the plot of their confusion, and return their names for the result file."""
+    import numpy as np
+
+    from zoo.files import write_bytes
+    from zoo.report.confusion_plot import confusion_plot
+    from zoo.report.label_images import palette_for
+    from zoo.report.segmentation_scores import class_table
+
+    settings = network.experiment
+    assert settings.segmentation is not None
+    names = palette_for(settings.network.classes, network.class_names, settings.segmentation.layout).names
+    print(f"\n{class_table(result, names)}")
+    if plot is not None:
+        title = f"{network.title}: {result.miou:.2f} % mIoU, {result.count} images"
+        write_bytes(plot, confusion_plot(np.array(result.confusion), names, title))
+    return {"classes": list(names)}
 
 
 def _check_task(args: argparse.Namespace, network: LoadedNetwork) -> None:

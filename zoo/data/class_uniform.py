@@ -12,11 +12,13 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabelledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
@@ -74,16 +76,20 @@ def draw_pixel(classes: np.ndarray, number: int) -> Pixel | None:
 
 
 def load_class_index(
-    found: LabelledImages, ignore_label: int, workers: int = 0, cache: Path | None = None
+    found: LabelledImages,
+    *,
+    on_bad_image: OnBadImage = "stop",
+    workers: int = 0,
+    cache: Path | None = None,
 ) -> np.ndarray:
     """Return which image holds which class, (images, classes) bool, from the cache or from reading all label maps.
 
     The cached file belongs to the classes and to the names, sizes and times of modification of the label maps, so that
     changed data are read anew. ``cache`` is `zoo.files.cache_dir` when not given. Of several processes one reads, and
-    the others wait for it. Where the cache cannot be written, this is logged and everything is read. Raises DataError
-    for a label map that cannot be read.
+    the others wait for it. Where the cache cannot be written, this is logged and everything is read. A label map that
+    cannot be read raises DataError ("stop"), or is logged and never drawn ("skip").
     """
-    file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
+    file = (cache or cache_dir()) / FOLDER / f"{_digest(found, on_bad_image)}.npy"
     index = _read(file, found)
     if index is not None:
         return index
@@ -92,26 +98,32 @@ def load_class_index(
         with locked(file.with_suffix(".lock"), waiting_for=f"the class index of {printable(found.root)}"):
             index = _read(file, found)  # another process may have written it meanwhile
             if index is None:
-                index = _build(found, ignore_label, workers)
+                index = _build(found, on_bad_image, workers)
                 content = io.BytesIO()
                 np.save(content, index, allow_pickle=False)
                 write_bytes(file, content.getvalue())
     except OSError as error:
         logger.warning("the index of classes is not kept: %s; %s", error.strerror, printable(file.parent))
-        index = _build(found, ignore_label, workers) if index is None else index
+        index = _build(found, on_bad_image, workers) if index is None else index
     return index
 
 
-def _build(found: LabelledImages, ignore_label: int, workers: int) -> np.ndarray:
+def _build(found: LabelledImages, on_bad_image: OnBadImage, workers: int) -> np.ndarray:
     logger.info("reading %d label maps to find out which image holds which class", len(found.labels))
-    return np.stack(list(read_many(lambda label: _held_classes(found, label, ignore_label), found.labels, workers)))
+    read = partial(_held_classes, found, on_bad_image)
+    return np.stack(list(read_many(read, found.labels, workers)))
 
 
-def _held_classes(found: LabelledImages, label: str, ignore_label: int) -> np.ndarray:
-    classes = np.unique(read_label(found.root / label, found.table))
-    held = np.zeros(len(found.classes), dtype=bool)
-    held[classes[classes != ignore_label]] = True
-    return held
+def _held_classes(found: LabelledImages, on_bad_image: OnBadImage, label: str) -> np.ndarray:
+    """Return which classes have a pixel in a label map; the ignore label is beyond all classes."""
+    try:
+        classes = read_label(found.root / label, found.table)
+    except DataError as error:
+        if on_bad_image == "stop":
+            raise
+        logger.warning("left out: %s", error)
+        return np.zeros(len(found.classes), dtype=bool)
+    return np.bincount(classes.ravel(), minlength=len(found.classes))[: len(found.classes)] > 0
 
 
 def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
@@ -123,8 +135,8 @@ def _read(file: Path, found: LabelledImages) -> np.ndarray | None:
     return None
 
 
-def _digest(found: LabelledImages) -> str:
-    digest = hashlib.sha256(VERSION + found.table.tobytes())
+def _digest(found: LabelledImages, on_bad_image: OnBadImage) -> str:
+    digest = hashlib.sha256(VERSION + on_bad_image.encode() + found.table.tobytes())
     digest.update("\0".join(found.classes).encode("utf-8", errors="surrogateescape"))
     for label, status in zip(found.labels, _statuses(found.root, found.labels), strict=True):
         digest.update(os.fsencode(label) + b"\0%d %d\n" % (status.st_size, status.st_mtime_ns))

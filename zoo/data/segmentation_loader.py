@@ -113,7 +113,8 @@ def build_segmentation_train_loader(
     found = _found(data, "train", config)
     uniform = None
     if settings.class_uniform:
-        uniform = ClassUniform(found, load_class_index(found, settings.ignore_label, workers))
+        holds = load_class_index(found, on_bad_image=on_bad_image, workers=workers)
+        uniform = ClassUniform(found, holds)
     dataset = LabelledFolder(
         found,
         SegmentationTrain(config.input, settings.scale_range, settings.ignore_label),

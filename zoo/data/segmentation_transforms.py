@@ -50,9 +50,10 @@ class SegmentationTrain:
     ignore_label: int
 
     def __call__(self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None) -> tuple[Tensor, Tensor]:
-        """Return crop and target of ``image`` and ``classes`` (H, W); the crop contains ``pixel``, if it is given.
+        """Return crop and target of ``image`` and ``classes`` (H, W).
 
-        Only the pixels of the crop are scaled, which are few where the image is large.
+        If a ``pixel`` is given, the crop contains the place of this pixel in the scaled image. Only the pixels of the
+        crop are scaled, which are few where the image is large.
         """
         low, high = self.scale_range
         factor = low + (high - low) * float(torch.rand(()))

@@ -67,7 +67,7 @@ def start(
     # as often as it is interrupted; the given weights; random weights.
     if resumed is None and weights is not None:
         report = load_weights(model, weights)
-        log.message(f"initial weights: {report.num_loaded} tensors of {report.source}")
+        log.message(f"initial weights: {report}")
     elif weights is not None:
         log.message(f"the initial weights {weights} are not read: the run continues from its checkpoint")
     state = build_state(task, model, process)

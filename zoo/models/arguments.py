@@ -20,7 +20,10 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         ("pretrained", "features_only", "signed_scale"), ("True or False", lambda value: isinstance(value, bool))
     ),
-    "weights": ("the path of a weights file or a published name", lambda value: isinstance(value, PATH)),
+    **dict.fromkeys(
+        ("weights", "body_weights"),
+        ("the path of a weights file or a published name", lambda value: isinstance(value, PATH)),
+    ),
     "norm": (
         "'standard', 'inplace', 'sync' or a function channels -> module",
         lambda value: isinstance(value, str) or callable(value),

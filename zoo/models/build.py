@@ -100,7 +100,7 @@ OTHER_NAMES = {
 # The arguments of all networks, which may be meant by the unknown name of an option.
 COMMON_ARGUMENTS = (
     "pretrained", "weights", "norm", "activation", "activation_param", "classes", "features_only", "out_indices",
-    "output_stride", "in_chans", "drop_rate", "signed_scale",
+    "output_stride", "in_chans", "drop_rate", "signed_scale", "body_weights",
 )  # fmt: skip
 
 

@@ -92,6 +92,11 @@ class DeepLab(Network):
         """Number of channels that the classifier reads."""
         return HEAD_CHANNELS
 
+    def set_input_channels(self, in_chans: int) -> None:
+        """Give the body's first convolution an uninitialised weight for ``in_chans`` channels of the image."""
+        self.body.set_input_channels(in_chans)
+        self.in_chans = in_chans
+
     def get_classifier(self) -> Any:
         """Return the convolution ``cls``; `nn.Identity` without a classifier."""
         return self.cls if hasattr(self, "cls") else nn.Identity()

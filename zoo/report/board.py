@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -16,9 +18,11 @@ from torch.utils.tensorboard.summary import hparams
 from zoo.config import Experiment, leaves
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
+from zoo.report.label_images import classes_over, palette_for
 from zoo.tasks import task_of
 
 NUM_IMAGES = 8
+MAX_SIDE_PX = 512  # of the images of a validation, of which each has a record in every epoch
 HISTOGRAM_NAMES = ("fc", "bn_out")
 
 
@@ -32,6 +36,7 @@ class Board:
     """
 
     def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:
+        self._config = config
         self._mean = torch.tensor(config.input.mean).view(3, 1, 1)
         self._std = torch.tensor(config.input.std).view(3, 1, 1)
         indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
@@ -63,11 +68,22 @@ class Board:
 
     def images(self, step: int, images: Tensor) -> None:
         """Write the first few of the normalised input images (N, 3, H, W) without their normalisation."""
-        images = images[:NUM_IMAGES].detach().float().cpu() * self._std + self._mean
-        self._writer.add_images("train/inputs", images, step)
+        self._writer.add_images("train/inputs", self._colours(images[:NUM_IMAGES]), step)
 
     def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Write maps of classes (H, W) over an image."""
+        """Write a normalised image (3, h, w), and beside it each map of classes (H, W) over it, at most 512 px wide."""
+        pixels = (255 * self._colours(image)).round().clamp(0, 255).to(torch.uint8)
+        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        picture.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.BILINEAR)
+        section = self._config.segmentation
+        palette = palette_for(self._config.network.classes, layout="folders" if section is None else section.layout)
+        panels = [picture, *(classes_over(picture, classes.numpy(), palette) for classes in maps.values())]
+        row = np.concatenate([np.asarray(panel) for panel in panels], axis=1)
+        self._writer.add_image(name, row, step, dataformats="HWC")
+
+    def _colours(self, images: Tensor) -> Tensor:
+        """Return normalised images (..., 3, H, W) as colours from 0 to 1, on the CPU."""
+        return images.detach().float().cpu() * self._std + self._mean
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Write reconstruction/CHAIN/BLOCK, relative errors, at the optimizer step."""

@@ -143,6 +143,17 @@ def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.
     return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OPACITY)
 
 
+def classes_over(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
+    """Return the `overlay` of classes (H, W), scaled to the image, which shows through where there is no such class."""
+    rows, columns = (
+        np.arange(size) * side // size for size, side in zip(reversed(image.size), classes.shape, strict=True)
+    )
+    classes = classes[rows[:, None], columns]
+    is_class = (classes >= 0) & (classes < len(palette))
+    over = overlay(image, np.where(is_class, classes, 0), palette)
+    return Image.composite(over, image.convert("RGB"), Image.fromarray(is_class))
+
+
 def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
     """Return the `overlay` above a legend of the classes that occur, the largest first, with their share of the pixels.
 
@@ -163,7 +174,8 @@ def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palett
         left, top = column * width + margin, image.height + row * height + margin
         color = tuple(map(int, palette.colors[present[index]]))
         draw.rectangle((left, top, left + 2 * letter, top + height - margin), fill=color, outline=INK)
-        share = f"  {100 * counts[index] / classes.size:.1f} %"
+        percent = 100 * counts[index] / classes.size
+        share = f"  {percent:.1f} %" if percent >= 0.1 else "  < 0.1 %"
         room = width - 3 * letter - margin - font.getlength(share)
         text = cut_line(palette.names[present[index]], font, room) + share
         draw.text((left + 3 * letter - margin, top + (height - margin) // 2), text, fill=INK, font=font, anchor="lm")

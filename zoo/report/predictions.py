@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from zoo.engine.prediction import Prediction
 from zoo.files import write_bytes, write_text
+from zoo.tasks.prediction import Prediction
 
 TILE_PX = 192
 MARGIN_PX = 8

@@ -99,23 +99,24 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
     ``protocols``: names of the published ones; None for all of them, and for checkpoints their own crop.
     Raises ConfigError for a name that is neither.
     """
+    known = {name: entry for name, entry in published().items() if entry.experiment.task == "classification"}
     chosen: set[str] = set()
     files = []
     for name in names:
         if Path(name).is_file():
             files.append(Path(name))
             continue
-        matching = list_models(name, pretrained=True)
+        matching = [match for match in list_models(name, pretrained=True) if match in known]
         if not matching:
             raise ConfigError(
                 f"no published network is called {name!r}, and there is no such checkpoint; --models: the nearest "
-                f"names are {', '.join(nearest(name, published()))}"
+                f"names are {', '.join(nearest(name, known))}"
             )
         chosen.update(matching)
     ways = [PROTOCOLS[protocol] for protocol in dict.fromkeys(protocols or ())]
     entries = [
         Entry(name, ways or list(PROTOCOLS.values()), weights.scores, weights.source, weights.md5, None)
-        for name, weights in published().items()
+        for name, weights in known.items()
         if name in chosen
     ]
     return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]

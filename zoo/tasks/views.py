@@ -20,7 +20,7 @@ FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
 
 MAX_VIEWS = 100
 MAX_SCALE = 100.0
-STRIP_BYTES = 2**25  # of the probabilities that are fused at a time
+STRIP_BYTES = 2**22  # of the probabilities that are fused at a time, few enough to stay in a cache
 GRID = 32  # a multiple of the output strides of all networks, so that the cells of tiles lie on one grid
 OVERLAP = 4  # neighbouring tiles share a quarter of their side
 
@@ -110,15 +110,14 @@ def segment(
     size = size or (image.shape[1], image.shape[2])
     maps = list(_maps(forward, image, views))
     row_bytes = maps[0].shape[1] * size[1] * maps[0].element_size()
-    strips = [upsample_strips(logits, size, max(1, STRIP_BYTES // row_bytes)) for logits in maps]
-    fuse = FUSE[views.fusion]
+    num_rows = max(1, STRIP_BYTES // row_bytes)
+    strips = [upsample_strips(logits, size, num_rows) for logits in maps]
     classes = torch.empty(size, dtype=torch.int32)
     probabilities = torch.empty(size)
-    for parts in zip(*strips, strict=True):
-        first, rows = parts[0][0], parts[0][1].shape[2]
-        best, winners = fuse(_softmax_(logits[0]) for _, logits in parts)
-        classes[first : first + rows] = winners.cpu()
-        probabilities[first : first + rows] = best.cpu()
+    for first in range(0, size[0], num_rows):
+        best, winners = FUSE[views.fusion](_probabilities(next(strip)[1][0]) for strip in strips)
+        classes[first : first + num_rows] = winners.cpu()
+        probabilities[first : first + num_rows] = best.cpu()
     return Segments(classes, probabilities)
 
 
@@ -198,12 +197,9 @@ def _starts(side: int, tile: int, tile_cells: int) -> _Windows:
     return _Windows([*range(0, last, step), last], stride, math.ceil(side / stride))
 
 
-def _softmax_(logits: Tensor) -> Tensor:
-    """Replace logits (C, rows, W) by their probabilities, at least in float32, and return them."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits -= logits.amax(0)
-    logits.exp_()
-    return logits.div_(logits.sum(0))
+def _probabilities(logits: Tensor) -> Tensor:
+    """Return the probabilities of logits (C, rows, W), at least in float32."""
+    return logits.softmax(0, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def _mean(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from zoo.errors import ConfigError, WeightsError, brief, printable
 from zoo.files import cache_dir, locked, open_own
 from zoo.weights.download import Download, DownloadError, Sleep, without_password
-from zoo.weights.published import REPLACED_MD5, SUFFIX, all_published, entry_of
+from zoo.weights.published import REPLACED_MD5, SUFFIX, entry_of, published
 
 logger = logging.getLogger("zoo")
 
@@ -48,7 +48,7 @@ def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
     if not isinstance(path_or_name, (str, os.PathLike)):
         raise WeightsError(f"weights must be a path or the name of published weights, got {brief(repr(path_or_name))}")
     text = os.fspath(path_or_name)
-    return text if text in all_published() and not Path(text).exists() else None
+    return text if text in published() and not Path(text).exists() else None
 
 
 def fetch_weights(name: str, *, sleep: Sleep = time.sleep) -> Path:
@@ -262,7 +262,7 @@ def _audit_named(name: str) -> Finding:
 
 def _audit(path: Path) -> Finding:
     name, _, rest = path.name.partition(SUFFIX)
-    is_published = rest == "" and name in all_published()
+    is_published = rest == "" and name in published()
     if rest.endswith(".part"):
         advice = f"zoo fetch {name} continues" if rest == ".part" else "left by a fetch that was stopped; remove it"
         return Finding(path, "partial", f"{path.lstat().st_size:,} bytes; {advice}")
@@ -273,8 +273,8 @@ def _audit(path: Path) -> Finding:
     except WeightsError as error:
         return Finding(path, "damaged" if is_published else "unknown", str(error))
     if is_published:
-        if md5 == all_published()[name].md5:
+        if md5 == published()[name].md5:
             return Finding(path, "ok")
         return Finding(path, "damaged", f"{_mismatch(name, md5)}; {_advice(path, name, md5)}")
-    twin = next((known for known, entry in all_published().items() if entry.md5 == md5), None)
+    twin = next((known for known, entry in published().items() if entry.md5 == md5), None)
     return Finding(path, "unknown", f"holds {twin}; rename it to {twin}{SUFFIX}" if twin else "not published weights")

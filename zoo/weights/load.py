@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,17 @@ from zoo.models import Network
 
 logger = logging.getLogger("zoo")
 
-CLASSIFIER = "classifier."
-CLASSIFIER_WEIGHT, CLASSIFIER_BIAS = "classifier.fc.weight", "classifier.fc.bias"  # RevNeXt's has no bias
+
+class Classifier(NamedTuple):
+    """Keys of a classifier: what all of them begin with, and those of its weight and bias."""
+
+    prefix: str
+    weight: str
+    bias: str
+
+
+OF_IMAGES = Classifier("classifier.", "classifier.fc.weight", "classifier.fc.bias")  # RevNeXt's has no bias
+OF_PIXELS = Classifier("cls.", "cls.weight", "cls.bias")  # of DeepLab
 COUNTER = "num_batches_tracked"
 MAX_KEYS = 5  # that a message names for each kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
@@ -48,13 +57,15 @@ class LoadReport:
     - `source`: name of the file, as messages give it.
     - `num_loaded`: number of tensors that were loaded.
     - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the network keeps its own because
-      the file's has another number of classes; "none" if neither has one.
+      the file's has another number of classes; "none" if neither has one. A body has none.
     - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
     - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
     - `input_channels`: number of channels that the first filters, of three channels in the file, were changed to; 3 if
       they were not changed.
     - `num_not_finite`: number of loaded values that are infinite or not a number, either in the file already or because
       the network's dtype cannot hold them.
+    - `initial`: modules that the file has nothing for and that keep their initial values: head and cls of a DeepLab
+      whose body got the weights of a classification network.
     """
 
     source: str
@@ -64,11 +75,14 @@ class LoadReport:
     negative_scales: dict[str, int]
     input_channels: int = 3
     num_not_finite: int = 0
+    initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
         if self.classifier in ("dropped", "kept"):
             parts.append("its classifier left out")
+        if self.initial:
+            parts.append(f"{' and '.join(self.initial)} left as initialised")
         if self.input_channels != 3:
             parts.append(f"its first filters made fit for images of {self.input_channels} channels")
         if self.filled_counters:
@@ -147,16 +161,28 @@ def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
     return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
 
 
-def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str = CLASSIFIER_WEIGHT) -> int:
-    """Return the number of outputs of the classifier whose weight is at ``key``, 0 if there is none.
+def is_segmentation(keys: Iterable[str]) -> bool:
+    """Return whether keys are those of a DeepLab, of a body and a head."""
+    # Counters do not count: those of the network are among the keys that a file is compared with.
+    return {"body", "head"} <= {key.partition(".")[0] for key in keys if not key.endswith(COUNTER)}
+
+
+def classifier_of(keys: Iterable[str]) -> Classifier:
+    """Return the keys that the classifier of a network with these keys has, if it has one."""
+    return OF_PIXELS if is_segmentation(keys) else OF_IMAGES
+
+
+def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str | None = None) -> int:
+    """Return the number of outputs of the classifier, 0 if there is none; ``key``: of its weight, in foreign files.
 
     Raises WeightsError, which names ``source``, for a weight that has no dimension.
     """
+    key = classifier_of(state_dict).weight if key is None else key
     weight = state_dict.get(key)
     if weight is not None and weight.ndim == 0:
         raise WeightsError(
             f"{source}: {key} is a single number, where a classifier's weight has the shape (classes, features); "
-            "give the weights of a classification network"
+            "ask who made the file, or make it again"
         )
     return 0 if weight is None else len(weight)
 
@@ -184,9 +210,11 @@ def _matched(
 ) -> _Match:
     """Return what to load into ``model``, whose state dict is ``of_network``; WeightsError if it does not fit."""
     state_dict, input_channels = fit_input(state_dict, model)
-    classifier = _compare_classifiers(state_dict, of_network)
-    of_file = {key: tensor for key, tensor in state_dict.items() if _is_used(key, classifier)}
-    unchanged = {key: tensor for key, tensor in of_network.items() if not _is_used(key, classifier)}
+    keys = classifier_of(of_network)
+    classifier = _compare_classifiers(state_dict, of_network, keys)
+    unused = () if classifier in ("loaded", "none") else (keys.prefix,)
+    of_file = {key: tensor for key, tensor in state_dict.items() if not key.startswith(unused)}
+    unchanged = {key: tensor for key, tensor in of_network.items() if key.startswith(unused)}
     counters = tuple(key for key in of_network if key.endswith(COUNTER) and key not in of_file)
     complete = of_file | unchanged | {key: torch.zeros_like(of_network[key]) for key in counters}
     _check_same(complete, of_network, type(model).__name__, source)
@@ -195,10 +223,6 @@ def _matched(
 
 def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
     return sum(int((~tensor.isfinite()).sum()) for tensor in state_dict.values())
-
-
-def _is_used(key: str, classifier: ClassifierOutcome) -> bool:
-    return classifier in ("loaded", "none") or not key.startswith(CLASSIFIER)
 
 
 def _refuse_meta(of_network: Mapping[str, Tensor], source: str) -> None:
@@ -230,19 +254,21 @@ def _odd_kind(tensor: Tensor) -> str | None:
     return None if tensor.dtype in PLAIN_DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
-def _compare_classifiers(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> ClassifierOutcome:
+def _compare_classifiers(
+    of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], keys: Classifier
+) -> ClassifierOutcome:
     """Return what will be done with the classifier in the file."""
-    if not any(key.startswith(CLASSIFIER) for key in of_network):
-        return "dropped" if any(key.startswith(CLASSIFIER) for key in of_file) else "none"
-    return "kept" if _differ_in_classes_only(of_file, of_network) else "loaded"
+    if not any(key.startswith(keys.prefix) for key in of_network):
+        return "dropped" if any(key.startswith(keys.prefix) for key in of_file) else "none"
+    return "kept" if _differ_in_classes_only(of_file, of_network, keys) else "loaded"
 
 
-def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> bool:
-    keys = {key for key in of_network if key.startswith(CLASSIFIER)}
-    if CLASSIFIER_WEIGHT not in keys or keys != {key for key in of_file if key.startswith(CLASSIFIER)}:
+def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], keys: Classifier) -> bool:
+    own = {key for key in of_network if key.startswith(keys.prefix)}
+    if keys.weight not in own or own != {key for key in of_file if key.startswith(keys.prefix)}:
         return False
-    weight, own_weight = of_file[CLASSIFIER_WEIGHT], of_network[CLASSIFIER_WEIGHT]
-    if CLASSIFIER_BIAS in keys and of_file[CLASSIFIER_BIAS].shape != weight.shape[:1]:
+    weight, own_weight = of_file[keys.weight], of_network[keys.weight]
+    if keys.bias in own and of_file[keys.bias].shape != weight.shape[:1]:
         return False
     return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 
@@ -268,11 +294,18 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
         return
     lines = [f"{source}: does not fit {model_name}, which was left as it is:"]
     lines += [f"  {kind} ({len(keys)}): {listed(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
-    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, source)}"]))
+    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network, source)}"]))
 
 
-def _advice(of_file: Mapping[str, Tensor], source: str) -> str:
+def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], source: str) -> str:
     """Return what to do with a file that does not fit."""
+    if is_segmentation(of_file) and not is_segmentation(of_network):
+        return "these are the weights of a DeepLab, with a body and a head: give them to a deeplab_* network"
+    if is_segmentation(of_network) and not is_segmentation(of_file):
+        return (
+            "these are not the weights of a DeepLab, with a body and a head: if they are those of its body, give them "
+            "as body_weights to zoo.get"
+        )
     if (arch := torchvision_arch(of_file)) is None:
         return "give the file of this architecture, or build the network with the file's options (input_3x3, norm)"
     if arch in ARCHITECTURES:
@@ -306,7 +339,8 @@ def _log(
     if report.classifier == "dropped":
         logger.info("%s: the classifier was left out, as the network has none", report.source)
     if report.classifier == "kept":
-        num_given, num_own = len(of_file[CLASSIFIER_WEIGHT]), len(of_network[CLASSIFIER_WEIGHT])
+        key = classifier_of(of_network).weight
+        num_given, num_own = len(of_file[key]), len(of_network[key])
         logger.warning(
             "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
             report.source, num_given, num_own,

@@ -10,12 +10,6 @@ from zoo.config import Experiment, PublishedWeights, experiments_dir, find_exper
 from zoo.errors import ConfigError, nearest
 
 SUFFIX = ".pth.tar"
-# Weights whose network this package does not have, so that no experiment file says where they are.
-WITHOUT_NETWORK = {
-    "wider_resnet38_deeplab_vistas": PublishedWeights(
-        drive_id="1SJJx5-LFG3J3M99TrPMU-z6ZmgWynxo-", licence="CC BY-NC-SA 4.0"
-    )
-}
 # md5 of the files before 18 July 2018, when six were published again without the ".bn" level of their norms' keys.
 REPLACED_MD5 = {
     "resnext101_stdbn_lr_256": "b959d9362a236212e935501a5a1d1963",
@@ -35,23 +29,23 @@ class Published:
     - `name`: name of the weights, which is also that of their experiment.
     - `md5`: md5 of the file, 32 hexadecimal digits.
     - `weights`: where the file is, and under which licence.
-    - `experiment`: how they were trained, and how they score; None where this package does not have the network.
+    - `experiment`: how they were trained, and how they score.
     """
 
     name: str
     md5: str
     weights: PublishedWeights
-    experiment: Experiment | None
+    experiment: Experiment
 
     @property
-    def arch(self) -> str | None:
-        """The name of the architecture; None where this package does not have it."""
-        return None if self.experiment is None else self.experiment.network.arch
+    def arch(self) -> str:
+        """The name of the architecture."""
+        return self.experiment.network.arch
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
-        """The published accuracies by protocol: top1, and top5 where it was published, in percent."""
-        expected = None if self.experiment is None else self.experiment.expected
+        """The published scores by protocol, in percent: top1, and top5 where it was published, or miou."""
+        expected = self.experiment.expected
         if expected is None:
             return {}
         return {protocol: score.model_dump(exclude_none=True) for protocol, score in expected.scores.items()}
@@ -59,7 +53,7 @@ class Published:
     @property
     def source(self) -> str | None:
         """Where the scores were published."""
-        expected = None if self.experiment is None else self.experiment.expected
+        expected = self.experiment.expected
         return None if expected is None else expected.source
 
     @property
@@ -69,7 +63,6 @@ class Published:
 
     def to_json(self) -> dict[str, Any]:
         """Return all that is known of the weights as plain values, with settings named as in `zoo.get`."""
-        assert self.experiment is not None
         network = self.experiment.network
         return {
             "name": self.name,
@@ -79,6 +72,7 @@ class Published:
             "activation_param": network.activation_param,
             "input_3x3": network.has_3x3_stem,
             "classes": network.classes,
+            "options": network.options,
             "batch": self.experiment.optimizer.batch_size,
             "md5": self.md5,
             **self.weights.model_dump(),
@@ -88,17 +82,11 @@ class Published:
 
 
 @cache
-def all_published() -> dict[str, Published]:
-    """Return all published weights by name, in the order of checksums.md5, those without a network here included."""
+def published() -> dict[str, Published]:
+    """Return the published weights by name, in the order of checksums.md5."""
     checksums = experiments_dir().parent / "checksums.md5"
     lines = (line.split() for line in checksums.read_text(encoding="ascii").splitlines())
     return {name: _published(name, md5) for md5, name in ((md5, file.removesuffix(SUFFIX)) for md5, file in lines)}
-
-
-@cache
-def published() -> dict[str, Published]:
-    """Return the published weights whose network this package has, by name."""
-    return {name: entry for name, entry in all_published().items() if entry.experiment is not None}
 
 
 def entry_of(name: str) -> Published:
@@ -106,18 +94,16 @@ def entry_of(name: str) -> Published:
 
     Raises ConfigError for another name; the message has the nearest names, or all names of an architecture.
     """
-    if name in all_published():
-        return all_published()[name]
+    if name in published():
+        return published()[name]
     of_arch = [variant for variant, entry in published().items() if entry.arch == name]
     if of_arch:
         raise ConfigError(f"{name} is an architecture; name its published weights: {', '.join(of_arch)}")
-    near = ", ".join(nearest(name, all_published()))
+    near = ", ".join(nearest(name, published()))
     raise ConfigError(f"no published weights are called {name!r}; the nearest are {near} (zoo fetch lists all)")
 
 
 def _published(name: str, md5: str) -> Published:
-    if name in WITHOUT_NETWORK:
-        return Published(name, md5, WITHOUT_NETWORK[name], None)
     file = find_experiment(name)
     assert file is not None, f"checksums.md5 names {name}, for which there is no experiment file"
     experiment = load_experiment(file, log_notices=False)  # nobody asked for this experiment yet

@@ -26,6 +26,7 @@ logger = logging.getLogger("zoo")
 COMPRESSED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"  # gzip, bzip2, xz
 # The keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model"
+PARTS = "body", "head", "cls"  # of the published segmentation model, each a state dict of its own
 # Torch's message about a function or class that it does not let a file use.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 # The three records at the end of a zip archive: the 64-bit one that torch.save writes, its position, and the old one.
@@ -83,7 +84,8 @@ def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return the network's tensors in the file at ``path``, on the CPU, with the keys that the networks have now.
 
-    The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS`. If that dict also
+    The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS`. Three state dicts
+    under "body", "head" and "cls", as of the published segmentation model, become one. If that dict also
     has a moving average of the weights under "ema", the average is returned, because it is what training validated.
     A "module." before all keys and the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as
     `read_checkpoint` does.
@@ -104,6 +106,7 @@ def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict
         if averaged is not None:
             logger.info("%s: the moving average of the weights is read, which is what training validated", path)
         content = content[key] if averaged is None else averaged
+    content = _joined(content)
     _check_is_state_dict(content, path)
     _refuse_repeated_values(content, path)
     return published_keys({key: tensor.detach() for key, tensor in content.items()}, printable(path))
@@ -305,12 +308,15 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
     )
 
 
+def _joined(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the tensors of a DeepLab's three parts under one name each, body.KEY and so on; other content as it is."""
+    if not all(isinstance(content.get(part), dict) for part in PARTS):
+        return content
+    joined = {f"{part}.{key}": value for part in PARTS for key, value in content[part].items()}
+    return {**joined, **{key: value for key, value in content.items() if key not in PARTS}}
+
+
 def _check_is_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) -> None:
-    if {"body", "head", "cls"} <= content.keys():
-        raise WeightsError(
-            f"{printable(path)}: holds a segmentation model (body, head and cls), which is not supported; give the "
-            "weights of a classification network"
-        )
     foreign = [
         f"{key!r} ({type(value).__name__})"
         for key, value in content.items()

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeGuard
 
-from zoo.architectures import ARCHITECTURES
+from zoo.architectures import ARCHITECTURES, has_same_tensors
 from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS, norm_act
 from zoo.limits import MAX_CLASSES, MAX_SIDE, MAX_SLOPE, is_number, is_whole
 from zoo.models import Network as ZooNetwork
 from zoo.models import build_network
-from zoo.weights.published import all_published
+from zoo.weights.published import published
 
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
 WITH_PARAMETER = ("leaky_relu", "elu")
@@ -117,10 +117,10 @@ class NetworkRecord:
         )
 
     @classmethod
-    def of_published(cls, name: str) -> NetworkRecord | None:
-        """Return what is published of the weights ``name``; None if this package does not have their network."""
-        experiment = all_published()[name].experiment
-        return None if experiment is None else cls.of_config(experiment.network, experiment.input)
+    def of_published(cls, name: str) -> NetworkRecord:
+        """Return what is published of the weights ``name``."""
+        experiment = published()[name].experiment
+        return cls.of_config(experiment.network, experiment.input)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that `zoo.get` builds the network with."""
@@ -244,7 +244,7 @@ def check_record(
     ]
     raise WeightsError(
         f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
-        f"was trained with{_conversions(differences)}; in Python, "
+        f"was trained with{_conversions(differences)}{_as_body(differences)}; in Python, "
         "model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same"
     )
 
@@ -270,6 +270,15 @@ def _conversions(differences: list[tuple[str, Any, Any]]) -> str:
         else:
             return ""
     return f", or convert the file (zoo convert {' and then '.join(kinds)})"
+
+
+def _as_body(differences: list[tuple[str, Any, Any]]) -> str:
+    """Return the hint that a file of another architecture fits the body of the one that is asked for; "" if not."""
+    for key, recorded, value in differences:
+        body = ARCHITECTURES[value].structure.get("body") if key == "arch" and value in ARCHITECTURES else None
+        if body is not None and has_same_tensors(recorded, body):
+            return f", or give the file as body_weights to zoo.get, for the body of {value}"
+    return ""
 
 
 def _default(arch: str, key: str) -> Any:

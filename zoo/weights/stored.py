@@ -5,20 +5,29 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, architecture, check_option
+from zoo.architectures import ARCHITECTURES, architecture, check_option, has_same_tensors
 from zoo.errors import ConfigError, WeightsError, printable
 from zoo.models.build import depth_of
+from zoo.models.deeplab import DeepLab
 from zoo.weights.cache import published_name, weights_path
-from zoo.weights.load import LoadReport, check_fits, load_state_dict, num_outputs
+from zoo.weights.load import LoadReport, check_fits, is_segmentation, load_state_dict, num_outputs
 from zoo.weights.read import read_checkpoint, read_published, state_dict_in
-from zoo.weights.record import ASKED_BY_NETWORK, REMEDY, NetworkRecord, check_record, record_in, shown
+from zoo.weights.record import (
+    ASKED_BY_NETWORK,
+    COMMON_SETTINGS,
+    REMEDY,
+    NetworkRecord,
+    check_record,
+    record_in,
+    shown,
+)
 
 logger = logging.getLogger("zoo")
 
@@ -92,7 +101,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     """Load the weights file at ``path``, or the published weights of that name, into ``model``; return what was done.
 
     Everything must fit, except that the file's classifier is left out, and this is logged, if the model has none or one
-    with another number of classes. Where both the file and the model say which network they are, they must agree:
+    with another number of classes, and that a DeepLab takes the weights of a classification network into its body, see
+    `load_body`. Where both the file and the model say which network they are, they must agree:
     weights that were trained with another activation or kind of norm have the same shapes, but compute something else.
     Raises WeightsError if the file is missing, damaged, unsafe or does not fit; the model is then unchanged.
     """
@@ -105,11 +115,43 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
 
 def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
     """Do what `load_weights` does with a file that was read already; ``asked_by``: see `check_record`."""
+    if isinstance(model, DeepLab) and not is_segmentation(stored.state_dict):
+        return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
     if built_as is not None and stored.record is not None:
         wanted = {**ARCHITECTURES[built_as.arch].options, **built_as.settings()}
         check_record(stored.record, wanted, printable(stored.path), asked_by)
     return load_state_dict(model, stored.state_dict, source=printable(stored.path))
+
+
+def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
+    """Load the weights of a classification network into the body of ``model``; log and return what was done.
+
+    The file's classifier is left out; head and cls keep their values. Raises WeightsError as `load_weights` does, also
+    for a file of another body; a `wider_resnet*_a2` takes the weights of the plain form.
+    """
+    source, built_as = printable(stored.path), model.built_as
+    if built_as is not None and stored.record is not None:
+        settings = {**ARCHITECTURES[built_as.arch].options, **built_as.settings()}
+        check_record(stored.record, settings_of_body(settings, stored.record), source, asked_by)
+    report = load_state_dict(model.body, stored.state_dict, source=source)
+    initial = tuple(name for name, _ in model.named_children() if name != "body")
+    logger.info(
+        "%s: %d tensors were loaded into the body; %s keep their initial values",
+        source, report.num_loaded, " and ".join(initial),
+    )  # fmt: skip
+    return replace(report, initial=initial)
+
+
+def settings_of_body(settings: Mapping[str, Any], record: NetworkRecord) -> dict[str, Any]:
+    """Return those settings of a DeepLab that are about its body, for comparison with the record of a body's file.
+
+    The architecture is the record's own where it has the same tensors as the body.
+    """
+    body = ARCHITECTURES[settings["arch"]].structure["body"]
+    known = {*COMMON_SETTINGS, *ARCHITECTURES[body].options} - {"arch", "classes"}
+    arch = record.arch if has_same_tensors(record.arch, body) else body
+    return {"arch": arch, **{key: value for key, value in settings.items() if key in known}}
 
 
 def check_fits_record(state_dict: Mapping[str, Tensor], record: NetworkRecord, source: str) -> None:

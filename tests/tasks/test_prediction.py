@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.data.folder import Batch
 from zoo.data.transforms import val_transform
-from zoo.engine.prediction import Recorder, best_classes, predict
+from zoo.tasks.prediction import Recorder, best_classes, predict
 
 CPU = torch.device("cpu")
 

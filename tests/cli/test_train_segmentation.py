@@ -1,0 +1,114 @@
+"""``zoo train`` knows from the file that a network segments, and its checkpoint can be scored and resumed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.data.sample_labels import make_labelled
+from zoo.cli import main
+from zoo.weights import read_checkpoint
+
+SCORES = ("miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou")
+
+
+def _settings(path: Path, batch_size: int = 4) -> Path:
+    content = {
+        "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 3},
+        "optimizer": {
+            "batch_size": batch_size,
+            "learning_rate": 0.01,
+            "schedule": {"type": "polynomial", "mode": "step", "epochs": 1},
+        },
+        "input": {"crop_train": 16},
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of one epoch of two steps, its settings and its images."""
+    root = tmp_path_factory.mktemp("segmentation")
+    make_labelled(root / "data", num_train=8, num_val=5)
+    config = _settings(root / "tiny.json")
+    assert main(["train", str(config), str(root / "data"), "--log-dir", str(root / "log"), "-j", "0", "-p", "1"]) == 0
+    return root
+
+
+def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
+    events = [json.loads(line) for line in (trained / "log" / "metrics.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "train", "train", "validation"]
+    train, validation = events[2], events[3]
+    assert {f"{prefix}{name}" for prefix in ("", "epoch_") for name in SCORES} <= train.keys()
+    assert len(validation["iou"]) == 3
+    assert "confusion" not in validation
+    text = (trained / "log" / "training_0.log").read_text()
+    assert (
+        f"epoch 1 validation: mIoU {validation['miou']:.2f}, pixel accuracy {validation['pixel_accuracy']:.2f}" in text
+    )
+    assert f"best mIoU {validation['miou']:.2f} % after epoch 1" in text
+    assert "use it      zoo segment " in text
+    board = EventAccumulator(str(trained / "log"), size_guidance={"images": 0})
+    board.Reload()
+    assert [event.step for event in board.Scalars("val/miou")] == [2]
+    assert board.Scalars("train/miou")
+    assert sorted(board.Tags()["images"]) == ["train/inputs", *(f"val/image{index}" for index in (0, 1, 2, 3))]
+    (shown,) = board.Images("val/image0")
+    assert Image.open(io.BytesIO(shown.encoded_image_string)).size == (3 * 12, 10)
+
+
+def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path: Path) -> None:
+    checkpoint = trained / "log" / "checkpoint.pth.tar"
+    results = {}
+    for protocol in ("whole", "whole-flip"):
+        file = tmp_path / f"{protocol}.json"
+        command = ["validate", str(checkpoint), str(trained / "data"), "-j", "0", "--protocol", protocol]
+        assert main([*command, "--json", str(file)]) == 0
+        results[protocol] = json.loads(file.read_text())
+    assert results["whole"]["miou"] == read_checkpoint(checkpoint)["best_prec1"]
+    assert (results["whole"]["protocol"], results["whole-flip"]["protocol"]) == ("whole", "whole-flip")
+    for result in results.values():
+        assert np.array(result["confusion"]).shape == (3, 3)
+        assert result["count"] == 5
+
+
+def test_evaluate_prints_the_table_of_the_task(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", str(trained / "tiny.json"), str(trained / "data"), "--log-dir", str(trained / "log"), "-j", "0"]
+    assert main([*command, "--evaluate", "--resume", "auto"]) == 0
+    header, _, line = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in header.split("|")[1:-1]] == [
+        *("network", "protocol", "mIoU %", "pixel accuracy %", "class accuracy %", "weighted IoU %"),
+        *("loss", "images", "left out"),
+    ]
+    assert [cell.strip() for cell in line.split("|")][1:3] == ["tiny", "whole"]
+
+
+def test_a_checkpoint_shows_its_best_miou(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(trained / "log" / "checkpoint.pth.tar")
+    assert main(["show", checkpoint]) == 0
+    assert "best mIoU " in capsys.readouterr().out
+    assert main(["show", checkpoint, "--json"]) == 0
+    assert "best_miou" in json.loads(capsys.readouterr().out)
+
+
+def test_a_protocol_of_the_other_task_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["validate", str(trained / "log" / "checkpoint.pth.tar"), str(trained / "data")]
+    assert main([*command, "--protocol", "center224"]) == 2
+    assert "'center224' is no published protocol; those are whole, whole-flip" in capsys.readouterr().err
+
+
+def test_a_single_crop_ends_the_training_with_one_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = _settings(trained / "one.json", batch_size=1)
+    command = ["train", str(config), str(trained / "data"), "--log-dir", str(trained / "one"), "-j", "0"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "this process trains with a single crop" in error
+    assert "Traceback" not in error
+    assert not (trained / "one" / "checkpoint.pth.tar").exists()

@@ -1,0 +1,165 @@
+"""``zoo validate`` and ``zoo.score`` of a network that segments: one confusion matrix of whole images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+import zoo
+from tests.data.sample_labels import IGNORE, make_labelled
+from tests.dist.spawn import run_distributed
+from zoo.cli import main
+from zoo.config import load_experiment
+from zoo.engine.process import Process
+from zoo.errors import ConfigError
+from zoo.scoring import load_network, score
+from zoo.tasks.segmentation import SegmentationResult
+
+NUM_CLASSES, NUM_VAL = 4, 5
+SETTINGS = {
+    "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": NUM_CLASSES},
+    "input": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.25]},
+    "expected": {"source": "a paper", "scores": {"whole": {"miou": 43.21}}},
+}
+
+
+class Files(NamedTuple):
+    """An experiment, weights for it, images with label maps, and the counts of labels and predictions by plain code."""
+
+    config: Path
+    weights: Path
+    data: Path
+    counts: np.ndarray
+
+    def run(self, *words: object) -> int:
+        """Return the exit code of ``zoo validate`` with further arguments."""
+        return main(["validate", *map(str, (self.config, self.data, "--weights", self.weights, "-j", 0, *words))])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    root = tmp_path_factory.mktemp("segmentation")
+    (config := root / "tiny.json").write_text(json.dumps(SETTINGS))
+    data = make_labelled(root / "data", num_train=1, num_val=NUM_VAL, num_classes=NUM_CLASSES)
+    (data / "classes.txt").write_text("sky\nsea\nland\nship\n")
+    torch.manual_seed(0)
+    model = zoo.get("deeplab_resnet18", norm="inplace", classes=NUM_CLASSES).eval()
+    torch.save(model.state_dict(), root / "weights.pth")
+    return Files(config, root / "weights.pth", data, counted(model, data / "val"))
+
+
+def counted(model: torch.nn.Module, folder: Path) -> np.ndarray:
+    """Return the numbers of pixels by label and prediction, counted without anything of zoo but the network."""
+    counts = np.zeros((NUM_CLASSES, NUM_CLASSES), dtype=np.int64)
+    for path in sorted((folder / "images").rglob("*.png")):
+        pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).double() / 255
+        image = (pixels - torch.tensor(SETTINGS["input"]["mean"])) / torch.tensor(SETTINGS["input"]["std"])
+        with torch.no_grad():
+            logits = model.forward_logits(image.float().permute(2, 0, 1)[None])
+        logits = F.interpolate(logits, pixels.shape[:2], mode="bilinear", align_corners=False)
+        labels = np.array(Image.open(folder / "labels" / path.relative_to(folder / "images")))
+        for label, prediction in zip(labels.flat, logits.argmax(1).flatten().tolist(), strict=True):
+            if label != IGNORE:
+                counts[label, prediction] += 1
+    return counts
+
+
+def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert files.run("--task", "segmentation", "--json", tmp_path / "result.json") == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["confusion"] == files.counts.tolist()
+    hits, rows, columns = files.counts.diagonal(), files.counts.sum(1), files.counts.sum(0)
+    iou = 100 * hits / (rows + columns - hits)
+    assert result["iou"] == pytest.approx(iou)
+    assert result["miou"] == pytest.approx(iou.mean())
+    assert result["pixel_accuracy"] == pytest.approx(100 * hits.sum() / rows.sum())
+    assert result["mean_class_accuracy"] == pytest.approx(100 * (hits / rows).mean())
+    assert result["frequency_weighted_iou"] == pytest.approx((iou * rows).sum() / rows.sum())
+    assert (result["protocol"], result["count"], result["classes"]) == ("whole", NUM_VAL, ["0", "1", "2", "3"])
+    assert {"loss", "weights_md5", "environment", "skipped"} <= result.keys()
+    printed = capsys.readouterr().out
+    assert f" {iou.mean():.2f} |" in printed
+    assert "expected: a paper" in printed
+    assert "43.21" in printed
+    assert f"| 3     | {iou[3]:5.2f} |" in printed
+
+
+def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert files.run("--confusion", tmp_path / "new" / "plot.png", "--limit", 2, "--protocol", "whole-flip") == 0
+    with Image.open(tmp_path / "new" / "plot.png") as plot:
+        assert plot.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
+        (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
+        (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
+        (["--batch-size", "2"], "leave out --batch-size"),
+        (["--predictions", "lines.csv"], "leave out --predictions"),
+        (["--protocol", "center224"], "'center224' is no published protocol; those are whole, whole-flip"),
+    ],
+)
+def test_options_of_classification_are_refused(
+    files: Files, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert files.run(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "two.json").write_text('{"network": {"arch": "resnet18", "activation": "leaky_relu", "classes": 2}}')
+    torch.save(zoo.get("resnet18", classes=2).state_dict(), tmp_path / "weights.pth")
+    command = ["validate", str(tmp_path / "two.json"), str(tmp_path), "--weights", str(tmp_path / "weights.pth")]
+    assert main([*command, "--confusion", str(tmp_path / "plot.png")]) == 2
+    assert "each image has one class; command line: leave out --confusion" in capsys.readouterr().err
+    assert main([*command, "--task", "segmentation"]) == 2
+    assert "two (resnet18) is a network of classification; --task segmentation" in capsys.readouterr().err
+
+
+def test_a_crop_is_no_protocol_of_a_segmentation_in_python_either(files: Files) -> None:
+    network = load_network(files.config, files.weights)
+    with pytest.raises(ConfigError, match="is no published protocol; those are whole, whole-flip"):
+        score(network, files.data, "center224")
+    with pytest.raises(ConfigError, match="batch_size = 2: deeplab_resnet18 segments"):
+        score(network, files.data, batch_size=2)
+
+
+def test_predict_names_the_command_that_segments(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(files.config), str(files.data / "val" / "images"), "--weights", str(files.weights)]
+    assert main(["predict", *words]) == 2
+    assert f"zoo segment {files.config} IMAGES OUT writes label maps" in capsys.readouterr().err
+
+
+def _score_on_rank(files: Files) -> SegmentationResult:
+    process = Process(rank=torch.distributed.get_rank(), world_size=2)
+    result = score(load_network(files.config, files.weights), files.data, process=process)
+    assert isinstance(result, SegmentationResult)
+    return result
+
+
+@pytest.mark.dist
+def test_two_processes_score_five_images_once_each(files: Files) -> None:
+    """Three and two: nothing is scored twice to make the shares equal."""
+    results = run_distributed(_score_on_rank, 2, files)
+    assert all(result.confusion == files.counts.tolist() for result in results)
+    assert [result.count for result in results] == [NUM_VAL] * 2
+
+
+def test_the_published_scores_of_the_paper_are_known_to_the_table() -> None:
+    """A key that no way to score has would never stand beside a result."""
+    expected = load_experiment("cityscapes_resnext101_stdbn").expected
+    assert expected is not None
+    assert expected.scores.keys() <= zoo.tasks.protocols.WHOLE_IMAGES.keys()

@@ -1,0 +1,93 @@
+"""The engine trains a segmentation as it trains a classification: on any number of processes, logged and saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.data.sample_labels import IGNORE, make_labelled
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, build_segmenter, make_config, make_images, make_segmentation_config, run
+from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.errors import CheckpointError, ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_labelled(tmp_path_factory.mktemp("data"), num_train=8, num_val=6)
+
+
+def test_epochs_report_and_choose_the_best_by_miou(data: Path, tmp_path: Path) -> None:
+    log = MemoryLog()
+    state = run(make_segmentation_config(), data, tmp_path, log, build=build_segmenter)
+    assert [sorted(metrics.scores) for metrics in log.metrics] == [sorted(state.task.labels)] * 4
+    scores = [result.score for _, _, result, _ in log.validations]
+    assert scores == [result.miou for _, _, result, _ in log.validations]
+    content = read(tmp_path / CHECKPOINT)
+    assert content["best_prec1"] == max(scores)
+    assert content["ranks"][0]["meter"]["counts"].shape == (3 * 3 + 3,)
+    assert log.image_shapes == [torch.Size([4, 3, 8, 8])]
+
+
+def test_a_few_images_of_each_validation_are_shown_with_labels_and_predictions(data: Path, tmp_path: Path) -> None:
+    log = MemoryLog()
+    run(make_segmentation_config(), data, tmp_path, log, build=build_segmenter)
+    assert [(step, name) for step, name, *_ in log.maps] == [
+        (step, f"val/image{index}") for step in (2, 4) for index in (0, 1, 3, 4)
+    ]
+    for _, _, image, maps in log.maps:
+        assert image.shape == (3, 10, 12)
+        assert {name: classes.shape for name, classes in maps.items()} == {"labels": (10, 12), "predictions": (10, 12)}
+        assert int(maps["predictions"].max()) < 3
+    assert any((maps["labels"] == IGNORE).any() for *_, maps in log.maps)
+
+
+def _trained_weights(data: Path, log_dir: Path) -> Tensor:
+    """Take two steps of two crops and return the weights: on two processes each has a single crop."""
+    optimizer = {"batch_size": 2, "ema_decay": None, "schedule": {"epochs": 1}}
+    config = make_segmentation_config(optimizer=optimizer)
+    return nn.utils.parameters_to_vector(
+        run(config, data, log_dir, MemoryLog(), build=build_segmenter).model.parameters()
+    )
+
+
+@pytest.mark.dist
+def test_two_processes_with_a_crop_each_take_the_steps_of_one_with_both(tmp_path: Path) -> None:
+    """Synchronised norms count over the group, those of the pooled branch too."""
+    data = make_labelled(tmp_path / "data", num_train=4, num_val=2)
+    first, second = run_distributed(_trained_weights, 2, data, tmp_path / "two")
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, _trained_weights(data, tmp_path / "one"), rtol=1e-4, atol=1e-6)
+
+
+def test_a_process_with_one_crop_is_told_what_to_do(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trains with a single crop; .*sync.*freeze.*at least two"):
+        run(make_segmentation_config(optimizer={"batch_size": 1}), data, tmp_path, MemoryLog(), build=build_segmenter)
+
+
+def test_a_checkpoint_of_the_other_task_is_refused_by_the_settings_that_differ(data: Path, tmp_path: Path) -> None:
+    images = make_images(tmp_path / "images", num_train=8, num_val=2)
+    run(make_config(), images, tmp_path / "classes", MemoryLog())
+    run(make_segmentation_config(), data, tmp_path / "pixels", MemoryLog(), build=build_segmenter)
+    with pytest.raises(
+        CheckpointError, match=r"other settings .*network.arch: 'resnet18' before and 'deeplab_resnet18"
+    ):
+        run(make_segmentation_config(), data, tmp_path / "classes", MemoryLog(), build=build_segmenter, resume="auto")
+    with pytest.raises(
+        CheckpointError, match=r"other settings .*network.arch: 'deeplab_resnet18' before and 'resnet18'"
+    ):
+        run(make_config(), images, tmp_path / "pixels", MemoryLog(), resume="auto")
+
+
+def test_a_label_map_that_cannot_be_read_is_named_or_left_out(tmp_path: Path) -> None:
+    data = make_labelled(tmp_path / "data", num_train=8, num_val=2)
+    (data / "train" / "labels" / "004.png").write_bytes(b"")
+    config = make_segmentation_config(segmentation={"class_uniform": False})
+    with pytest.raises(DataError, match=r"labels/004\.png"):
+        run(config, data, tmp_path / "log", MemoryLog(), build=build_segmenter)
+    log = MemoryLog()
+    run(config, data, tmp_path / "log2", log, build=build_segmenter, on_bad_image="skip")
+    assert sum("left out" in message and "004.png" in message for message in log.messages) == 2

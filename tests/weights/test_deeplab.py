@@ -1,0 +1,188 @@
+"""Weights of DeepLab: the published container, checkpoints of flat keys, and weights for the body alone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from zoo.architectures import ARCHITECTURES, has_same_tensors
+from zoo.config import experiments_dir, load_experiment
+from zoo.errors import ConfigError, WeightsError
+from zoo.layers import InPlaceABN, InPlaceABNSync
+from zoo.weights import read_state_dict
+
+COUNTER = "num_batches_tracked"
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return zoo.get("deeplab_resnet18", norm="inplace", classes=4, pooling_size=(3, 4))
+
+
+@pytest.fixture(scope="module")
+def body_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classification network of this package, which says what it is."""
+    network = zoo.get("resnet18", norm="inplace", classes=7, activation_param=0.2)
+    path = tmp_path_factory.mktemp("body") / "resnet18.pth"
+    torch.save({"state_dict": network.state_dict(), "network": network.built_as.to_json()}, path)
+    return path
+
+
+def container(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return the state dict in the published form: one of each part, without batch counters, as of 2018."""
+    return {
+        part: {key: tensor for key, tensor in module.state_dict().items() if not key.endswith(COUNTER)}
+        for part, module in model.named_children()
+    }
+
+
+def write(path: Path, content: Any) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def equal(first: nn.Module, second: nn.Module) -> bool:
+    other = second.state_dict()
+    return all(torch.equal(tensor, other.pop(key)) for key, tensor in first.state_dict().items()) and not other
+
+
+@pytest.mark.parametrize("form", ["container", "bare", "flat", "wrapped"])
+def test_the_published_container_and_flat_checkpoints_load_strictly(model, form, tmp_path: Path) -> None:
+    content: Any = {
+        "container": {"state_dict": container(model), "training_meta": {"epoch": 90}},
+        "bare": container(model),
+        "flat": {"state_dict": model.state_dict()},
+        "wrapped": {"state_dict": {f"module.{key}": tensor for key, tensor in model.state_dict().items()}},
+    }[form]
+    path = write(tmp_path / "w.pth.tar", content)
+    arguments: dict[str, Any] = {"norm": "inplace", "activation": "leaky_relu", "classes": 4}
+    assert equal(zoo.get("deeplab_resnet18", weights=path, **arguments), model)
+    other = zoo.get("deeplab_resnet18", **arguments)
+    report = zoo.load_weights(other, path)
+    assert equal(other, model)
+    assert report.classifier == "loaded"
+    assert len(report.filled_counters) == (0 if form in ("flat", "wrapped") else 23)
+    assert next(iter(read_state_dict(path))).startswith("body.")
+
+
+def test_a_checkpoint_says_which_network_it_is_and_another_number_of_classes_keeps_the_new_one(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "w.pth", {"state_dict": model.state_dict(), "network": model.built_as.to_json()})
+    same = zoo.get(path)
+    assert equal(same, model)
+    assert (same.num_classes, same.head.pooling_size) == (4, [3, 4])
+    nine = zoo.get("deeplab_resnet18", norm="inplace", classes=9)
+    assert zoo.load_weights(nine, path).classifier == "kept"
+    assert torch.equal(nine.head.red_conv.weight, model.head.red_conv.weight)
+    assert nine.num_classes == 9
+    headless = zoo.get("deeplab_resnet18", norm="inplace", classes=0, weights=path)
+    assert not hasattr(headless, "cls")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts["head"].pop("red_conv.weight"), "missing in the file .*head.red_conv.weight"),
+        (lambda parts: parts["body"].update(extra=torch.ones(1)), "unknown to the network .*body.extra"),
+        (lambda parts: parts["cls"].update(weight=torch.ones(4, 255, 1, 1)), "of another shape.*cls.weight"),
+        (lambda parts: parts["cls"].update(note="text"), r"not tensors: 'cls.note' \(str\)"),
+        (lambda parts: parts.update(seg=parts["cls"]), r"not tensors: 'seg' \(dict\)"),
+        (lambda parts: parts.update(cls=None), r"not tensors: 'body' \(dict\), 'head' \(dict\), 'cls' \(NoneType\)"),
+    ],
+)
+def test_a_container_that_does_not_fit_is_refused_with_the_keys(model, change, message, tmp_path: Path) -> None:
+    parts = container(model)
+    change(parts)
+    with pytest.raises(WeightsError, match=rf"(?s){message}"):
+        zoo.get("deeplab_resnet18", weights=write(tmp_path / "w.pth", {"state_dict": parts}), norm="inplace", classes=4)
+
+
+def test_files_of_the_other_task_say_where_they_belong(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
+    deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
+    with pytest.raises(WeightsError, match=r"weights of a DeepLab.*give them to a deeplab_\* network"):
+        zoo.get("resnet18", norm="inplace", weights=deeplab)
+    with pytest.raises(
+        WeightsError, match=r"give the file as body_weights to zoo\.get, for the body of deeplab_resnet18"
+    ):
+        zoo.get("deeplab_resnet18", weights=body_file)
+    bare = write(tmp_path / "bare.pth", read_state_dict(body_file))
+    with pytest.raises(WeightsError, match=r"(?s)not the weights of a DeepLab.*give them as body_weights to zoo.get"):
+        zoo.get("deeplab_resnet18", weights=bare)
+
+
+def test_the_body_takes_the_weights_of_a_classification_network_and_the_log_says_what_was_left_out(
+    body_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "zoo")
+    source = zoo.get(body_file)
+    model = zoo.get("deeplab_resnet18", classes=5, body_weights=body_file, in_chans=1)
+    settings = model.built_as
+    assert (settings.norm, settings.activation_param, settings.classes) == ("inplace", 0.2, 5)
+    assert isinstance(model.head.red_bn, InPlaceABN)
+    assert torch.equal(model.body.mod5.block2.convs.conv2.weight, source.mod5.block2.convs.conv2.weight)
+    assert "the classifier was left out" in caplog.text
+    assert "120 tensors were loaded into the body; head and cls keep their initial values" in caplog.text
+    synchronised = zoo.get("deeplab_resnet18", classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
+    assert isinstance(synchronised.body.mod1.bn1, InPlaceABNSync)
+
+
+def test_load_weights_puts_a_classification_network_into_the_body(body_file: Path) -> None:
+    model = zoo.get("deeplab_resnet18", norm="sync", activation_param=0.2, classes=5)
+    head = {key: tensor.clone() for key, tensor in model.state_dict().items() if not key.startswith("body.")}
+    report = zoo.load_weights(model, body_file)
+    assert str(report).endswith("120 tensors loaded from " + str(body_file) + ", its classifier left out, head and cls left as initialised")  # noqa: E501  # fmt: skip
+    assert torch.equal(model.body.mod1.conv1.weight, read_state_dict(body_file)["mod1.conv1.weight"])
+    assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in head.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("deeplab_resnet34", {}, WeightsError, "arch='resnet18' in the file, but arch='resnet34'"),
+        ("deeplab_resnet18", {"norm": "standard"}, WeightsError, "zoo convert inplace-to-standard"),
+        ("deeplab_resnet18", {"activation_param": 0.01}, WeightsError, "activation_param=0.2 in the file"),
+        ("resnet18", {}, ConfigError, r"for the body of a deeplab_\* network"),
+        ("deeplab_resnet18", {"weights": True}, ConfigError, "two sources"),
+    ],
+)
+def test_weights_that_are_not_the_bodys_are_refused(name, arguments, error, message, body_file: Path) -> None:
+    if "weights" in arguments:
+        arguments = {"weights": body_file, "norm": "inplace"}
+    with pytest.raises(error, match=message):
+        zoo.get(name, body_weights=body_file, **arguments)
+
+
+def test_an_a2_body_takes_the_weights_of_the_plain_form(tmp_path: Path) -> None:
+    """Pools and dropout, in which they differ, hold no tensors."""
+    assert has_same_tensors("wider_resnet38", "wider_resnet38_a2")
+    assert not has_same_tensors("wider_resnet38", "wider_resnet20_a2")
+    assert not has_same_tensors("resnet50", "resnet50".replace("50", "101"))
+    assert all(has_same_tensors(name, name) for name in ARCHITECTURES)
+    with torch.device("meta"):
+        plain, a2 = zoo.get("wider_resnet16", norm="inplace"), zoo.get("deeplab_wider_resnet16_a2", norm="inplace")
+    assert list(a2.body.state_dict()) == [key for key in plain.state_dict() if not key.startswith("classifier.")]
+    wanted = zoo.weights.stored.settings_of_body(a2.built_as.settings(), plain.built_as)
+    zoo.weights.record.check_record(plain.built_as, wanted, "file")
+
+
+def test_the_published_name_builds_the_network_of_its_experiment() -> None:
+    name = "wider_resnet38_deeplab_vistas"
+    with torch.device("meta"):
+        model = zoo.get(name)
+    assert (model.num_classes, model.head.pooling_size) == (65, [84, 84])
+    assert sum(parameter.numel() for parameter in model.parameters()) == 105_070_912 + 30_739_456 + 16_705
+    assert len(model.state_dict()) == 228 + 22 + 2
+    assert all(norm.activation_param == 0.01 for norm in model.modules() if isinstance(norm, InPlaceABN))
+    assert model.pretrained_cfg["mean"] == (0.41738699, 0.45732192, 0.46886091)
+    assert model.pretrained_cfg["std"] == (0.25685097, 0.26509955, 0.29067996)
+    experiment = load_experiment(experiments_dir() / f"{name}.json")
+    assert experiment.segmentation.longest_side_val == 2048
+    assert experiment.expected.scores["whole-flip"].miou == 53.42
+    assert experiment.network.options["pooling_size"] == [experiment.input.crop_train // 8] * 2
