@@ -268,7 +268,7 @@ def test_experiments_build_what_they_say():
     ("network", "message"),
     [
         ({"arch": "resnet19"}, "network.arch 'resnet19': unknown network 'resnet19'; the nearest names are resnet18"),
-        ({"arch": "resnet50", "dilation": 2}, "dilation must be 1 or four positive integers"),
+        ({"arch": "resnet50", "dilation": 2}, "dilation must be 1 or four entries (mod2 to mod5)"),
     ],
 )
 def test_impossible_networks_of_experiments_name_the_json_path(network, message):

@@ -202,6 +202,8 @@ def test_the_originals_files_are_classes_of_the_networks_size_resized_by_nearest
     with Image.open(tmp_path / "out" / "a.png") as written:
         assert written.mode == ("P" if mode == "palette" else "L")
         assert np.array_equal(np.asarray(written), expected.classes.numpy().repeat(2, 0).repeat(2, 1))
+        if mode == "palette":
+            assert written.getpalette("RGB")[: 3 * CLASSES] == palette.colors.ravel().tolist()
     assert (tmp_path / "out" / "a_prob.png").exists() == (mode == "prob")
     if mode == "prob":
         with Image.open(tmp_path / "out" / "a_prob.png") as written:

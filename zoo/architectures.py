@@ -117,15 +117,16 @@ OPTIONS: dict[str, Option] = {
     "input_3x3": Option("the stem is three 3x3 convolutions instead of one 7x7", *_SWITCH),
     "dilation": Option(
         "dilates the convolutions of modules in place of their strides: 1 for none, or one number for each of mod2 to "
-        "mod5 ([1, 1, 2, 4] keeps stride 8), in ResNeXt also a list per module with a number per block, in DenseNet "
-        "also one number for all, in WiderResNet-A2 True, or [1, 1, 2, 2] of mod4 to mod7 for stride 16; output_stride "
-        "sets it",
+        "mod5 ([1, 1, 2, 4] keeps stride 8), in ResNet and ResNeXt also a list per module with a number per "
+        "block, in DenseNet also one number for all, in WiderResNet-A2 True, or [1, 1, 2, 2] (mod4 to mod7) for stride "
+        "16; output_stride sets it",
         f"a whole number from 1 to {MAX_DILATION}, a list with one entry (or list) per module, or in wider_resnet*_a2 "
         "True or False",
         lambda value: isinstance(value, bool) or is_dilation(value),
     ),
     "output_stride": Option(
-        "how many times smaller than the image's sides those of the map are that the head reads; it dilates the body",
+        "how many times smaller than the image's sides those of the map are that the head reads (default: 8); it "
+        "dilates the body",
         "8 or 16",
         lambda value: type(value) is int and value in (8, 16),
     ),
@@ -342,7 +343,14 @@ ARCHITECTURES: dict[str, Architecture] = {
 def _deeplab(body: Architecture) -> Architecture:
     """Return the record of DeepLabV3 on a body, which passes on its memory strategies and its stems."""
     stem = {option: body.options[option] for option in ("input_3x3",) if option in body.options}
-    options = {**stem, "output_stride": 8, "head_dilations": None, "pooling_size": None, "memory": "auto"}
+    options = {
+        **stem,
+        "output_stride": None,
+        "dilation": None,
+        "head_dilations": None,
+        "pooling_size": None,
+        "memory": "auto",
+    }
     return Architecture(
         f"deeplab_{body.name}",
         "deeplab",

@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import functional as tvF
 
-from zoo.architectures import ARCHITECTURES
 from zoo.config import Experiment
 from zoo.data.reading import read_image
 from zoo.data.scan import find_images
@@ -26,9 +25,11 @@ from zoo.data.segmentation_transforms import scale_to_longest_side
 from zoo.engine.agreement import check_agreement, program_facts, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process
+from zoo.engine.program import SHOWN_DIGITS
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.errors import ConfigError, DataError, listed, printable
 from zoo.files import write_json
+from zoo.models.deeplab import DeepLab
 from zoo.report.console import Progress
 from zoo.report.label_images import (
     Palette,
@@ -129,7 +130,7 @@ class OriginalFiles:
         shown = [palette_image(classes, self.palette) if self.mode == "palette" else id_image(classes, 256)]
         if self.mode == "prob":
             shown.append(Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
-        for path, picture in zip(self.paths(name), shown, strict=False):
+        for path, picture in zip(self.paths(name), shown, strict=True):
             write_png(path, picture.resize(image.size, Image.Resampling.NEAREST))
 
 
@@ -193,7 +194,8 @@ def segment_images(
             f"{network.title} classifies whole images; zoo segment: give a network that classifies pixels (deeplab_*), "
             "or use zoo predict"
         )
-    settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side, "network": network.title}
+    settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
+    settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
     _check_processes(process, network, settings)
     images, work = process.on_main(lambda: _plan(source, output, overwrite))
     if settings_file is not None:
@@ -204,7 +206,7 @@ def segment_images(
     forward = _forward(network, process.device)
     own = work[process.rank :: process.world_size]
     faults, begin = [], time.perf_counter()
-    with Progress("segment", len(own), show=process.is_main) as progress:
+    with Progress("segment", len(own), show=process.is_main, unit="images") as progress:
         for path, name in own:
             try:
                 with _naming_full_memory(process.device):
@@ -293,11 +295,10 @@ def _check_processes(process: Process, network: LoadedNetwork, settings: Mapping
 
 def _warn_of_small_tiles(model: nn.Module, tile: int) -> None:
     """Log a warning if tiles are smaller than the window that the pooled branch of a DeepLab head averages over."""
-    record, window = getattr(model, "built_as", None), getattr(getattr(model, "head", None), "pooling_size", None)
-    if record is None or window is None:
+    if not isinstance(model, DeepLab) or model.head.pooling_size is None:
         return
-    stride = {**ARCHITECTURES[record.arch].options, **record.options}["output_stride"]
-    window_px = stride * max([window] if isinstance(window, int) else window)
+    window = model.head.pooling_size
+    window_px = model.feature_info.reduction()[-1] * max([window] if isinstance(window, int) else window)
     if tile < window_px:
         logger.warning(
             "tiles of %d px are smaller than the %d px that the network's head averages over, which changes its result "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch import nn
 
 from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import largest_batch, layer, pareto_plot, variants
-from zoo.benchmark.memory_use import measure_memory, measure_peak
+from zoo.benchmark.memory_use import count_memory, measure_memory, measure_peak
 from zoo.benchmark.model import MODES, measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown, median_and_spread
@@ -332,6 +333,30 @@ def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
     assert prediction.largest_batch(limit) == (29, prediction.bytes_for(29))
     assert prediction.largest_batch(limit - 1)[0] == 28
     assert prediction.largest_batch(1000) == (0, prediction.bytes_for(2))
+
+
+def test_eight_pixels_more_than_the_largest_side_do_not_fit() -> None:
+    prediction = largest_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
+    limit = prediction.bytes_for(2, 200).total
+    assert prediction.largest_size(limit, 8) == (200, prediction.bytes_for(2, 200))
+    assert prediction.largest_size(limit - 1, 8)[0] == 192
+    assert prediction.largest_size(1000, 8) == (0, prediction.bytes_for(2, 16))
+
+
+def test_a_network_that_segments_is_measured_with_label_maps_and_a_loss_for_each_pixel() -> None:
+    setup, results = Setup("deeplab_resnet18", batch=2, size=32, classes=5), new_results()
+    assert setup.input_bytes == 2 * 32 * 32 * (3 * 4 + 8)
+    assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
+    largest_batch.check_predictions(results, setup, choose_strategies(EAGER, ["iABN"]), [4])
+    assert len(values_of(results, "difference")) == 2
+
+
+def test_predictions_without_scratch_memory_are_those_of_the_tensors_alone() -> None:
+    alone, scratch = (largest_batch.MemoryPrediction(TINY, EAGER[0], scratch=with_it).bytes_for(8).step
+                      for with_it in (False, True))  # fmt: skip
+    model = EAGER[0].build(replace(TINY, device=torch.device("meta")))
+    setup = replace(TINY, batch=8, device=torch.device("meta"))
+    assert alone == count_memory(setup.forward_of(model), model.parameters()).peak <= scratch
 
 
 def test_where_not_even_two_images_fit_the_table_says_so() -> None:

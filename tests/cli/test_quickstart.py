@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import SETTINGS, Run
+from tests.data.sample_labels import make_labelled
 from zoo.cli import main
-from zoo.cli.quickstart import EXPERIMENTS
+from zoo.cli.quickstart import EXPERIMENTS, NUM_EXAMPLES
 
 
 @pytest.fixture
@@ -71,6 +73,42 @@ def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytes
 def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quickstart", "--seed", "1", "2", "--log-dir", "here"]) == 2
     assert "--log-dir" in capsys.readouterr().err
+
+
+def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 3},
+        "optimizer": {"batch_size": 4, "schedule": {"epochs": 1}},
+        "input": {"crop_train": 16},
+    }
+    (tmp_path / f"{EXPERIMENTS['segmentation']}.json").write_text(json.dumps(settings))
+    data = make_labelled(tmp_path / "data", num_train=4, num_val=NUM_EXAMPLES + 1)
+    (data / "classes.txt").write_text("sky\nsea\nship\n")
+    monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
+    monkeypatch.setattr("zoo.data.scenes.unpack_scenes", lambda: data)
+    monkeypatch.chdir(tmp_path)
+    command = ["quickstart", "--task", "segmentation", "--seed", "3", "--json", "seeds.json"]
+
+    assert main(command) == 0
+
+    printed = capsys.readouterr().out
+    assert "| mIoU % | pixel accuracy % |" in printed
+    assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| s")] == [
+        "sky",
+        "sea",
+        "ship",
+    ]
+    content = json.loads(Path("seeds.json").read_text())
+    assert content["command"] == f"zoo {' '.join(command)}"
+    (run,) = content["runs"]
+    assert (run["seed"], run["results"][0]["count"], len(run["results"][0]["iou"])) == (3, NUM_EXAMPLES + 1, 3)
+    examples = sorted(Path("runs/quickstart-segmentation-seed3/examples").iterdir())
+    assert len(examples) == NUM_EXAMPLES
+    with Image.open(examples[0]) as example:
+        assert example.width == 3 * 22 * 12  # three images of 12 px, enlarged
+        assert example.height > 22 * 10  # there are legends below
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from zoo.data.scenes import PALETTE, SCENE_CLASSES, SIDE_PX, Scene, scenes, unpa
 from zoo.errors import VerificationError
 
 FEW = {"train": 5, "val": 3}
-PIXELS_OF_FEW = "18e44d7ff37427f8a813591095b287d8f9a50aa01063c242446993afc1638dbc"
+PIXELS_OF_FEW = "0021ddbdb32d0cb79d64da845ff9be597793ccac38eca95689f7015557e21147"
 
 
 def _digest(counts: dict[str, int]) -> str:

@@ -237,6 +237,7 @@ def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
         ("resnet18", 1, [4, 4, 8, 16, 32]),
         ("resnet18", [1, 1, 2, 4], [4, 4, 8, 8, 8]),
         ("resnet50", [2, 1, 1, 1], [2, 2, 4, 8, 16]),
+        ("resnet18", [1, 1, [1, 2], [2, 4]], [4, 4, 8, 8, 8]),
         ("resnext50", [1, 1, 2, [1, 2, 1]], [4, 4, 8, 8, 8]),
         ("resnext50", [1, 1, 1, [1, 1, 1]], [4, 4, 8, 16, 16]),
         ("wider_resnet16_a2", True, [1, 2, 4, 8, 8, 8, 8]),

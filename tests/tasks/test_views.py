@@ -150,14 +150,17 @@ def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pyte
     assert largest.numel < 50 * 128 * 128 / 4
 
 
-@pytest.mark.parametrize(("height", "width"), [(50, 84), (67, 30), (32, 32), (5, 121), (33, 64)])
-def test_tiles_of_a_network_without_context_are_the_whole_and_no_window_is_larger(height: int, width: int) -> None:
+@pytest.mark.parametrize("rounds_up", [True, False])
+@pytest.mark.parametrize(("height", "width"), [(50, 84), (67, 30), (32, 32), (5, 121), (33, 64), (65, 47)])
+def test_tiles_of_a_network_without_context_are_the_whole_and_no_window_is_larger(
+    height: int, width: int, rounds_up: bool
+) -> None:
+    """The size of a map is rounded up by most networks, and down by a DenseNet."""
     network, sizes = _network(context=0), []
 
     def forward(x: Tensor) -> Tensor:
         sizes.append(tuple(x.shape[-2:]))
-        padding = (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)  # as networks do, which round the size of their map up
-        return network(F.pad(x, padding))
+        return network(F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)) if rounds_up else x)
 
     whole = segment(forward, _image(height, width), ImageViews(flip=True))
     sizes.clear()
@@ -169,16 +172,14 @@ def test_tiles_of_a_network_without_context_are_the_whole_and_no_window_is_large
 
 
 def test_overlapping_tiles_are_averaged_and_cover_the_image() -> None:
-    """With one cell per pixel and a window's own number as its logit, the mean over the windows is known."""
-    count = itertools.count(1)
-    found: list[Tensor] = []
+    """With one cell per pixel and the place of a window as its logit, the mean over the windows is known."""
 
     def forward(x: Tensor) -> Tensor:
-        found.append(torch.full((1, 1, *x.shape[-2:]), float(next(count))))
-        return found[-1]
+        return x[:, :1, :1, :1].expand(1, 1, *x.shape[-2:]).clone()
 
-    logits = module._tiled(forward, torch.zeros(1, 3, 4, 10), 4)
-    expected = torch.tensor([1, 1, 1, 1.5, 2, 2, 2.5, 3, 3, 3]).expand(1, 1, 4, 10)
+    image = torch.arange(10.0).expand(1, 3, 4, 10)
+    logits = module._tiled(forward, image, 4)
+    expected = torch.tensor([0, 0, 0, 1.5, 3, 3, 4.5, 6, 6, 6]).expand(1, 1, 4, 10)
     assert torch.equal(logits, expected)  # windows at 0, 3 and 6
 
 

@@ -1,4 +1,4 @@
-"""The largest batch that fits into an amount of memory, predicted without running a training step.
+"""The largest batch or image that fits into an amount of memory, predicted without running a training step.
 
 The tensors of a step are counted on the meta device, where they take no memory. The scratch memory of convolutions
 cannot be seen there: on the CPU copies in layouts that suit the processor, on a GPU a workspace. It is a sizeable part
@@ -37,7 +37,7 @@ class TrainingBytes(NamedTuple):
     """Bytes that training takes.
 
     Args:
-    - `constant`: bytes that are always there: parameters, momentum, buffers and the images of a batch.
+    - `constant`: bytes that are always there: parameters, momentum, buffers, and the images and label maps of a batch.
     - `step`: the most bytes that a step takes in addition at one time.
     """
 
@@ -64,45 +64,69 @@ class MemoryPrediction:
     Raises ConfigError for a strategy that the network does not have.
 
     Args:
-    - `setup`: the network and the size of its images; the batch is given to each prediction.
+    - `setup`: the network, and the number and size of its images, unless they are given to a prediction.
     - `strategy`: how the network saves memory.
+    - `scratch`: count the scratch memory that convolutions take on this device. False: tensors alone, which are the
+      same on any device.
     """
 
-    def __init__(self, setup: Setup, strategy: Strategy) -> None:
+    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool = True) -> None:
         self._setup = replace(setup, device=torch.device("meta"))
         self._model = strategy.build(self._setup)
-        self._scratch = ConvolutionScratch(setup.device)
+        self._scratch = ConvolutionScratch(setup.device) if scratch else None
         # Tensors on the meta device are to be treated by the kernels that the real device would use.
         self._reference = backend.kernels_for(torch.empty(0, device=setup.device)) is reference
+        self._counted: dict[tuple[int, int], TrainingBytes] = {}
 
-    def bytes_for(self, batch: int) -> TrainingBytes:
-        """Return the bytes that training with ``batch`` images takes."""
-        setup = replace(self._setup, batch=batch)
+    def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
+        """Return the bytes that training with ``batch`` images takes, of ``size`` pixels a side or the setup's."""
+        size = size or self._setup.size
+        if (batch, size) not in self._counted:
+            self._counted[batch, size] = self._count(replace(self._setup, batch=batch, size=size))
+        return self._counted[batch, size]
+
+    def _count(self, setup: Setup) -> TrainingBytes:
         with backend.forced("reference") if self._reference else nullcontext():
-            log = _StorageAndScratchLog(self._scratch)
+            log = None if self._scratch is None else _StorageAndScratchLog(self._scratch)
             step = count_memory(setup.forward_of(self._model), self._model.parameters(), log)
         return TrainingBytes(constant_bytes(self._model, setup), step.peak)
 
     def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
         """Return the largest batch for which training takes at most ``memory_bytes``, and what it takes.
 
-        The bytes grow with the batch along pieces of straight lines, so that the next guess follows from two batches.
         Where not even 2 images fit, the batch is 0 and the bytes are those of 2 images: a norm needs that many.
         """
-        fits, taken = 2, self.bytes_for(2)
-        if taken.total > memory_bytes:
-            return 0, taken
-        batch, too_large = 4, None
-        while too_large is None or too_large - fits > 1:
-            tried = self.bytes_for(batch)
-            per_image = (tried.total - taken.total) / (batch - fits)
-            if tried.total <= memory_bytes:
-                fits, taken = batch, tried
-            else:
-                too_large = batch
-            guess = fits + int((memory_bytes - taken.total) / per_image)
-            batch = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
-        return fits, taken
+        return _largest(self.bytes_for, memory_bytes, power=1)
+
+    def largest_size(self, memory_bytes: int, multiple: int) -> tuple[int, TrainingBytes]:
+        """Return the largest side of an image for which training with the setup's batch takes at most ``memory_bytes``.
+
+        It is a ``multiple`` of that many pixels, at least 2 times, or 0, see `largest_batch`; and what it takes.
+        """
+        count, taken = _largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)
+        return count * multiple, taken
+
+
+def _largest(bytes_for: Callable[[int], TrainingBytes], memory_bytes: int, power: int) -> tuple[int, TrainingBytes]:
+    """Return the largest whole number n for which ``bytes_for`` is at most ``memory_bytes``, and these bytes.
+
+    The bytes grow with n ** ``power`` along pieces of straight lines, so that the next guess follows from two values.
+    Where not even 2 fits, the result is 0 and the bytes of 2.
+    """
+    fits, taken = 2, bytes_for(2)
+    if taken.total > memory_bytes:
+        return 0, taken
+    number, too_large = 4, None
+    while too_large is None or too_large - fits > 1:
+        tried = bytes_for(number)
+        slope = (tried.total - taken.total) / (number**power - fits**power)
+        if tried.total <= memory_bytes:
+            fits, taken = number, tried
+        else:
+            too_large = number
+        guess = int((fits**power + (memory_bytes - taken.total) / slope) ** (1 / power))
+        number = max(fits + 1, guess if too_large is None else min(guess, too_large - 1))
+    return fits, taken
 
 
 class ConvolutionScratch:
@@ -169,10 +193,10 @@ def _without_batch(value: Any, has_batch: bool) -> Any:
 
 
 def constant_bytes(model: nn.Module, setup: Setup) -> int:
-    """Return the bytes of the parameters, of their momentum, of the buffers and of a batch of images."""
+    """Return the bytes of the parameters, of their momentum, of the buffers and of a batch."""
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
-    return 2 * parameters + buffers + setup.batch * 3 * setup.size**2 * 4
+    return 2 * parameters + buffers + setup.input_bytes
 
 
 def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> bool:
@@ -202,16 +226,22 @@ def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strat
     for strategy in _available(results, setup, strategies):
         for batch in batches:
             batch_setup = replace(setup, batch=batch)
-            predicted, model = MemoryPrediction(batch_setup, strategy).bytes_for(batch), strategy.build(batch_setup)
-            taken = predicted.constant + measure_memory(batch_setup.forward_of(model), model.parameters()).peak
-            difference = predicted.total / taken - 1
-            results.add(batch_setup.case, strategy.name, "predicted", "MB", [predicted.total / 1e6])
+            predicted, taken = predict_and_measure(batch_setup, strategy)
+            difference = predicted / taken - 1
+            results.add(batch_setup.case, strategy.name, "predicted", "MB", [predicted / 1e6])
             results.add(batch_setup.case, strategy.name, "taken", "MB", [taken / 1e6])
             results.add(batch_setup.case, strategy.name, "difference", "%", [100 * difference])
             if abs(difference) > TOLERANCE:
                 wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
     if wrong:
         raise VerificationError(f"predictions are off by more than {100 * TOLERANCE:.0f} %: {'; '.join(wrong)}")
+
+
+def predict_and_measure(setup: Setup, strategy: Strategy) -> tuple[int, int]:
+    """Return the bytes that training with the setup's batch takes: as predicted, and as measured in a real step."""
+    predicted, model = MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
+    taken = predicted.constant + measure_memory(setup.forward_of(model), model.parameters()).peak
+    return predicted.total, taken
 
 
 def _available(results: Results, setup: Setup, strategies: Sequence[Strategy]) -> list[Strategy]:

@@ -12,17 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 
-from zoo.architectures import REVERSIBLE_TWINS
+from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
-from zoo.engine.precision import DTYPES, autocast
+from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
+from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+HARD_PIXELS, IGNORE_LABEL = 0.25, 255  # of the loss of segmentation, as by default in experiments
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Setup:
     - `dtype`: "float32", or "bfloat16" for autocast.
     - `layout`: layout of weights and images, one of `LAYOUTS`.
     - `device`: device of the network; on the meta device nothing is computed.
+    - `classes`: outputs of the network; None for 1000, or in segmentation for those of the architecture.
     """
 
     arch: str
@@ -48,6 +51,7 @@ class Setup:
     dtype: str = "float32"
     layout: str = "contiguous"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    classes: int | None = None
 
     @property
     def case(self) -> Case:
@@ -57,12 +61,16 @@ class Setup:
         return Case(self.arch + blocks + stem, (self.batch, 3, self.size, self.size), self.dtype, self.layout)
 
     def build(self, norm: str, memory: str) -> nn.Module:
-        """Return the initialised network in training mode; ConfigError if the architecture does not have an option."""
+        """Return the initialised network in training mode, as a step of training calls it.
+
+        Raises ConfigError if the architecture does not have an option.
+        """
         options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
+        classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_network(self.arch, norm_act(norm), classes=1000, structure=self.structure, **options)
+            model = build_network(self.arch, norm_act(norm), classes=classes, structure=self.structure, **options)
         init_weights(model)
-        return self.place(model)
+        return self.place(MapLogits(model) if self._is_segmentation else model)
 
     def reversible_twin(self) -> Setup:
         """Return the setup of the RevNet that the paper compares with this network; ConfigError where there is none."""
@@ -81,13 +89,31 @@ class Setup:
         """Return a function that computes the loss of the model for random images, which are made now."""
         layout = LAYOUTS[self.layout]
         images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
-        classes = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        targets = torch.zeros(self._target_shape, dtype=torch.long, device=self.device)
 
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
-                return F.cross_entropy(model(images), classes)
+                logits = model(images)
+                if not self._is_segmentation:
+                    return F.cross_entropy(logits, targets)
+            logits = at_least_float32(logits)
+            return bootstrapped_loss(logits, targets, hard_pixels=HARD_PIXELS, ignore_label=IGNORE_LABEL)
 
         return forward
+
+    @property
+    def input_bytes(self) -> int:
+        """The bytes of a batch: of its images, and of label maps."""
+        pixels = self.batch * self.size**2
+        return pixels * (3 * 4 + (8 if self._is_segmentation else 0))
+
+    @property
+    def _is_segmentation(self) -> bool:
+        return architecture(self.arch).task == "segmentation"
+
+    @property
+    def _target_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.size, self.size) if self._is_segmentation else (self.batch,)
 
 
 def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:

@@ -242,6 +242,7 @@ def _measure_accuracy(
     With ``--reestimate`` the running statistics of the result are estimated again on DIR/train. Raises ConfigError for
     weights without a classifier, DataError for images that cannot be used.
     """
+    from zoo.architectures import ARCHITECTURES
     from zoo.config import parse_experiment
     from zoo.convert.conversion import build_with_weights, compare_outputs, state_dict_like
     from zoo.data.loader import build_train_loader
@@ -249,6 +250,11 @@ def _measure_accuracy(
     from zoo.scoring import LoadedNetwork, score
     from zoo.weights.load import num_outputs
 
+    if ARCHITECTURES[source.arch].task == "segmentation":
+        raise ConfigError(
+            f"{printable(args.source)}: --data measures the accuracy of classification, and {source.arch} segments; "
+            "leave it out, and score both files with zoo validate --task segmentation"
+        )
     if num_outputs(state_dict, printable(args.source)) == 0:
         raise ConfigError(
             f"{printable(args.source)}: has no classifier, so there is no accuracy to measure; leave out --data"

@@ -23,9 +23,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "off by more than 0.1 points. Of the others: 0; what could not be run is listed with the command for it.",
     )
     parser.add_argument(
-        "benchmark", metavar="BENCHMARK", choices=("imagenet", "revnet", "revnext"),
-        help="imagenet: classification; revnet, revnext: the tables and figures of the two papers about reversible "
-        "networks, in minutes on a CPU",
+        "benchmark", metavar="BENCHMARK", choices=("imagenet", "inplace_abn", "revnet", "revnext"),
+        help="imagenet: classification; inplace_abn: how many more pixels that paper's segmentation trains with in the "
+        "same memory; revnet, revnext: the tables and figures of the two papers about reversible networks; all but "
+        "imagenet take minutes on a CPU",
     )  # fmt: skip
     parser.add_argument(
         "--data", metavar="DIR", type=Path,
@@ -37,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="where BENCHMARK.md, BENCHMARK.json and plots are written; imagenet writes them after each row, and "
         "reuses rows already measured there with the same weights and data (default: %(default)s)",
     )  # fmt: skip
-    _add_paper_options(parser.add_argument_group("revnet and revnext"))
+    _add_paper_options(parser.add_argument_group("inplace_abn, revnet and revnext"))
     _add_imagenet_options(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -45,9 +46,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_paper_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runs", metavar="PATH", nargs="+", type=Path, default=[],
-        help="log folders of zoo train, whose accuracies fill the tables and whose curves are kept in "
+        help="revnet, revnext: log folders of zoo train, whose accuracies fill the tables and whose curves are kept in "
         "BENCHMARK_runs.json and drawn; or such files in place of the folders",
     )  # fmt: skip
+    group.add_argument(
+        "--table", type=positive, metavar="N", help="measure this table alone (default: all tables and figures)"
+    )
     group.add_argument("--no-picture", action="store_true", help="write no plots, which need matplotlib")
 
 
@@ -83,8 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _has_option(benchmark: str, name: str) -> bool:
     if benchmark == "imagenet":
-        return name not in ("runs", "no_picture")
-    return name in ("benchmark", "out", "debug", "runs", "no_picture") or (benchmark == "revnet" and name == "data")
+        return name not in ("runs", "table", "no_picture")
+    own = {"inplace_abn": (), "revnet": ("data", "runs"), "revnext": ("runs",)}[benchmark]
+    return name in ("benchmark", "out", "debug", "table", "no_picture", *own)
 
 
 def _reproduce_imagenet(args: argparse.Namespace) -> int:
@@ -109,6 +114,7 @@ def _reproduce_paper(args: argparse.Namespace) -> int:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
     from zoo.reproduce.paper_report import PaperOptions, reproduce_paper
 
-    print(reproduce_paper(PaperOptions(args.benchmark, args.data, args.runs, not args.no_picture, args.out)))
+    options = PaperOptions(args.benchmark, args.data, args.runs, args.table, not args.no_picture, args.out)
+    print(reproduce_paper(options))
     print(f"written to {args.out / args.benchmark}.md and .json, plots beside them")
     return 0

@@ -99,8 +99,7 @@ class Network(Section):
             )
         if self.dilation != 1 and "dilation" not in options:
             dilated = f"{self.arch}_a2" if f"{self.arch}_a2" in ARCHITECTURES else "a resnet*, resnext* or densenet*"
-            instead = "set options.output_stride" if "output_stride" in options else f"use {dilated}"
-            yield ("dilation", "arch"), f"{self.arch} cannot be dilated; remove the key, or {instead}"
+            yield ("dilation", "arch"), f"{self.arch} cannot be dilated; remove the key, or use {dilated}"
         for option in sorted({"norm", *Network.model_fields} & self.options.keys()):
             yield ("options",), f"{option!r} has a key of its own in this section; set that"
         for option, value in self.options.items():

@@ -11,10 +11,11 @@ from zoo.convert.conversion import ConversionReport
 from zoo.convert.export import export
 from zoo.convert.fold import fold, fold_network
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.convert.torchvision import from_torchvision, to_torchvision
+from zoo.convert.torchvision import backbone_dilation, from_torchvision, to_torchvision
 
 __all__ = [
     "ConversionReport",
+    "backbone_dilation",
     "export",
     "fold",
     "fold_network",

@@ -1,4 +1,7 @@
-"""Converts weights between torchvision's ResNets and this package's, which name the same tensors differently."""
+"""Converts weights between torchvision's ResNets and this package's, which name the same tensors differently.
+
+The ResNets in torchvision's segmentation networks are converted, too, as bodies; their heads have no equal here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from zoo.convert.conversion import ConversionReport, StateDict, build_with_weigh
 from zoo.errors import ConfigError, ConversionError, listed
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
-from zoo.weights.load import COUNTER, MAX_KEYS, torchvision_arch
+from zoo.weights.load import COUNTER, MAX_KEYS, backbone_in, torchvision_arch
 
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
@@ -25,7 +28,13 @@ def from_torchvision(
     """Return the state dict of torchvision's ResNet ``arch`` under this package's names; exact.
 
     The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files lack, become 0.
-    Raises ConversionError that names every missing and unknown key, and WeightsError for other shapes.
+
+    Of a segmentation network (`deeplabv3_resnet50` and others) the backbone is converted, without classifier, for the
+    body of a DeepLab: zoo.get(f"deeplab_{arch}", body_weights=FILE). Its heads are left out. torchvision dilates the
+    first block of a module half as much as the others; so does the body with ``dilation=backbone_dilation(arch)``.
+
+    Raises ConversionError that names every missing and unknown key, and for the name of a whole DeepLab; WeightsError
+    for other shapes.
     """
     return _convert(state_dict, arch, "from-torchvision", compare_with_source, images)
 
@@ -48,14 +57,36 @@ def torchvision_key(key: str) -> str:
     return key.removeprefix("mod1.").removeprefix("classifier.")
 
 
+def backbone_dilation(arch: str) -> list[int | list[int]]:
+    """Return the ``dilation`` that a ResNet has as the backbone of torchvision's segmentation networks, of stride 8.
+
+    The first block of layer3 and layer4 is dilated as those of the layer before it.
+    """
+    blocks = ARCHITECTURES[arch].structure["structure"]
+    return [1, 1, [1, *[2] * (blocks[2] - 1)], [2, *[4] * (blocks[3] - 1)]]
+
+
 def _convert(
     state_dict: StateDict, arch: str, conversion: str, compare_with_source: bool, images: Tensor | None
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     known = [name for name, record in ARCHITECTURES.items() if record.family == "resnet"]
+    body = ARCHITECTURES[arch].structure.get("body") if arch in ARCHITECTURES else None
+    if body in known:
+        raise ConversionError(
+            f"{arch}: torchvision's DeepLabV3 has another head, with a 3x3 convolution, norm and relu between the "
+            "context and the classifier, so that no file of one is one of the other; the backbone alone converts: "
+            f"zoo convert from-torchvision SOURCE TARGET --arch {body}, and then "
+            f"zoo.get({arch!r}, body_weights=TARGET)"
+        )
     if arch not in known:
         raise ConfigError(f"{arch!r} is no network that torchvision has too; those are {', '.join(known)}")
+    backbone = backbone_in(state_dict) if conversion == "from-torchvision" else None
+    if backbone is not None:
+        left_out, state_dict = len(state_dict) - len(backbone), backbone
     with torch.device("meta"):
-        own_keys = build_network(arch, norm_act("standard", "relu"), classes=1).state_dict()
+        own_keys = build_network(
+            arch, norm_act("standard", "relu"), classes=0 if backbone is not None else 1
+        ).state_dict()
     names = {torchvision_key(key): key for key in own_keys}
     if conversion == "to-torchvision":
         names = {key: other for other, key in names.items()}
@@ -64,13 +95,20 @@ def _convert(
         new: state_dict[old].detach().clone() if old in state_dict else torch.tensor(0) for old, new in names.items()
     }
     zoo_weights = converted if conversion == "from-torchvision" else state_dict
-    model = build_with_weights(zoo_weights, arch, activation="relu")  # checks the shapes
+    options: dict[str, Any] = {} if backbone is None else {"dilation": backbone_dilation(arch)}
+    model = build_with_weights(zoo_weights, arch, activation="relu", **options)  # checks the shapes
     measured: dict[str, Any] = {}
     if compare_with_source:
-        other = _torchvision_network(arch, state_dict if zoo_weights is converted else converted)
+        given = state_dict if zoo_weights is converted else converted
+        other = _torchvision_network(arch, given) if backbone is None else _torchvision_backbone(arch, given)
         measured = compare_outputs(other, model, images, exact_for=state_dict)
     layers = tuple(dict.fromkeys(key.rpartition(".")[0] for key in converted))
     reason = "the tensors are the same under other names; the activation is relu"
+    if backbone is not None:
+        reason += (
+            f"; {left_out} tensors of the heads were left out, which have no equal here; as in torchvision the output "
+            f"is that of dilation={backbone_dilation(arch)}"
+        )
     return converted, ConversionReport(conversion, arch, layers, True, reason, **measured)
 
 
@@ -91,6 +129,20 @@ def _torchvision_network(arch: str, state_dict: StateDict) -> nn.Module:
 
     with torch.device("meta"):
         model: nn.Module = getattr(models, arch)(num_classes=len(state_dict["fc.bias"]))
+    return _with_values(model, state_dict)
+
+
+def _torchvision_backbone(arch: str, state_dict: StateDict) -> nn.Module:
+    """Return the backbone of torchvision's segmentation networks: images -> the output of layer4, at 1/8."""
+    from torchvision import models
+
+    with torch.device("meta"):
+        model: nn.Module = getattr(models, arch)(replace_stride_with_dilation=[False, True, True])
+    model.avgpool = model.fc = nn.Identity()
+    return nn.Sequential(*_with_values(model, state_dict).children())
+
+
+def _with_values(model: nn.Module, state_dict: StateDict) -> nn.Module:
     model = model.double().to_empty(device="cpu").eval()
     counters = {key: torch.tensor(0) for key in model.state_dict() if key.endswith(COUNTER)}
     model.load_state_dict({**counters, **state_dict})

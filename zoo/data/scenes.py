@@ -1,9 +1,10 @@
 """The bundled scenes: garments of Fashion-MNIST on a textured ground, with the class of each pixel.
 
-A scene has 96 x 96 px and one to five garments, each of them scaled, coloured, and at a random place; a later one hides
-what is behind it, in the image and in the label map. Class 0 is the ground and 1 to 10 are the garments, in the order
-of `zoo.data.sample.CLASSES`. The scenes of train/ are made of the sample's training images alone, and those of val/ of
-its validation images. Colours tell nothing about classes.
+A scene has 96 x 96 px and one to five garments on a dark ground, each scaled, tinted, and at a random place; a later
+one hides what is behind it, in the image and in the label map. Class 0 is the ground and 1 to 10 are the garments, in
+the order of `zoo.data.sample.CLASSES`. The scenes of train/ are made of the sample's training images alone, and those
+of val/ of its validation images. Colours tell nothing about classes. Garments are pale and the ground is dark, and more
+scenes have many garments than few, so that a small network learns the garments within the minutes of a quickstart.
 
 Everything is computed with whole numbers from bytes of a hash function, so that every machine and every version of the
 libraries makes the same pixels, whose digest is `PIXELS_SHA256`.
@@ -28,13 +29,15 @@ SCENES_NAME = "fashion-scenes"
 SCENE_CLASSES = ("ground", *CLASSES)
 NUM_SCENES = {"train": 1200, "val": 200}
 SIDE_PX = 96
-GARMENT_PX = (28, 48)
+GARMENT_PX = (32, 52)
 MAX_GARMENTS = 5
-MIN_VISIBLE = 0.5  # the part of a garment that has to be within the scene
-PIXELS_SHA256 = "d7c39863c25c1cbe5dd78294f2efaa8c3c06e3d46026c04097186da51e2ccf74"
+MAX_CUT = 8  # one part in so many of a garment's side may lie outside of the scene
+PIXELS_SHA256 = "e76ae7d0c41677f8acb5fca0173a08d48a4e29d2490a636b865370f797199f86"
 
+DARKEN = 110  # the greatest value of the ground
 SILHOUETTE = 24  # a gray value above it belongs to the garment; below are the soft edges
-DARKEST = 56  # what black becomes, of 255, so that a black garment keeps its colour
+DARKEST = 80  # what black becomes, of 255, so that a black garment keeps its colour
+PALEST = 160  # of 255: garments are pale, so that what is woven into them is seen in all channels
 
 # Colours of the classes in the label maps, which are palette images.
 PALETTE = (
@@ -119,24 +122,24 @@ class _Dice:
 def _compose(garments: np.ndarray, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice) -> Scene:
     """Return the scene of the ``dice`` from ``garments`` (class, image, 28, 28)."""
     image, classes = _ground(dice), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
-    for _ in range(dice.between(1, MAX_GARMENTS)):
+    for _ in range(max(dice.between(1, MAX_GARMENTS), dice.between(1, MAX_GARMENTS))):
         key = dice.below(len(garments)), dice.below(garments.shape[1])
         if key not in silhouettes:
             silhouettes[key] = _silhouette(garments[key])
         side = dice.between(*GARMENT_PX)
-        hidden = int(side * (1 - MIN_VISIBLE)) // 2
-        top, left = (dice.between(-hidden, SIDE_PX - side + hidden) for _ in range(2))
-        colour = 64 + dice.array(3) * 3 // 4
+        cut = side // MAX_CUT
+        top, left = (dice.between(-cut, SIDE_PX - side + cut) for _ in range(2))
+        colour = PALEST + dice.array(3) * (255 - PALEST) // 255
         _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, colour)
     return Scene(image.astype(np.uint8), classes)
 
 
 def _ground(dice: _Dice) -> np.ndarray:
-    """Return a ground (96, 96, 3) of two colours in soft patches, with noise of single pixels, int64."""
+    """Return a ground (96, 96, 3) of two dark colours in soft patches, with noise of single pixels, int64."""
     first, second = dice.array(2, 3)
     patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), SIDE_PX)[..., None]
     noise = dice.array(SIDE_PX, SIDE_PX, 1) * dice.between(0, 48) // 255
-    return np.clip((first * patches + second * (255 - patches)) // 255 + noise - 16, 0, 255)
+    return np.clip((first * patches + second * (255 - patches)) // 255 + noise - 16, 0, 255) * DARKEN // 255
 
 
 def _paint(

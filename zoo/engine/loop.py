@@ -87,10 +87,11 @@ def _check_data(run: _Run) -> None:
     class_names = escaped_names(run.train_loader.dataset.classes)
     if state.class_names not in (None, class_names):
         before, now = set(state.class_names or ()), set(class_names)
+        only_there, only_here = (listed(sorted(names)) or "none" for names in (before - now, now - before))
+        how = f"only there: {only_there}; only here: {only_here}" if before != now else "their order is another one"
         raise CheckpointError(
-            f"the class folders are not those of the checkpoint (only there: {listed(sorted(before - now)) or 'none'}; "
-            f"only here: {listed(sorted(now - before)) or 'none'}); {printable(run.train_loader.dataset.root)}: put "
-            "the same folders there to continue that run, or start a new one with --weights and another --log-dir"
+            f"the classes are not those of the checkpoint ({how}); {printable(run.train_loader.dataset.root)}: put the "
+            "same data there to continue that run, or start a new one with --weights and another --log-dir"
         )
     state.class_names = class_names
 

@@ -13,6 +13,7 @@ from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.limits import MAX_CLASSES, is_whole
 
+BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads
 
 
@@ -22,22 +23,28 @@ def check_classes(classes: Any) -> None:
         raise ConfigError(f"classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
 
 
-def dilation_per_module(dilation: Any, any_number: bool) -> list[int]:
-    """Return the dilations of mod2 to mod5: the list ``dilation`` itself, or the number ``dilation`` four times.
+def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
+    """Return one entry per module (1, or numbers for its blocks); raise ConfigError for another shape."""
+    entries = [1] * 4 if type(dilation) is int and dilation == 1 else dilation
+    if (
+        isinstance(entries, Sequence)
+        and len(entries) == 4
+        and all(_fits(entry, blocks) for entry, blocks in zip(entries, structure, strict=True))
+    ):
+        return entries
+    raise ConfigError(
+        "dilation must be 1 or four entries (mod2 to mod5), each a positive integer or one per block "
+        f"({', '.join(map(str, structure))} blocks), got {dilation!r}"
+    )
 
-    ``any_number``: whether a number other than 1 is allowed for all modules together. Raises ConfigError for anything
-    else.
-    """
 
-    def is_dilation(value: Any) -> bool:
-        return type(value) is int and value > 0
-
-    if is_dilation(dilation) and (any_number or dilation == 1):
-        return [dilation] * 4
-    if isinstance(dilation, Sequence) and len(dilation) == 4 and all(map(is_dilation, dilation)):
-        return list(dilation)
-    number = "a positive integer" if any_number else "1"
-    raise ConfigError(f"dilation must be {number} or four positive integers (mod2 to mod5), got {dilation!r}")
+def _fits(entry: BlockDilation, blocks: int) -> bool:
+    per_block = [entry] * blocks if type(entry) is int else entry
+    return (
+        isinstance(per_block, Sequence)
+        and len(per_block) == blocks
+        and all(type(dilation) is int and dilation > 0 for dilation in per_block)
+    )
 
 
 class FeatureInfo:

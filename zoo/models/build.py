@@ -31,24 +31,41 @@ def _deeplab(
     *,
     body: str,
     features_only: bool,
-    output_stride: int,
+    output_stride: int | None,
+    dilation: Any,
     head_dilations: Sequence[int] | None,
     pooling_size: int | Sequence[int] | None,
     **of_body: Any,
 ) -> DeepLab:
-    """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``; ConfigError for features."""
+    """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``.
+
+    The body is dilated for ``output_stride``, by default 8, or as ``dilation`` says. Raises ConfigError for both, for a
+    dilation that gives another stride than 8 or 16, and for features.
+    """
+    record = architecture(body)
     if features_only:
         raise ConfigError(
             "features_only: DeepLab makes logits of one map, and has no list of features; take those of its body: "
-            f"zoo.get({body!r}, features_only=True, output_stride={output_stride})"
+            f"zoo.get({body!r}, features_only=True, output_stride={output_stride or 8})"
         )
-    record = architecture(body)
-    options = {**record.options, **of_body, "dilation": record.dilations[output_stride]}
+    if dilation is None:
+        dilation = record.dilations[output_stride or 8]
+    elif output_stride is not None:
+        raise ConfigError("output_stride and dilation say the same; give one")
+    network = FAMILIES[record.family](
+        norm, 0, **record.structure, **{**record.options, **of_body, "dilation": dilation}
+    )
+    stride = network.feature_info.reduction()[-1]
+    if stride not in HEAD_DILATIONS:
+        raise ConfigError(
+            f"dilation = {dilation!r}: makes the map of {body} {stride} times smaller than the image, and the head "
+            "needs 8 or 16; give output_stride instead"
+        )
     return DeepLab(
         norm,
         classes,
-        body=FAMILIES[record.family](norm, 0, **record.structure, **options),
-        head_dilations=head_dilations or HEAD_DILATIONS[output_stride],
+        body=network,
+        head_dilations=head_dilations or HEAD_DILATIONS[stride],
         pooling_size=pooling_size,
     )
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.norm_conv import has_hooks
-from zoo.models.base import Network, dilation_per_module
+from zoo.models.base import Network
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
@@ -46,7 +48,7 @@ class DenseNet(Network):
     ) -> None:
         super().__init__(features_only)
         self.memory = memory
-        dilations = dilation_per_module(dilation, any_number=True)
+        dilations = _dilation_per_module(dilation)
         channels, reduction = 2 * GROWTH, 4
         self.mod1 = build_stem(channels, norm, input_3x3, memory)
         self._add_stage("mod1", channels=channels, reduction=reduction)
@@ -92,6 +94,22 @@ class DenseNet(Network):
         if self.memory == "checkpoint" and not is_fx_proxy(maps[0]):
             return checkpoint(transition, *maps)
         return transition(*maps)
+
+
+def _dilation_per_module(dilation: Any) -> list[int]:
+    """Return the dilations of mod2 to mod5; ``dilation`` is that list, or the number of all of them.
+
+    Raises ConfigError for anything else.
+    """
+
+    def is_dilation(value: Any) -> bool:
+        return type(value) is int and value > 0
+
+    if is_dilation(dilation):
+        return [dilation] * 4
+    if isinstance(dilation, Sequence) and len(dilation) == 4 and all(map(is_dilation, dilation)):
+        return list(dilation)
+    raise ConfigError(f"dilation must be a positive integer or four of them (mod2 to mod5), got {dilation!r}")
 
 
 class _Transition(NormConv):

@@ -12,7 +12,7 @@ from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.stages import FUSE_OF_MEMORY, build_stage
-from zoo.models.base import Network, dilation_per_module
+from zoo.models.base import BlockDilation, Network, dilation_per_block
 
 
 class ResNet(Network):
@@ -21,8 +21,8 @@ class ResNet(Network):
     Args:
     - `structure`: the number of blocks of each of the four modules.
     - `bottleneck`: blocks of three convolutions, with four times as many channels outside, instead of two.
-    - `dilation`: 1, or one number per module: another number than 1 dilates all blocks of the module and removes its
-      stride (for mod2: the stem's pooling).
+    - `dilation`: 1, or one entry per module, each a number or one number per block; an entry other than 1 (a list of
+      ones included) removes the module's stride (for mod2: the stem's pooling).
     - `keep_outputs`: forward returns the list of the five modules' outputs and, with a classifier, the logits.
     - `memory`: what is kept for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
       block's output, or both in half precision. "fused": only the block's output in half precision too, where the
@@ -39,12 +39,12 @@ class ResNet(Network):
         structure: Sequence[int],
         bottleneck: bool,
         features_only: bool = False,
-        dilation: int | Sequence[int],
+        dilation: int | Sequence[BlockDilation],
         keep_outputs: bool,
         memory: str,
     ) -> None:
         super().__init__(features_only)
-        dilations = dilation_per_module(dilation, any_number=False)
+        dilations = dilation_per_block(dilation, structure)
         self.keep_outputs = keep_outputs
         stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, 64, 7, stride=2), bn1=norm(64))
         if dilations[0] == 1:
@@ -53,14 +53,15 @@ class ResNet(Network):
         reduction = 4 if dilations[0] == 1 else 2
         self._add_stage("mod1", channels=64, reduction=reduction)
         in_channels = 64
-        for index, (blocks, module_dilation) in enumerate(zip(structure, dilations, strict=True)):
+        for index, (blocks, entry) in enumerate(zip(structure, dilations, strict=True)):
             width = 64 * 2**index
             channels = (width, width, 4 * width) if bottleneck else (width, width)
-            stride = 2 if index > 0 and module_dilation == 1 else 1
+            stride = 2 if index > 0 and entry == 1 else 1
             module: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(1, blocks + 1):
+                block_dilation = entry if isinstance(entry, int) else entry[block - 1]
                 module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, module_dilation, FUSE_OF_MEMORY[memory]
+                    in_channels, channels, norm, stride if block == 1 else 1, block_dilation, FUSE_OF_MEMORY[memory]
                 )
                 in_channels = channels[-1]
             reduction *= stride

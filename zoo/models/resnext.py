@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from zoo.errors import ConfigError
 from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import build_stage
-from zoo.models.base import Network
+from zoo.models.base import BlockDilation, Network, dilation_per_block
 
 GROUPS = 64
-BlockDilation = int | Sequence[int]
 
 
 class ResNeXt(Network):
@@ -48,7 +46,7 @@ class ResNeXt(Network):
         self.mod1 = build_stem(64, norm, input_3x3, memory)
         self._add_stage("mod1", channels=64, reduction=4)
         in_channels, reduction = 64, 4
-        entries = _dilation_per_module(dilation, structure)
+        entries = dilation_per_block(dilation, structure)
         for index, (blocks, entry) in enumerate(zip(structure, entries, strict=True)):
             width = 128 * 2**index
             stride = 2 if index > 0 and entry == 1 else 1
@@ -68,27 +66,3 @@ class ResNeXt(Network):
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
         self._add_classifier(classes)
-
-
-def _dilation_per_module(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
-    """Return one entry per module; raise ConfigError for another shape."""
-    entries = [1] * 4 if type(dilation) is int and dilation == 1 else dilation
-    if (
-        isinstance(entries, Sequence)
-        and len(entries) == 4
-        and all(_fits(entry, blocks) for entry, blocks in zip(entries, structure, strict=True))
-    ):
-        return entries
-    raise ConfigError(
-        "dilation must be 1 or four entries (mod2 to mod5), each a positive integer or one per block "
-        f"({', '.join(map(str, structure))} blocks), got {dilation!r}"
-    )
-
-
-def _fits(entry: BlockDilation, blocks: int) -> bool:
-    per_block = [entry] * blocks if type(entry) is int else entry
-    return (
-        isinstance(per_block, Sequence)
-        and len(per_block) == blocks
-        and all(type(dilation) is int and dilation > 0 for dilation in per_block)
-    )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from zoo.data.folder import Batch
 from zoo.data.reading import read_image
+from zoo.errors import printable
 from zoo.report.label_images import Palette, overlay_with_legend, write_png
 from zoo.report.tables import Cell, markdown_table
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from zoo.tasks.segmentation import SegmentationResult
 
 MIN_SIDE_PX = 256  # smaller images are enlarged, so that their legends can be read
+TITLE_PX, LETTER_PX = 18, 12
 
 
 def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
@@ -44,7 +46,7 @@ def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
 def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Callable[[Batch, Tensor], None]:
     """Return a function for the ``record`` of a validation that writes its first ``count`` images to ``folder``.
 
-    Each file, NAME.png, shows an image, the image under its labels, and under the predictions, each with a legend.
+    Each file, NUMBER-NAME.png, shows an image beside its labels and its predictions, drawn over it, with legends.
     """
     written = 0
     shown = Palette(np.vstack([palette.colors, np.zeros_like(palette.colors[:1])]), [*palette.names, "no label"])
@@ -58,20 +60,22 @@ def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Ca
         image, maps = read_image(path), task.class_maps(logits, batch.targets)
         factor = -(-MIN_SIDE_PX // max(image.size))
         large = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
-        sheets = [large]
-        for classes in maps.values():
+        sheets = {path.name: large}
+        for title, classes in maps.items():
             numbers = classes.clamp(max=len(palette)).numpy()  # the ignore label is behind the classes
-            sheets.append(overlay_with_legend(large, numbers.repeat(factor, 0).repeat(factor, 1), shown))
-        write_png(folder / f"{path.stem}.png", _side_by_side(sheets))
+            sheets[title] = overlay_with_legend(large, numbers.repeat(factor, 0).repeat(factor, 1), shown)
+        write_png(folder / f"{written}-{path.stem}.png", _side_by_side(sheets))
 
     return record
 
 
-def _side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    """Return the images in a row, aligned at the top, on white."""
-    row = Image.new("RGB", (sum(image.width for image in images), max(image.height for image in images)), "white")
-    left = 0
-    for image in images:
-        row.paste(image, (left, 0))
+def _side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
+    """Return the images in a row on white, each below its title."""
+    width, height = sum(image.width for image in images.values()), max(image.height for image in images.values())
+    row = Image.new("RGB", (width, height + TITLE_PX), "white")
+    draw, font, left = ImageDraw.Draw(row), ImageFont.load_default(LETTER_PX), 0
+    for title, image in images.items():
+        draw.text((left + 2, TITLE_PX // 2), printable(title), fill="black", font=font, anchor="lm")
+        row.paste(image, (left, TITLE_PX))
         left += image.width
     return row

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from zoo.errors import ConfigError, printable
+from zoo.errors import ConfigError, listed, printable
 from zoo.files import write_bytes, write_json, write_text
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.report.plot_style import check_matplotlib
 from zoo.report.tables import markdown_table
 from zoo.reproduce import OUT
 from zoo.reproduce.comparison import PublishedValue, Section, Value
-from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.papers import PAPERS, Measurement
 from zoo.reproduce.plot import draw
 from zoo.reproduce.training_runs import draw_runs, read_runs, write_runs
 
@@ -37,6 +37,7 @@ class PaperOptions:
     - `paper`: a key of `zoo.reproduce.papers.PAPERS`.
     - `data`: the folder of images, for a figure that can use real ones; None for random images.
     - `runs`: log folders of training runs, and files that hold the runs of such folders.
+    - `table`: the number of the one table to measure; None for all tables and figures.
     - `plots`: whether to draw plots, which needs matplotlib.
     - `out`: the folder of the report.
     """
@@ -44,6 +45,7 @@ class PaperOptions:
     paper: str
     data: Path | None = None
     runs: Sequence[Path] = ()
+    table: int | None = None
     plots: bool = True
     out: Path = OUT
 
@@ -53,6 +55,7 @@ class PaperOptions:
         words = ["zoo", "reproduce", self.paper]
         words += ["--data", str(self.data)] if self.data is not None else []
         words += ["--runs", *map(str, self.runs)] if self.runs else []
+        words += ["--table", str(self.table)] if self.table is not None else []
         words += ["--out", str(self.out)] if self.out != OUT else []
         words += [] if self.plots else ["--no-picture"]
         return shlex.join(words)
@@ -71,6 +74,8 @@ def reproduce_paper(options: PaperOptions) -> str:
     warn_of_changes()
     runs, remarks = read_runs(options.runs, paper.experiments)
     measurements = paper.measurements(runs, options.data)
+    if options.table is not None:
+        measurements = of_table(options.table, measurements)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,14 +88,23 @@ def reproduce_paper(options: PaperOptions) -> str:
         draw_runs(options.out, options.paper, runs)
     sections: list[Section] = []
     text = ""
-    for measure in measurements:
+    for measurement in measurements:
         start_s = time.monotonic()
-        section = measure()
+        section = measurement.measure()
         section.seconds = round(time.monotonic() - start_s, 1)
         sections.append(section)
         text = write_report(options, paper.title, sections, remarks)
         logger.info("%s (%.0f s)", section.title, section.seconds)
     return text
+
+
+def of_table(number: int, measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return those of one table; ConfigError, with the tables that there are, for another number."""
+    chosen = [measurement for measurement in measurements if measurement.item == f"Table {number}"]
+    if not chosen:
+        items = [measurement.item for measurement in measurements if measurement.item.startswith("Table ")]
+        raise ConfigError(f"--table {number}: there is no measurement of it, but of {listed(dict.fromkeys(items))}")
+    return chosen
 
 
 def write_report(options: PaperOptions, title: str, sections: Sequence[Section], remarks: Sequence[str] = ()) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from zoo.reproduce import revnet_tables2to5, revnext_figure12, revnext_tables1and2
 from zoo.reproduce.comparison import Section
+from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.revnet_figure4 import measure_angles, open_images
 from zoo.reproduce.revnet_table1 import measure_depth
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
@@ -23,26 +25,43 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `experiments`: stems of the experiment files whose training runs belong to its tables.
-    - `measurements`: returns the functions that measure its tables and figures, in the paper's order. It is given the
-      training runs and the folder of images (--data), or None without one; DataError for unusable images.
+    - `measurements`: returns what measures its tables and figures, in the paper's order. It is given the training runs
+      and the folder of images (--data), or None without one; DataError for unusable images.
     """
 
     title: str
     experiments: Sequence[str]
-    measurements: Callable[[Sequence[TrainingRun], Path | None], list[Callable[[], Section]]]
+    measurements: Callable[[Sequence[TrainingRun], Path | None], list[Measurement]]
+
+
+class Measurement(NamedTuple):
+    """What measures a table or figure, or a part of it.
+
+    Args:
+    - `item`: the word and the number in the paper, such as "Table 1".
+    - `measure`: returns the section of the report.
+    """
+
+    item: str
+    measure: Callable[[], Section]
 
 
 PAPERS = {
+    "inplace_abn": Paper(
+        "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
+        (),
+        lambda runs, _: [Measurement("Table 2", measure_memory_gains)],
+    ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
         (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
         lambda runs, data: [
-            measure_depth,
-            revnet_tables2to5.measure_parameters,
-            partial(revnet_tables2to5.report_cifar_errors, runs),
-            partial(revnet_tables2to5.report_imagenet_errors, runs),
-            revnet_tables2to5.measure_imagenet_memory,
-            partial(measure_angles, None if data is None else open_images(data)),
+            Measurement("Table 1", measure_depth),
+            Measurement("Table 2", revnet_tables2to5.measure_parameters),
+            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, runs)),
+            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, runs)),
+            Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
+            Measurement("Figure 4", partial(measure_angles, None if data is None else open_images(data))),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
@@ -50,14 +69,14 @@ PAPERS = {
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
         (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
         lambda runs, _: [
-            revnext_tables1and2.measure_pixels,
-            measure_norm_law,
-            measure_slope_law,
-            measure_layers,
-            measure_depths,
-            partial(revnext_figure12.report_reconstruction, runs),
-            partial(revnext_tables1and2.report_cifar10_errors, runs),
-            revnext_tables1and2.report_time,
+            Measurement("Table 1", revnext_tables1and2.measure_pixels),
+            Measurement("Figure 5", measure_norm_law),
+            Measurement("Figure 6", measure_slope_law),
+            Measurement("Figure 10", measure_layers),
+            Measurement("Figure 11", measure_depths),
+            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, runs)),
+            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, runs)),
+            Measurement("Table 2", revnext_tables1and2.report_time),
         ],
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -156,36 +157,34 @@ def _tiled(forward: Callable[[Tensor], Tensor], image: Tensor, tile: int | None)
     height, width = image.shape[-2:]
     if tile is None or (height <= tile and width <= tile):
         return forward(image)
-    corner = forward(image[..., :tile, :tile])
-    rows = _starts(height, tile, corner.shape[2])
-    columns = _starts(width, tile, corner.shape[3])
-    total = corner.new_zeros(*corner.shape[:2], rows.cells, columns.cells)
-    count = corner.new_zeros(rows.cells, columns.cells)
-    for top in rows.starts:
-        for left in columns.starts:
-            window = image[..., top : top + tile, left : left + tile]
-            logits = forward(window) if top or left else corner
-            place = (
-                slice(top // rows.stride, top // rows.stride + logits.shape[2]),
-                slice(left // columns.stride, left // columns.stride + logits.shape[3]),
-            )
-            total[(..., *place)] += logits
-            count[place] += 1
+    first = forward(image[..., :tile, :tile])
+    rows, row_stride = _starts(height, tile, first.shape[2])
+    columns, column_stride = _starts(width, tile, first.shape[3])
+    # How many cells the last window has depends on how the network rounds.
+    last = forward(image[..., rows[-1] :, columns[-1] :])
+    known = {(0, 0): first, (rows[-1], columns[-1]): last}
+    total = first.new_zeros(
+        *first.shape[:2], rows[-1] // row_stride + last.shape[2], columns[-1] // column_stride + last.shape[3]
+    )
+    count = first.new_zeros(total.shape[2:])
+    for top, left in itertools.product(rows, columns):
+        logits = known.pop((top, left), None)
+        if logits is None:
+            logits = forward(image[..., top : top + tile, left : left + tile])
+        row, column = top // row_stride, left // column_stride
+        place = slice(row, row + logits.shape[2]), slice(column, column + logits.shape[3])
+        total[(..., *place)] += logits
+        count[place] += 1
     return total.div_(count)
 
 
-class _Windows(NamedTuple):
-    """Where the windows along one side begin, the pixels between two cells of the map, and the cells of a whole map."""
+def _starts(side: int, tile: int, tile_cells: int) -> tuple[list[int], int]:
+    """Return where the windows along a side of the image begin, and the stride: the pixels between two cells of a map.
 
-    starts: list[int]
-    stride: int
-    cells: int
-
-
-def _starts(side: int, tile: int, tile_cells: int) -> _Windows:
-    """Return the windows along a side of the image; a window's map has ``tile_cells`` cells."""
+    The map of a window has ``tile_cells`` cells.
+    """
     if side <= tile:
-        return _Windows([0], tile, tile_cells)
+        return [0], tile
     stride, rest = divmod(tile, tile_cells)
     if rest:
         raise ConfigError(
@@ -194,7 +193,7 @@ def _starts(side: int, tile: int, tile_cells: int) -> _Windows:
         )
     last = math.ceil((side - tile) / stride) * stride
     step = max(stride, (tile - tile // OVERLAP) // stride * stride)
-    return _Windows([*range(0, last, step), last], stride, math.ceil(side / stride))
+    return [*range(0, last, step), last], stride
 
 
 def _probabilities(logits: Tensor) -> Tensor:

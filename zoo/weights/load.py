@@ -151,14 +151,24 @@ def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mappi
 
 
 def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Return the name of torchvision's ResNet with these keys, "ResNet" for an unknown one, None for other keys."""
-    if not {"conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight", "fc.weight"} <= state_dict.keys():
+    """Return the name of torchvision's ResNet with these keys, "ResNet" for an unknown one, None for other keys.
+
+    A ResNet without its classifier, as in segmentation networks, counts too.
+    """
+    if not {"conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight"} <= state_dict.keys():
         return None
     blocks = tuple(
         len({key.split(".")[1] for key in state_dict if key.startswith(f"layer{stage}.")}) for stage in range(1, 5)
     )
     width = tuple(state_dict["layer1.0.conv2.weight"].shape[:2])
     return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
+
+
+def backbone_in(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the backbone of one of torchvision's segmentation networks, under a ResNet's keys; None for other keys."""
+    prefix = "backbone."
+    backbone = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    return backbone if "layer1.0.conv1.weight" in backbone else None
 
 
 def is_segmentation(keys: Iterable[str]) -> bool:
@@ -299,6 +309,12 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
 
 def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], source: str) -> str:
     """Return what to do with a file that does not fit."""
+    if (backbone := backbone_in(of_file)) is not None:
+        return (
+            f"these are torchvision's names, of a segmentation network on its {torchvision_arch(backbone)}, whose head "
+            "is another: convert its backbone with `zoo convert from-torchvision "
+            f"{source} TARGET --arch {torchvision_arch(backbone)}`, and give TARGET as body_weights to zoo.get"
+        )
     if is_segmentation(of_file) and not is_segmentation(of_network):
         return "these are the weights of a DeepLab, with a body and a head: give them to a deeplab_* network"
     if is_segmentation(of_network) and not is_segmentation(of_file):
