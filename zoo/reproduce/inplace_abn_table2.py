@@ -86,10 +86,10 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tup
     section.notes += [
         "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
         "numbers and sizes of crops",
-        f"{' and '.join(ROUNDING)} find sums of blocks again by subtraction, equal up to rounding; in all other "
-        "strategies each operation has the same inputs as without it, so that no bit changes",
-        "the loss is the same with all strategies: it upsamples the logits of one image at a time, in forward and again "
-        "in backward, where the paper's presumably kept those of the whole batch",
+        f"{' and '.join(ROUNDING)} find sums of blocks again by subtraction, equal up to rounding; "
+        "checkpoints run the same operations again on the same inputs, so that no bit changes",
+        "the loss is the same with all strategies: it upsamples the logits of one image at a time, in forward and "
+        "again in backward, where the paper's presumably kept those of the whole batch",
         "real steps run on this machine, and their prediction includes the scratch memory that its convolutions take",
         "the scores of the table are those that its experiments expect; nothing was trained here",
     ]
