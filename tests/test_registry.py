@@ -137,6 +137,13 @@ def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
         zoo.get("densenet264", pretrained=True, **arguments)
 
 
+@pytest.mark.parametrize(("option", "value"), [("memory", "nonsense"), ("memory", "unwind")])
+def test_a_wrong_option_is_told_before_weights_are_downloaded(monkeypatch, option, value):
+    monkeypatch.setattr("zoo.registry.read_weights", lambda name: pytest.fail("the weights were asked for"))
+    with pytest.raises(zoo.ConfigError, match=option):
+        zoo.get("resnext101_stdbn_lr_256", pretrained=True, **{option: value})
+
+
 def test_pretrained_networks_may_be_built_with_any_memory(monkeypatch):
     nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
     monkeypatch.setattr("zoo.registry.read_weights", lambda name: nothing)

@@ -18,7 +18,7 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, stride_option
-from zoo.models.build import check_option_names
+from zoo.models.build import check_option_names, check_options
 from zoo.models.deeplab import DeepLab
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
@@ -165,7 +165,10 @@ def get(
         stored.warn_of_assumptions(
             settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in explicit}
         )
-    if pretrained:  # downloaded and verified before anything is built
+    if (
+        pretrained
+    ):  # what is wrong with the arguments is told before the download; nothing is built before it is verified
+        check_options(ARCHITECTURES[settings["arch"]], _options_in(settings), _norm_factory(settings))
         stored = read_weights(name)
     images = images or preprocessing_of(INPUTS[ARCHITECTURES[settings["arch"]].input])
     model = _build(settings, features_only, in_chans=in_chans or 3, drop_rate=drop_rate or 0.0)
@@ -249,15 +252,13 @@ def _build(
     drop_rate: float = 0.0,
 ) -> Network:
     """Build and initialise a network from settings: arch, norm, activation, activation_param, classes and options."""
-    options = dict(settings)
-    arch, norm, activation, activation_param, classes = (options.pop(key) for key in COMMON_SETTINGS)
-    if callable(norm):
-        check_norm_function(norm)
-    try:
-        factory = norm_act(norm, activation, activation_param)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    model = build_network(arch, factory, classes=classes, features_only=features_only, **options)
+    model = build_network(
+        settings["arch"],
+        _norm_factory(settings),
+        classes=settings["classes"],
+        features_only=features_only,
+        **_options_in(settings),
+    )
     if in_chans != 3:
         model.set_input_channels(in_chans)
     if drop_rate:
@@ -265,8 +266,24 @@ def _build(
     if features_only and hasattr(model, "bn_out"):
         model.bn_out.requires_grad_(False)  # loaded and saved, but not run: DDP waits for gradients of what is trained
     if not next(model.parameters()).is_meta:  # where there are no values to set
-        init_weights(model, init_method, init_gain, activation, activation_param)
+        init_weights(model, init_method, init_gain, settings["activation"], settings["activation_param"])
     return model
+
+
+def _norm_factory(settings: Mapping[str, Any]) -> NormFactory:
+    """Return the norm factory that the settings of a network describe; ConfigError where there is no such norm."""
+    norm = settings["norm"]
+    if callable(norm):
+        check_norm_function(norm)
+    try:
+        return norm_act(norm, settings["activation"], settings["activation_param"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _options_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those settings of a network that are options of its architecture."""
+    return {key: value for key, value in settings.items() if key not in COMMON_SETTINGS}
 
 
 def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
@@ -358,8 +375,8 @@ def _record_of(settings: dict[str, Any], images: Preprocessing) -> NetworkRecord
     """Return the record of a network that was built from settings; None where a function makes its norms."""
     if callable(settings["norm"]):
         return None
-    options = {key: value for key, value in settings.items() if key not in COMMON_SETTINGS}
-    return NetworkRecord(**{key: settings[key] for key in COMMON_SETTINGS}, options=options, preprocessing=images)
+    common = {key: settings[key] for key in COMMON_SETTINGS}
+    return NetworkRecord(**common, options=_options_in(settings), preprocessing=images)
 
 
 def only_variant(name: str) -> str:

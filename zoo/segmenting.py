@@ -206,7 +206,7 @@ def segment_images(
     forward = _forward(network, process.device)
     own = work[process.rank :: process.world_size]
     faults, begin = [], time.perf_counter()
-    with Progress("segment", len(own), show=process.is_main) as progress:
+    with Progress("segment", len(own), show=process.is_main, unit="images") as progress:
         for path, name in own:
             try:
                 with _naming_full_memory(process.device):

@@ -196,6 +196,7 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
              for c in section.comparisons}  # fmt: skip
     assert found["fixed crop: iABN"] == (60, "%: 32 x 64^2", "reached"), "8 of 5 * 10 / 6"
     assert found["fixed batch: iABN"] == (56, "%: 20 x 80^2", "reached"), "64 times the root of 10 / 6, in steps of 8"
+    assert found["fixed crop: iABN plain"] == (0, "%: 20 x 64^2", "off by -100.0 %")
     assert found["fixed batch: iABN unwound"] == (352, "%: 20 x 136^2", "nothing published")
     exact = "pixels of iABN checkpointed over those of std-BN"
     assert found[f"fixed crop: {exact}"] == (3.2, "", "at least 2.5"), "the sums of unwound blocks are rounded"

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import zoo
 from tests.dist.spawn import run_distributed
+from zoo.benchmark.memory_use import count_memory
 from zoo.config import parse_experiment
 from zoo.data.folder import Batch
 from zoo.engine.meters import Meter
@@ -104,6 +106,38 @@ def test_logits_are_brought_to_the_size_of_the_labels_before_anything_is_compute
     torch.testing.assert_close(task.loss(small, targets), task.loss(large, targets))
     torch.testing.assert_close(task.scored(small, targets), task.scored(large, targets))
     assert task.class_maps(small, targets)["predictions"].shape == (12, 10)
+
+
+def test_the_loss_is_that_of_whole_batches_bit_for_bit_and_keeps_no_map_of_the_size_of_the_labels() -> None:
+    small = _batch(4, 8, 8)[0].requires_grad_()
+    targets = _batch(4, 64, 64)[1]
+    large = nn.functional.interpolate(small, size=(64, 64), mode="bilinear", align_corners=False)
+    losses = nn.functional.cross_entropy(large, targets, reduction="none", ignore_index=IGNORE).flatten(1)
+    expected = losses.topk(64 * 64 // 4, dim=1, sorted=False).values.mean(dim=1).sum()
+    loss = _task().loss(small, targets)
+    assert torch.equal(loss, expected)
+    gradients = [torch.autograd.grad(value, small)[0] for value in (loss, expected)]
+    assert torch.equal(*gradients)
+    logits, labels = nn.Parameter(small.detach().to("meta")), targets.to("meta")
+    memory = count_memory(lambda: _task().loss(logits, labels), [logits])
+    assert memory.held < 100, "a number for each image"
+    assert memory.peak < 4 * large[0].nbytes, "logits, their softmax and the gradients of both, of one image"
+
+
+def test_a_step_has_the_gradients_of_the_whole_network_without_its_upsampling() -> None:
+    torch.manual_seed(0)
+    model = zoo.get("deeplab_resnet18", classes=CLASSES).double()
+    images, targets = torch.randn(2, 3, 32, 40).double(), _batch(2, 32, 40)[1]
+    task = _task()
+    trained = task.trained_network(model)
+    assert trained(images).shape == (2, CLASSES, 4, 5)
+    assert trained.training
+    both = [
+        torch.autograd.grad(task.loss(network(images), targets), list(model.parameters()))
+        for network in (model, trained)
+    ]
+    for whole, ours in zip(*both, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-12)
 
 
 class Segments(nn.Module):

@@ -16,12 +16,12 @@ from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
-from zoo.engine.precision import DTYPES, autocast
+from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
-from zoo.tasks.segmentation import bootstrapped_loss
+from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 HARD_PIXELS, IGNORE_LABEL = 0.25, 255  # of the loss of segmentation, as by default in experiments
@@ -61,13 +61,16 @@ class Setup:
         return Case(self.arch + blocks + stem, (self.batch, 3, self.size, self.size), self.dtype, self.layout)
 
     def build(self, norm: str, memory: str) -> nn.Module:
-        """Return the initialised network in training mode; ConfigError if the architecture does not have an option."""
+        """Return the initialised network in training mode, as a step of training calls it.
+
+        Raises ConfigError if the architecture does not have an option.
+        """
         options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
         classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
             model = build_network(self.arch, norm_act(norm), classes=classes, structure=self.structure, **options)
         init_weights(model)
-        return self.place(model)
+        return self.place(MapLogits(model) if self._is_segmentation else model)
 
     def reversible_twin(self) -> Setup:
         """Return the setup of the RevNet that the paper compares with this network; ConfigError where there is none."""
@@ -91,9 +94,10 @@ class Setup:
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
                 logits = model(images)
-                if self._is_segmentation:
-                    return bootstrapped_loss(logits, targets, hard_pixels=HARD_PIXELS, ignore_label=IGNORE_LABEL)
-                return F.cross_entropy(logits, targets)
+                if not self._is_segmentation:
+                    return F.cross_entropy(logits, targets)
+            logits = at_least_float32(logits)
+            return bootstrapped_loss(logits, targets, hard_pixels=HARD_PIXELS, ignore_label=IGNORE_LABEL)
 
         return forward
 

@@ -62,8 +62,8 @@ def _add_segment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--output", type=kinds, default=KINDS[:1], metavar="LIST",
         help="files for each image, one or more of: palette (PNG whose values are the classes and that shows colours), "
-        "ids (gray PNG of the classes, 16 bits for more than 256), prob (npz with the classes and the probability of "
-        "each); separated by commas (default: palette)",
+        "ids (gray PNG of the classes, 16 bits for more than 256), prob (npz with the class of each pixel and its "
+        "probability); separated by commas (default: palette)",
     )  # fmt: skip
     parser.add_argument(
         "--overlay", action="store_true",

@@ -80,12 +80,14 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     if config.training.channels_last:
         model.to(memory_format=torch.channels_last)
     settings = config.training
-    compiled = compile_network(model, settings.activation_memory_budget) if settings.compile else model
+    trained = task.trained_network(model)
+    if settings.compile:
+        trained = compile_network(trained, settings.activation_memory_budget)
     return TrainState(
         task=task,
         process=process,
         model=model,
-        wrapped_model=distribute(compiled, process),
+        wrapped_model=distribute(trained, process),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.data.loader import Loader
@@ -115,6 +115,13 @@ class Task(ABC):
         ``batch_size``: images at once, if the task can choose; default the process's share of a training batch.
         ``limit``: see `zoo.data.sampler.ValBatches`.
         """
+
+    def trained_network(self, model: nn.Module) -> nn.Module:
+        """Return what a step of training calls with its images, for logits that `loss` and `counts` can read.
+
+        It is the ``model`` itself, or a module that has it as its only part.
+        """
+        return model
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

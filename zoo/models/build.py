@@ -148,8 +148,7 @@ def build_network(
     record = architecture(arch)
     classes = record.classes if classes is None else classes
     check_classes(classes)
-    _check_options(record, options)
-    check_memory(record, options.get("memory", "auto"), norm)
+    check_options(record, options, norm)
     arguments = {**record.structure, **record.options, **options}
     if structure is not None:
         arguments["structure"] = _checked_structure(record, structure)
@@ -164,7 +163,22 @@ def build_network(
         raise ConfigError(f"{arch}: {error}") from error
 
 
-def check_memory(record: Architecture, memory: Any, norm: NormFactory) -> None:
+def check_options(record: Architecture, options: Mapping[str, Any], norm: NormFactory) -> None:
+    """Raise ConfigError for options that the architecture does not have, and for values that it cannot have.
+
+    The way to save memory has to be one that the architecture has, and to fit the norms that ``norm`` makes. Sizes are
+    not checked: `build_network` does that.
+    """
+    check_option_names(record, options)
+    for option, value in options.items():
+        try:
+            check_option(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{record.name}: {error}") from error
+    _check_memory(record, options.get("memory", "auto"), norm)
+
+
+def _check_memory(record: Architecture, memory: Any, norm: NormFactory) -> None:
     """Raise ConfigError unless the architecture has this way to save memory, and ``norm`` makes norms that fit it."""
     if memory not in record.memory:
         raise ConfigError(f"memory must be one of {', '.join(record.memory)}, got {memory!r}")
@@ -179,16 +193,6 @@ def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
     """Return the number of blocks or layers, all with weights, that the options ask for; 0 if no option sets it."""
     options = {**record.options, **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
-
-
-def _check_options(record: Architecture, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that the architecture does not have, or a value that it cannot have."""
-    check_option_names(record, options)
-    for option, value in options.items():
-        try:
-            check_option(option, value)
-        except ConfigError as error:
-            raise ConfigError(f"{record.name}: {error}") from error
 
 
 def check_option_names(record: Architecture, names: Iterable[str]) -> None:

@@ -10,8 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from zoo.config import Experiment, Segmentation
 from zoo.data.loader import Loader
@@ -109,6 +111,10 @@ class SegmentationTask(Task):
             )
         return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
 
+    def trained_network(self, model: nn.Module) -> nn.Module:
+        """Return the model without its last upsampling, which `bootstrapped_loss` does itself in less memory."""
+        return MapLogits(model) if hasattr(model, "forward_logits") else model
+
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the `bootstrapped_loss` of the experiment."""
         return bootstrapped_loss(
@@ -190,6 +196,9 @@ def bootstrapped_loss(
     is known to be nearer to the published runs, and as it is a sum over images, so that a step is the same on any
     number of processes.
 
+    For backward only the logits are kept. What is computed at the size of the targets is larger by the square of the
+    stride of the map. It is there for one image at a time, in forward and again in backward.
+
     Args:
     - `logits`: (N, C, h, w), at least float32; brought to the size of the targets first.
     - `targets`: (N, H, W), int64, classes or ``ignore_label``.
@@ -197,18 +206,36 @@ def bootstrapped_loss(
     - `ignore_label`: label of the pixels that have no class.
     - `label_smoothing`: share of a target that is spread over all classes.
     """
-    losses = F.cross_entropy(
-        _at_size_of(targets, logits),
-        targets,
-        reduction="none",
-        ignore_index=ignore_label,
-        label_smoothing=label_smoothing,
-    ).flatten(1)
-    num_pixels = losses.shape[1]
+    num_pixels = targets[0].numel()
     num_hard = math.ceil(Fraction(str(hard_pixels)) * num_pixels)  # 0.07 of 100 pixels are 7, and in floats 8
-    if num_hard < num_pixels:
-        losses = losses.topk(num_hard, dim=1, sorted=False).values
-    return losses.mean(dim=1).sum()
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(
+            _at_size_of(targets, logits),
+            targets,
+            reduction="none",
+            ignore_index=ignore_label,
+            label_smoothing=label_smoothing,
+        ).flatten(1)
+        return (losses.topk(num_hard, dim=1, sorted=False).values if num_hard < num_pixels else losses).mean(dim=1)
+
+    images = zip(logits.split(1), targets.split(1), strict=True)
+    return torch.cat(
+        [checkpoint(loss_of, *image, use_reentrant=False, preserve_rng_state=False) for image in images]
+    ).sum()
+
+
+class MapLogits(nn.Module):
+    """Calls a network that segments for its logits at the resolution of its map."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (N, classes, h, w) of the map."""
+        logits: Tensor = self.network.forward_logits(images)  # type: ignore[operator]
+        return logits
 
 
 def _at_size_of(targets: Tensor, logits: Tensor) -> Tensor:
