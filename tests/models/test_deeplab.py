@@ -184,3 +184,13 @@ def test_images_of_other_channels_and_all_kinds_of_norms_train() -> None:
         assert all(parameter.grad is not None for parameter in model.parameters())
     freeze_norms(model)
     assert model.train()(torch.randn(1, 4, 32, 32)).shape == (1, 2, 32, 32)
+
+
+def test_whole_images_are_not_cropped_by_transforms_unless_it_is_asked_for() -> None:
+    model = build_meta("deeplab_resnet18")
+    assert (model.pretrained_cfg["scale"], model.pretrained_cfg["crop"]) == (None, None)
+    assert model.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)
+    for arguments in ({}, {"training": True}, {"crop": 64}):
+        with pytest.raises(zoo.ConfigError, match=r"takes whole images.*zoo segment"):
+            zoo.transforms(model, **arguments)
+    assert zoo.transforms(model, scale=-1, crop=32)(torch.rand(3, 40, 50)).shape == (3, 32, 32)
