@@ -79,6 +79,14 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     (data / "classes.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"cannot be read: it is no UTF-8 text; .*classes\.txt"):
         _find(data)
+    (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
+    assert _find(data).classes[0] == "ground"
+    (data / "classes.txt").write_text("ground\ncat\nground\n", encoding="utf-8")
+    with pytest.raises(DataError, match="several classes have the same name: ground; "):
+        _find(data)
+    (data / "classes.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"names no class; .*classes\.txt: write a name per line"):
+        _find(data)
 
 
 def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
-from zoo.errors import ConfigError, listed
+from zoo.errors import ConfigError, listed, printable
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.confusion is not None:
         check_matplotlib("leave out --confusion")
+        if args.confusion.suffix.lower() != ".png":
+            raise ConfigError(f"--confusion {printable(args.confusion)}: the plot is a PNG; name the file .png")
     with open_process(args.local_rank, args.dist_backend) as process:
         process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))
         network = load_network(args.name, args.weights)
