@@ -112,7 +112,8 @@ def find_labelled_images(
 
     Nothing is read but the names of files and what names the classes. ``layout`` is one of `LAYOUTS`; ``ignore_label``
     is the target of void pixels. Raises DataError where a folder is missing or has no image, two images have the same
-    label map, or two classes the same name, and ConfigError where the data set has another number of classes than ``num_classes``.
+    label map, or two classes the same name, and ConfigError where the data set has another number of classes than
+    ``num_classes``.
     """
     rules = LAYOUTS[layout]
     name = rules.splits[split]
@@ -124,8 +125,8 @@ def find_labelled_images(
     classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
     if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:
         raise DataError(
-            f"several classes have the same name: {listed(twice)}; {printable(data)}, layout {layout}: give each a name "
-            "of its own in the file that names them"
+            f"several classes have the same name: {listed(twice)}; {printable(data)}, layout {layout}: give each a "
+            "name of its own in the file that names them"
         )
     if len(classes) != num_classes:
         raise ConfigError(
