@@ -175,7 +175,7 @@ def get(
     if out_indices is not None:
         model.select_features(out_indices)
     model.built_as = _record_of(settings, images)
-    model.pretrained_cfg = _pretrained_cfg(images, name)
+    model.pretrained_cfg = _pretrained_cfg(images, name, ARCHITECTURES[settings["arch"]].task == "classification")
     if stored is not None:
         load_state_dict(model, stored.state_dict, source=printable(stored.path))
     if body is not None:
@@ -404,12 +404,13 @@ def _check_contradictions(name: str, settings: dict[str, Any], arguments: dict[s
             )
 
 
-def _pretrained_cfg(images: Preprocessing, name: str) -> dict[str, Any]:
+def _pretrained_cfg(images: Preprocessing, name: str, is_cropped: bool) -> dict[str, Any]:
+    """Return what `zoo.transforms` reads; networks that segment take whole images, so that scale and crop are None."""
     return {
         "mean": images.mean,
         "std": images.std,
-        "scale": images.scale,
-        "crop": images.crop,
+        "scale": images.scale if is_cropped else None,
+        "crop": images.crop if is_cropped else None,
         "interpolation": "bilinear",
         "source": published()[name].page if name in published() else name if os.path.isfile(name) else None,
     }
@@ -447,7 +448,8 @@ def transforms(
     PIL images. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8 bits: their
     values differ by up to 1/255 before the normalisation.
 
-    Raises ConfigError for an unknown name and for settings that do not go together; the callable raises DataError for
+    Raises ConfigError for an unknown name, for settings that do not go together, and for a network that segments, which
+    takes whole images, unless scale and crop are given; the callable raises DataError for
     anything but an image, and for an image that is smaller than the crop.
     """
     from zoo.data.transforms import train_transform, val_transform  # here, as this imports torchvision and PIL
@@ -459,10 +461,13 @@ def transforms(
         raise ConfigError("ten crops are for validation; zoo.transforms: give training or ten_crops, not both")
     if training and scale is not None:
         raise ConfigError(f"scale={scale!r} belongs to validation; zoo.transforms: give training or scale, not both")
-    crop = cfg["crop"] if crop is None else crop
-    sizes = (
-        {"crop_train": crop} if training else {"crop_val": crop, "scale_val": cfg["scale"] if scale is None else scale}
-    )
+    crop, scale = cfg["crop"] if crop is None else crop, cfg["scale"] if scale is None else scale
+    if crop is None or (scale is None and not training):
+        raise ConfigError(
+            "a network that segments takes whole images, so that no scale and crop belong to it; zoo.transforms: give "
+            "scale and crop, or normalise whole images by the mean and std of its pretrained_cfg, as zoo segment does"
+        )
+    sizes = {"crop_train": crop} if training else {"crop_val": crop, "scale_val": scale}
     content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
     settings = config.parse_experiment(content, "zoo.transforms").input
     if training:

@@ -29,8 +29,9 @@ def test_the_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[
 def test_networks_that_segment_are_listed_with_their_body_and_shown_with_their_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["list", "*vistas"]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "deeplab" in line]
+    assert main(["list", "deeplab_wider_resnet38*", "*vistas"]) == 0
+    other, row = [line for line in capsys.readouterr().out.splitlines() if "deeplab" in line]
+    assert _cells(other)[:2] == ["deeplab_wider_resnet38_a2", "135.82"]  # of fewer classes
     name, parameters, norms, channels, *scores = _cells(row)
     assert (name, parameters, norms) == ("wider_resnet38_deeplab_vistas", "135.83", "40")
     assert (channels, scores) == ("64 128 256 512 1024 2048 4096", ["", "", "", "53.42"])

@@ -19,7 +19,7 @@ from zoo.data.scenes import PALETTE, SCENE_CLASSES, SIDE_PX, Scene, scenes, unpa
 from zoo.errors import VerificationError
 
 FEW = {"train": 5, "val": 3}
-PIXELS_OF_FEW = "0021ddbdb32d0cb79d64da845ff9be597793ccac38eca95689f7015557e21147"
+PIXELS_OF_FEW = "6927f3c37139d014be5209b387f936a5d57cb4927e720911f08f9781a99bdb1a"
 
 
 def _digest(counts: dict[str, int]) -> str:

@@ -55,9 +55,14 @@ def plain_model(x: Tensor, model: nn.Module, norm: str, training: bool, dilation
     return F.interpolate(y, size=x.shape[2:], mode="bilinear", align_corners=False)
 
 
-@pytest.mark.parametrize("norm", ["standard", "inplace"])
 @pytest.mark.parametrize(
-    ("stride", "dilations", "training"), [(8, {4: 2, 5: 4}, True), (8, {4: 2, 5: 4}, False), (16, {5: 2}, True)]
+    ("norm", "stride", "dilations", "training"),
+    [
+        ("standard", 8, {4: 2, 5: 4}, True),
+        ("inplace", 8, {4: 2, 5: 4}, True),
+        ("inplace", 8, {4: 2, 5: 4}, False),
+        ("standard", 16, {5: 2}, False),
+    ],
 )
 def test_the_whole_network_and_all_its_gradients_are_those_of_plain_torch(norm, stride, dilations, training) -> None:
     torch.manual_seed(0)
@@ -179,3 +184,13 @@ def test_images_of_other_channels_and_all_kinds_of_norms_train() -> None:
         assert all(parameter.grad is not None for parameter in model.parameters())
     freeze_norms(model)
     assert model.train()(torch.randn(1, 4, 32, 32)).shape == (1, 2, 32, 32)
+
+
+def test_whole_images_are_not_cropped_by_transforms_unless_it_is_asked_for() -> None:
+    model = build_meta("deeplab_resnet18")
+    assert (model.pretrained_cfg["scale"], model.pretrained_cfg["crop"]) == (None, None)
+    assert model.pretrained_cfg["mean"] == (0.485, 0.456, 0.406)
+    for arguments in ({}, {"training": True}, {"crop": 64}):
+        with pytest.raises(zoo.ConfigError, match=r"takes whole images.*zoo segment"):
+            zoo.transforms(model, **arguments)
+    assert zoo.transforms(model, scale=-1, crop=32)(torch.rand(3, 40, 50)).shape == (3, 32, 32)

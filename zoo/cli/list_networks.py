@@ -79,14 +79,17 @@ def _build_all(names: Sequence[str]) -> Iterator[tuple[str, Network]]:
 
     Published networks that differ only in their norms have the same sizes: one of them is built for all.
     """
+    from zoo.architectures import ARCHITECTURES
     from zoo.layers.conv import counting
     from zoo.registry import get, published
 
-    built: dict[tuple[str, bool], Network] = {}
+    built: dict[tuple[str, bool, int], Network] = {}
     for name in names:
-        about = published().get(name)
-        settings = None if about is None else about.experiment.network
-        shape = (name, False) if settings is None else (settings.arch, settings.has_3x3_stem)
+        if name in ARCHITECTURES:
+            shape = name, False, ARCHITECTURES[name].classes
+        else:
+            settings = published()[name].experiment.network
+            shape = settings.arch, settings.has_3x3_stem, settings.classes
         if shape not in built:
             with counting():
                 built[shape] = get(name)
