@@ -117,7 +117,7 @@ def _score_garments(
 
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
     """Return the scores of whole images and a table of the classes; write the first images with what was found."""
-    from zoo.report.label_images import palette_for
+    from zoo.report.label_images import palette_of
     from zoo.report.segmentation_scores import class_table, write_examples
     from zoo.scoring import score
     from zoo.tasks.segmentation import SegmentationResult
@@ -126,7 +126,7 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
     assert names is not None, "training writes the names into the checkpoint"
     record = None
     if process.is_main:
-        record = write_examples(log_dir / EXAMPLES, subject.task, palette_for(len(names), names), NUM_EXAMPLES)
+        record = write_examples(log_dir / EXAMPLES, subject.task, palette_of(subject.experiment, names), NUM_EXAMPLES)
     result = score(subject, data, process=process, record=record)
     assert isinstance(result, SegmentationResult)
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"
