@@ -449,6 +449,50 @@ def _bytes_per_pixel(name: str) -> str:
     return f"{found['measured']:.0f}"
 
 
+# --- zoo reproduce inplace_abn ---
+
+BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
+DATA_SETS = {"cityscapes": "Cityscapes", "coco_stuff": "COCO-Stuff"}
+SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN unwound, 3x3 redone")
+
+
+def segmentation_pixels() -> str:
+    """More pixels of a batch in the memory of standard norms, published and predicted, with the crops that they are."""
+    (section,) = result("inplace_abn")["sections"]
+    figures = {figure["what"]: figure for figure in section["figures"]}
+
+    def gain(value: int, unit: str = "") -> str:
+        return f"+{value} %" + unit.removeprefix("%").replace("^2", "²")
+
+    rows = []
+    for body, data in ((body, data) for body in BODIES for data in DATA_SETS):
+        for regime in ("fixed crop", "fixed batch"):
+            found = [figures[f"{data}_{body}, {regime}: {strategy}"] for strategy in SEGMENTATION_STRATEGIES]
+            predicted = [gain(figure["measured"], figure["unit"]) for figure in found]
+            published_gain = gain(found[1]["published"]["value"])
+            rows.append([f"{BODIES[body]}, {DATA_SETS[data]}, {regime}", published_gain, *predicted])
+    return table(["", "published, iABN", *SEGMENTATION_STRATEGIES], rows)
+
+
+def segmentation_memory_gb() -> str:
+    """The bytes of the table's first rows."""
+    (section,) = result("inplace_abn")["sections"]
+    return _range([f["measured"] for f in section["figures"] if f["what"].endswith("predicted for one GPU")], ".1f")
+
+
+def segmentation_exact() -> str:
+    """The pixels of the best strategy that changes no bit over those of standard norms."""
+    (section,) = result("inplace_abn")["sections"]
+    return _range([f["measured"] for f in section["figures"] if ": pixels of " in f["what"]], ".1f")
+
+
+def segmentation_checked() -> str:
+    """How far predictions are at most from real steps, in percent."""
+    (section,) = result("inplace_abn")["sections"]
+    checked = [abs(f["measured"]) for f in section["figures"] if f["what"].endswith("prediction over a real step")]
+    return f"{max(checked):.1f} % in {len(checked)} steps"
+
+
 def _range(values: Sequence[float], form: str) -> str:
     low, high = f"{min(values):{form}}", f"{max(values):{form}}"
     return low if low == high else f"{low} to {high}"
@@ -483,6 +527,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "half_held": half_held,
     "revnets": revnets,
     "reconstruction_times": reconstruction_times,
+    "segmentation_pixels": segmentation_pixels,
+    "segmentation_memory_gb": segmentation_memory_gb,
+    "segmentation_exact": segmentation_exact,
+    "segmentation_checked": segmentation_checked,
     "experiments": experiments,
     "settings": settings,
 }

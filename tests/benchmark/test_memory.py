@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import zoo
 from zoo.architectures import ARCHITECTURES
 from zoo.benchmark.memory_use import Change, Memory, count_memory, measure_memory, summarise
-from zoo.layers import InPlaceABN
+from zoo.layers import InPlaceABN, norm_act
+from zoo.models import build_network
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]
@@ -148,6 +149,20 @@ def test_the_operating_system_sees_the_same_bytes(norm: str) -> None:
     held, held_seen, peak, peak_seen = map(int, finished.stdout.split())
     assert held_seen == pytest.approx(held, rel=0.01)
     assert peak_seen == pytest.approx(peak, rel=0.01)
+
+
+def test_the_standard_norm_takes_what_pytorchs_own_batch_norm_with_an_activation_in_place_takes() -> None:
+    norms = {
+        "ours": norm_act("standard"),
+        "torch's": lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.LeakyReLU(0.01, inplace=True)),
+    }
+    memories = []
+    for norm in norms.values():
+        with torch.device("meta"):
+            model = build_network("resnext50", norm, structure=(2, 1, 1, 1), memory="plain")
+            images = torch.empty(4, 3, 64, 64)
+        memories.append(count_memory(lambda: model(images).sum(), model.parameters()))  # noqa: B023
+    assert memories[0] == memories[1]
 
 
 @pytest.mark.gpu

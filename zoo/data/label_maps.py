@@ -237,8 +237,8 @@ def _check_exists(data: Path, folder: str, layout: str) -> None:
     parent = missing.parent
     present = listed(sorted(os.listdir(parent))) if parent.is_dir() else ""
     raise DataError(
-        f"there is no folder {printable(folder)} ({printable(parent)} holds {present or 'nothing'}); "
-        f"{printable(data)}: segmentation.layout {layout} needs it"
+        f"there is no folder {printable(missing)} ({printable(parent)} holds {present or 'nothing'}); "
+        f"segmentation.layout {layout} needs {printable(data / folder)}"
     )
 
 
