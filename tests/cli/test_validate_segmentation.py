@@ -104,7 +104,6 @@ def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--confusion", "plot.jpg"], "plot.jpg is not called .png"),
         (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
         (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
@@ -131,6 +130,14 @@ def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pyt
     assert "each image has one class; command line: leave out --confusion" in capsys.readouterr().err
     assert main([*command, "--task", "segmentation"]) == 2
     assert "two (resnet18) is a network of classification; --task segmentation" in capsys.readouterr().err
+
+
+def test_weights_of_the_body_alone_get_no_score(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(zoo.get("resnet18", norm="inplace", classes=2).state_dict(), tmp_path / "body.pth")
+    assert files.run("--weights", tmp_path / "body.pth") == 2
+    assert "weights for the body alone, and head and cls would be random; " in capsys.readouterr().err
 
 
 def test_a_crop_is_no_protocol_of_a_segmentation_in_python_either(files: Files) -> None:
