@@ -46,7 +46,12 @@ def golden(name: str) -> Any:
 @cache
 def result(name: str) -> Any:
     """Return the content of a result file."""
-    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+    return json.loads(result_path(name).read_text())
+
+
+def result_path(name: str) -> Path:
+    """Return the place of a result file."""
+    return ROOT / "docs" / "results" / f"{name}.json"
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -93,14 +98,19 @@ def options() -> str:
 
 
 def published_scores() -> str:
-    rows = []
+    rows, segmenting = [], []
     for name, entry in published().items():
         if entry.experiment.task == "segmentation":
+            ((protocol, score),) = entry.scores.items()
+            segmenting.append(
+                f"`{name}` segments street scenes: {score['miou']:.2f} % mIoU ({protocol}) on the test images of "
+                f"Mapillary Vistas ([file]({entry.page}))."
+            )
             continue
         scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
         rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])
-    return table(["name", "224", "224, ten crops", "320", "weights"], rows, text_columns=5)
+    return "\n\n".join([table(["name", "224", "224, ten crops", "320", "weights"], rows, text_columns=5), *segmenting])
 
 
 def held() -> str:
@@ -157,6 +167,19 @@ def quickstart_seeds() -> str:
         "crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took "
         f"{seconds} seconds each on {environment['threads']} cores\n"
         f"({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
+    )
+
+
+def quickstart_segmentation() -> str:
+    if not result_path("quickstart_segmentation").exists():
+        return "It has not been measured yet."
+    runs, environment = (result("quickstart_segmentation")[key] for key in ("runs", "environment"))
+    miou = _listed([f"{run['results'][0]['miou']:.1f}" for run in runs])
+    seconds = _range([run["seconds"] for run in runs], ".0f")
+    return (
+        f"Its seeds {_listed([str(run['seed']) for run in runs])} gave {miou} % mIoU on "
+        f"{runs[0]['results'][0]['count']} scenes. Training and scoring took {seconds} seconds each on "
+        f"{environment['threads']} cores\n({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
     )
 
 
@@ -506,6 +529,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "quickstart": quickstart,
     "quickstart_seeds": quickstart_seeds,
+    "quickstart_segmentation": quickstart_segmentation,
     "reference_times": reference_times,
     "reference_times_half": reference_times_half,
     "networks": networks,

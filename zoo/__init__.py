@@ -1,4 +1,4 @@
-"""zoo: ImageNet networks, their published weights and their training, in up to half the memory.
+"""zoo: networks that classify or segment images, their published weights and their training, in half the memory.
 
 The public names are imported when they are first used, so that `zoo --help` does not wait for torch.
 """

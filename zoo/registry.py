@@ -165,9 +165,8 @@ def get(
         stored.warn_of_assumptions(
             settings["arch"], {key: settings[key] for key in ("norm", "activation") if key not in explicit}
         )
-    if (
-        pretrained
-    ):  # what is wrong with the arguments is told before the download; nothing is built before it is verified
+    if pretrained:
+        # What is wrong with the arguments is told before the download, and nothing is built before it is verified.
         check_options(ARCHITECTURES[settings["arch"]], _options_in(settings), _norm_factory(settings))
         stored = read_weights(name)
     images = images or preprocessing_of(INPUTS[ARCHITECTURES[settings["arch"]].input])
@@ -353,7 +352,8 @@ def _completed_by_body(settings: dict[str, Any], body: StoredWeights, arguments:
         given = {**settings, **arguments}
         if not callable(given.get("norm")):
             body.warn_of_assumptions(
-                settings["arch"], {key: value for key, value in assumed.items() if key not in given}
+                ARCHITECTURES[settings["arch"]].structure["body"],
+                {key: value for key, value in assumed.items() if key not in given},
             )
         return settings
     check_record(record, settings_of_body({**settings, **arguments}, record), printable(body.path), "the arguments")

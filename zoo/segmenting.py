@@ -60,6 +60,9 @@ class Output(Protocol):
     def paths(self, name: str) -> list[Path]:
         """Return the files of the image ``name``: its path below the folder of the images, without the extension."""
 
+    def possible_paths(self, name: str) -> list[Path]:
+        """Return these files and those that other options would make of the image."""
+
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write these files, each of them whole or not at all."""
 
@@ -87,7 +90,14 @@ class Folders:
 
     def paths(self, name: str) -> list[Path]:
         """Return OUT/KIND/NAME with the extension of each kind."""
-        return [self.out / kind / f"{name}{SUFFIXES[kind]}" for kind in self.kinds]
+        return [self._path(kind, name) for kind in self.kinds]
+
+    def possible_paths(self, name: str) -> list[Path]:
+        """Return the same for all kinds."""
+        return [self._path(kind, name) for kind in SUFFIXES]
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.out / kind / f"{name}{SUFFIXES[kind]}"
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files."""
@@ -122,7 +132,11 @@ class OriginalFiles:
 
     def paths(self, name: str) -> list[Path]:
         """Return OUT/NAME.png, and with "prob" OUT/NAME_prob.png."""
-        return [self.out / f"{name}{end}.png" for end in ("", "_prob")[: 1 + (self.mode == "prob")]]
+        return self.possible_paths(name)[: 1 + (self.mode == "prob")]
+
+    def possible_paths(self, name: str) -> list[Path]:
+        """Return both files."""
+        return [self.out / f"{name}{end}.png" for end in ("", "_prob")]
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files."""
@@ -179,9 +193,10 @@ def segment_images(
       the CUDA device where there is one. A process without ``control`` group that has a rank and a world size takes its
       share without asking the others; its summary is that of its share.
     - `longest_side`: length in px that the longer side of images is scaled to before the network; None: not scaled.
-    - `settings_file`: None, or the file that says what the files beside it were made with. If it is there and says
-      something else, nothing is skipped silently, and ConfigError is raised.
-    - `overwrite`: segment all images, and replace the files that are there.
+    - `settings_file`: None, or the file that says what the files beside it were made of and how. If it is there and
+      says something else, nothing is skipped silently, and ConfigError is raised.
+    - `overwrite`: segment all images, and replace the files that are there. If these were made in another way, they
+      are removed first, those of other kinds too, so that none is taken for finished after an interruption.
 
     Raises DataError where there is no image, for images whose files would have the same name, and for files that would
     lie among the images; ConfigError for a network that does not segment, and if the processes of a run were not
@@ -199,8 +214,12 @@ def segment_images(
     _check_processes(process, network, settings)
     images, work = process.on_main(lambda: _plan(source, output, overwrite))
     if settings_file is not None:
-        facts = {**settings, "weights": weights_digest(network.model)}
-        process.on_main(lambda: _settle(settings_file, facts, overwrite))
+        folder = source if os.path.isdir(source) else source.parent
+        facts = {**settings, "weights": weights_digest(network.model), "images": printable(os.path.realpath(folder))}
+        read = {os.path.realpath(path) for path, _ in images}
+        possible = [path for _, name in images for path in output.possible_paths(name)]
+        others = [path for path in possible if os.path.realpath(path) not in read]
+        process.on_main(lambda: _settle(settings_file, facts, others if overwrite else None))
     if views.tile is not None:
         _warn_of_small_tiles(network.model, views.tile)
     forward = _forward(network, process.device)
@@ -254,7 +273,7 @@ def _plan(source: Path, output: Output, overwrite: bool) -> tuple[list[tuple[Pat
             f"the files would lie among the images in {printable(source)}, and be taken for images by the next call; "
             "OUT: give a folder outside of IN"
         )
-    todo = [image for image in images if overwrite or not all(map(os.path.exists, output.paths(image[1])))]
+    todo = [image for image in images if overwrite or not all(map(os.path.isfile, output.paths(image[1])))]
     return images, todo
 
 
@@ -262,24 +281,32 @@ def _is_within(path: str, folder: str) -> bool:
     return os.path.commonpath([path, folder]) == folder
 
 
-def _settle(file: Path, facts: Mapping[str, Any], overwrite: bool) -> None:
-    """Write ``facts`` into ``file``; ConfigError if others are there and are not to be overwritten."""
-    if not overwrite and os.path.exists(file):
-        try:
-            before = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
+def _settle(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | None) -> None:
+    """Write ``facts`` into ``file``.
+
+    If others are there, the files ``replaced`` are removed first; without any ConfigError is raised.
+    """
+    try:
+        before = json.loads(file.read_text()) if os.path.exists(file) else facts
+    except (OSError, ValueError) as error:
+        if replaced is None:
             raise ConfigError(f"{printable(file)} cannot be read: {error}; remove it, or give another OUT") from error
-        if before != facts:
-            before = before if isinstance(before, dict) else {}
-            changes = [
-                f"{key} = {before.get(key)!r} there, {facts.get(key)!r} now"
-                for key in sorted({*before, *facts})
-                if before.get(key) != facts.get(key)
-            ]
+        before = None
+    if before != facts:
+        before = before if isinstance(before, dict) else {}
+        changes = [
+            f"{key} = {before.get(key)!r} there, {facts.get(key)!r} now"
+            for key in sorted({*before, *facts})
+            if before.get(key) != facts.get(key)
+        ]
+        if replaced is None:
             raise ConfigError(
                 f"{printable(file.parent)} has files that were made in another way ({listed(changes)}): give "
                 "--overwrite to make them anew, or another OUT"
             )
+        for path in replaced:
+            if os.path.isfile(path):
+                path.unlink()
     write_json(file, facts)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labelled
 from zoo.cli import main
-from zoo.cli.quickstart import EXPERIMENTS, NUM_EXAMPLES
+from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[st
 
 
 def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {
         "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 3},
@@ -84,6 +84,8 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
         "input": {"crop_train": 16},
     }
     (tmp_path / f"{EXPERIMENTS['segmentation']}.json").write_text(json.dumps(settings))
+    (tmp_path / f"{BODY_EXPERIMENT}.json").write_text(json.dumps(SETTINGS))
+    monkeypatch.setattr("zoo.data.sample.unpack_sample", lambda: finished.data)
     data = make_labelled(tmp_path / "data", num_train=4, num_val=NUM_EXAMPLES + 1)
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
@@ -93,7 +95,9 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
 
     assert main(command) == 0
 
-    printed = capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "its classifier left out, head and cls left as initialised" in output.err  # the body knows garments
+    printed = output.out
     assert "| mIoU % | pixel accuracy % |" in printed
     assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| s")] == [
         "sky",

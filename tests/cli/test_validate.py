@@ -253,7 +253,7 @@ def test_weights_that_say_nothing_of_their_classes_take_the_order_of_the_folders
     before = _result(["validate", str(finished.checkpoint), str(finished.data), "-j", "0"], tmp_path)
     after = _result(["validate", str(tmp_path / "old.pth.tar"), str(finished.data), "-j", "0"], tmp_path)
     assert after["top1"] == before["top1"]
-    assert "in the order of their names" in capsys.readouterr().err
+    assert "class folders in their order" in capsys.readouterr().err
     data = Path(shutil.copytree(finished.data, tmp_path / "data"))
     shutil.rmtree(data / "val" / "class0")
     assert main(["validate", str(tmp_path / "old.pth.tar"), str(data), "-j", "0"]) == 2

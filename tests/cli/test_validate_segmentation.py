@@ -86,7 +86,8 @@ def test_the_scores_are_those_of_all_pixels_counted_one_by_one(
     assert result["frequency_weighted_iou"] == pytest.approx((iou * rows).sum() / rows.sum())
     assert (result["protocol"], result["count"], result["classes"]) == ("whole", NUM_VAL, ["0", "1", "2", "3"])
     assert {"loss", "weights_md5", "environment", "skipped"} <= result.keys()
-    printed = capsys.readouterr().out
+    printed, logged = capsys.readouterr()
+    assert "4 outputs are taken for the classes of the label maps in their order (sky, sea, land and 1 more)" in logged
     assert f" {iou.mean():.2f} |" in printed
     assert "expected: a paper" in printed
     assert "43.21" in printed
@@ -103,15 +104,18 @@ def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--confusion", "plot.jpg"], "plot.jpg is not called .png"),
         (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
         (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),
+        (["--confusion", "plot.jpg"], "--confusion plot.jpg: the plot is a PNG; name the file .png"),
+        (["--confusion", "a.png", "--json", "./a.png"], "a.png: two options name this file"),
         (["--protocol", "center224"], "'center224' is no published protocol; those are whole, whole-flip"),
     ],
 )
-def test_options_of_classification_are_refused(
+def test_options_that_do_not_fit_are_refused(
     files: Files, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert files.run(*words) == 2

@@ -61,12 +61,22 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
         assert str(data / "train" / name) in fault
 
 
+def test_label_maps_without_any_class_are_a_fault(tmp_path: Path) -> None:
+    """A training on them would run, and learn nothing."""
+    data = make_labelled(tmp_path, 2, 1)
+    for path in (data / "train" / "labels").rglob("*.png"):
+        label_map([[255] * 12] * 10).save(path)
+    train, val = _check(experiment(), data)
+    assert train.faults == ["no pixel of the 2 label maps that can be read has a class"]
+    assert val.faults == []
+
+
 def test_a_missing_split_is_a_fault_beside_those_of_the_other(tmp_path: Path) -> None:
     data = make_labelled(tmp_path, 2, 1)
     (data / "val" / "images" / "000.png").write_bytes(b"")
     (data / "train" / "images").rename(data / "train" / "pictures")
     train, val = _check(experiment(), data)
-    assert "there is no folder train/images" in train.faults[0]
+    assert f"there is no folder {data / 'train' / 'images'} (" in train.faults[0]
     assert "an image cannot be read" in val.faults[0]
 
 

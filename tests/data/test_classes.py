@@ -151,7 +151,7 @@ def test_without_names_as_many_folders_as_outputs_are_numbered_in_their_order_an
     with caplog.at_level(logging.INFO):
         match_classes(images, 2, None)
     assert _targets(images) == {"x": 0, "y": 1}
-    assert "the order of their names" in caplog.text
+    assert "the class folders in their order (x, y)" in caplog.text
 
 
 @pytest.mark.parametrize(

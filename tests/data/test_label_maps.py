@@ -79,6 +79,14 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     (data / "classes.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"cannot be read: it is no UTF-8 text; .*classes\.txt"):
         _find(data)
+    (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
+    assert _find(data).classes[0] == "ground"
+    (data / "classes.txt").write_text("ground\ncat\nground\n", encoding="utf-8")
+    with pytest.raises(DataError, match="several classes have the same name: ground; "):
+        _find(data)
+    (data / "classes.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"names no class; .*classes\.txt: write a name per line"):
+        _find(data)
 
 
 def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp_path: Path) -> None:
@@ -221,7 +229,7 @@ def test_files_without_counterpart_are_all_listed_and_the_first_is_an_error(tmp_
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_missing_folder_is_named_with_what_is_there_instead(tmp_path: Path, layout: str) -> None:
     (tmp_path / "other").mkdir()
-    with pytest.raises(DataError, match=rf"no folder .*holds other\); .*segmentation\.layout {layout} needs it"):
+    with pytest.raises(DataError, match=rf"no folder .*holds other\); .*segmentation\.layout {layout} needs "):
         _find(tmp_path, layout=layout)
     with pytest.raises(DataError, match="there is no folder"):
         _find(tmp_path / "nowhere" / "at all", layout=layout)

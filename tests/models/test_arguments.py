@@ -195,6 +195,8 @@ def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
     [
         ("num_classes", "it is called classes here"),
         ("checkpoint_path", "it is called weights here"),
+        ("weights_backbone", "are called body_weights here"),
+        ("aux_loss", "one head"),
         ("global_pool", "classes=0 gives the map before it"),
         ("pretrained_cfg", r"model\.pretrained_cfg"),
         ("act_layer", "it is called activation here"),

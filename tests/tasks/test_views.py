@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.errors import ConfigError, WeightsError
+from zoo.errors import ConfigError, DataError, WeightsError
 from zoo.tasks import views as module
 from zoo.tasks.views import FUSIONS, Fusion, ImageViews, segment
 
@@ -208,8 +208,8 @@ def test_impossible_views_are_refused(arguments: dict[str, Any], message: str) -
         ImageViews(**arguments)
 
 
-def test_a_scale_that_would_fill_the_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="100 x 100 px at scale 100 has 10000 x 10000 px"):
+def test_a_scale_that_would_fill_the_memory_is_the_fault_of_the_image() -> None:
+    with pytest.raises(DataError, match="100 x 100 px at scale 100 has 10000 x 10000 px"):
         segment(_network(), _image(100, 100), ImageViews((100.0,)))
 
 

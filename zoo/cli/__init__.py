@@ -74,7 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="zoo", description="ImageNet networks, their weights and training.")
+    parser = argparse.ArgumentParser(
+        prog="zoo",
+        description="Networks that classify or segment images, their weights and training.",
+    )
     parser.add_argument("--version", action=_PrintVersion, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:

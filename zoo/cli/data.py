@@ -40,17 +40,25 @@ def run(args: argparse.Namespace) -> int:
     print("\n\n".join(_described(report) for report in reports))
     num_faults = sum(len(report.faults) for report in reports)
     if num_faults:
-        raise DataError(f"{num_faults:,} faults, which are listed above; {printable(args.data)}")
+        raise DataError(
+            f"{_counted(num_faults, 'fault')}, listed above; {printable(args.data)}: mend or remove these files, and "
+            "check again"
+        )
     return 0
 
 
 def _described(report: SplitReport) -> str:
     """Return what is in a split, the table of its classes, and its faults."""
-    lines = [f"{report.split}: {report.num_images:,} images{_sizes(report.sizes)}, {len(report.faults):,} faults"]
+    images, faults = _counted(report.num_images, "image"), _counted(len(report.faults), "fault")
+    lines = [f"{report.split}: {images}{_sizes(report.sizes)}, {faults}"]
     if report.num_images:
         lines += ["", _table(report)]
     lines += ["", *(f"fault: {printable(fault)}" for fault in report.faults)] if report.faults else []
     return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> str:

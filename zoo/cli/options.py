@@ -45,7 +45,13 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Raise ConfigError for a file that could not be written after the work. Missing folders do not matter."""
+    """Raise ConfigError for a file that could not be written after the work, and for one that is given twice.
+
+    Missing folders do not matter.
+    """
+    places = [os.path.realpath(file) for file in files if file is not None]
+    if twice := next((place for place in places if places.count(place) > 1), None):
+        raise ConfigError(f"{printable(twice)}: two options name this file; give each a file of its own")
     for file in files:
         if file is None:
             continue

@@ -1,6 +1,7 @@
 """``zoo quickstart``: the whole path on bundled images, from training to a table, in minutes on a CPU.
 
-One network learns to classify garments, or another to find them in scenes, pixel by pixel.
+One network learns to classify garments. Or its body does, and then learns to find them in scenes, pixel by pixel, as
+the paper starts from bodies that were trained on ImageNet.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
+BODY_EXPERIMENT, BODY = "quickstart_scenes_body", "body"  # its folder is within that of the segmentation
 EXAMPLES, NUM_EXAMPLES = "examples", 6  # folder and number of the pictures of a segmentation
 
 
@@ -98,10 +100,26 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     from zoo.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
-    train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
+    weights = None
+    if config.task == "segmentation" and is_new:
+        weights = _train_body(config, log_dir / BODY, process)
+    train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO, weights=weights))
     score_all = _score_scenes if config.task == "segmentation" else _score_garments
     results, details = score_all(load_network(log_dir / CHECKPOINT), log_dir, data, process)
     return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None, details)
+
+
+def _train_body(config: Experiment, log_dir: Path, process: Process) -> str:
+    """Train the body of a segmentation to classify single garments; return the file of its weights."""
+    from zoo.config import experiments_dir, load_experiment
+    from zoo.data.sample import unpack_sample
+    from zoo.engine.checkpoint import CHECKPOINT
+    from zoo.engine.start import AUTO
+    from zoo.training import TrainOptions, train_experiment
+
+    body = load_experiment(experiments_dir() / f"{BODY_EXPERIMENT}.json").model_copy(update={"seed": config.seed})
+    train_experiment(body, unpack_sample(), log_dir, process, TrainOptions(workers=1, resume=AUTO))
+    return str(log_dir / CHECKPOINT)
 
 
 def _score_garments(
@@ -117,7 +135,7 @@ def _score_garments(
 
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
     """Return the scores of whole images and a table of the classes; write the first images with what was found."""
-    from zoo.report.label_images import palette_for
+    from zoo.report.label_images import palette_of
     from zoo.report.segmentation_scores import class_table, write_examples
     from zoo.scoring import score
     from zoo.tasks.segmentation import SegmentationResult
@@ -126,7 +144,7 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
     assert names is not None, "training writes the names into the checkpoint"
     record = None
     if process.is_main:
-        record = write_examples(log_dir / EXAMPLES, subject.task, palette_for(len(names), names), NUM_EXAMPLES)
+        record = write_examples(log_dir / EXAMPLES, subject.task, palette_of(subject.experiment, names), NUM_EXAMPLES)
     result = score(subject, data, process=process, record=record)
     assert isinstance(result, SegmentationResult)
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"

@@ -154,7 +154,7 @@ def run_segment(args: argparse.Namespace) -> int:
     """Write the files and print what was done; returns 0. Raises DataError if images are left out."""
     from zoo.engine.process import open_process
     from zoo.limits import MAX_SIDE
-    from zoo.report.label_images import palette_for
+    from zoo.report.label_images import palette_of
     from zoo.scoring import load_network
     from zoo.segmenting import SETTINGS_FILE, Folders, segment_images
     from zoo.tasks.views import ImageViews
@@ -167,9 +167,7 @@ def run_segment(args: argparse.Namespace) -> int:
         process.on_main(lambda: check_writable(settings_file))
         network = load_network(args.name, args.weights)
         section = network.experiment.segmentation
-        palette = palette_for(
-            network.experiment.network.classes, network.class_names, "folders" if section is None else section.layout
-        )
+        palette = palette_of(network.experiment, network.class_names)
         summary = segment_images(
             network,
             args.source,
@@ -188,7 +186,7 @@ def run_test_vistas(args: argparse.Namespace) -> int:
     import torch
 
     from zoo.engine.process import open_process
-    from zoo.report.label_images import palette_for
+    from zoo.report.label_images import palette_of
     from zoo.scoring import load_network
     from zoo.segmenting import OriginalFiles, segment_images
     from zoo.tasks.views import ImageViews
@@ -211,7 +209,7 @@ def run_test_vistas(args: argparse.Namespace) -> int:
         network = load_network(VISTAS, args.snapshot)
         section = network.experiment.segmentation
         assert section is not None
-        palette = palette_for(network.experiment.network.classes, network.class_names, section.layout)
+        palette = palette_of(network.experiment, network.class_names)
         summary = segment_images(
             network,
             args.source,

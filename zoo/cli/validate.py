@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
-from zoo.errors import ConfigError, listed
+from zoo.errors import ConfigError, listed, printable
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
 if TYPE_CHECKING:
@@ -114,7 +114,13 @@ def run(args: argparse.Namespace) -> int:
     from zoo.tasks.segmentation import SegmentationResult
 
     if args.confusion is not None:
+        if args.confusion.suffix.lower() != ".png":
+            raise ConfigError(
+                f"{printable(args.confusion)} is not called .png; --confusion: the plot is written as PNG"
+            )
         check_matplotlib("leave out --confusion")
+        if args.confusion.suffix.lower() != ".png":
+            raise ConfigError(f"--confusion {printable(args.confusion)}: the plot is a PNG; name the file .png")
     with open_process(args.local_rank, args.dist_backend) as process:
         process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))
         network = load_network(args.name, args.weights)
@@ -151,12 +157,10 @@ def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Pa
 
     from zoo.files import write_bytes
     from zoo.report.confusion_plot import confusion_plot
-    from zoo.report.label_images import palette_for
+    from zoo.report.label_images import palette_of
     from zoo.report.segmentation_scores import class_table
 
-    settings = network.experiment
-    assert settings.segmentation is not None
-    names = palette_for(settings.network.classes, network.class_names, settings.segmentation.layout).names
+    names = palette_of(network.experiment, network.class_names).names
     print(f"\n{class_table(result, names)}")
     if plot is not None:
         title = f"{network.title}: {result.miou:.2f} % mIoU, {result.count} images"

@@ -245,7 +245,8 @@ class Experiment(Section):
             yield (
                 ("network.classes", "segmentation.ignore_label"),
                 f"the outputs stand for the labels 0 to {self.network.classes - 1}, and one of these is "
-                f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data",
+                f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data, "
+                "or another label to ignore",
             )
         for setting, instead in UNUSED_IN_SEGMENTATION.items():
             section, key = setting.split(".")

@@ -34,8 +34,8 @@ def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cach
             _install(tree, build, made_of)
         except OSError as error:
             raise DataError(
-                f"the sample cannot be unpacked: {error}; {tree}: make room there or remove it, or set ZOO_CACHE "
-                "to another folder"
+                f"the bundled images cannot be unpacked: {error}; {tree}: make room there or remove it, or set "
+                "ZOO_CACHE to another folder"
             ) from error
     return tree
 

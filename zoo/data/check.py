@@ -105,6 +105,8 @@ def _check_labelled(
     for content in _contents(_read, report, workers, show_progress):
         report.images += content.counts[:-1] > 0
         report.pixels += content.counts
+    if report.sizes and not report.images.any():
+        report.faults.append(f"no pixel of the {sum(report.sizes.values()):,} label maps that can be read has a class")
     return report
 
 

@@ -111,17 +111,18 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     if names is None and num_outputs == NUM_IMAGENET and _are_of_imagenet(folders):
         names = imagenet_wnids()
     if names is None:
-        _check_number(len(folders), num_outputs, images.root)
+        _check_number(images, num_outputs)
         logger.warning(
-            "the names of the network's classes are not known: its %d outputs are taken for the class folders in the "
-            "order of their names, as if it was trained on the same folders; %s", num_outputs, printable(images.root),
+            "the names of the network's classes are not known: its %d outputs are taken for the %s in their order "
+            "(%s), as if it was trained on the same data; %s",
+            num_outputs, images.class_kind, listed(folders, 3), printable(images.root),
         )  # fmt: skip
         return
-    outputs = _outputs_of(folders, names, images.root)
+    outputs = _outputs_of(folders, names, images)
     if len(folders) < num_outputs:
         logger.warning(
-            "%d class folders are matched by name to %d of the network's %d outputs; %s",
-            len(folders), len(folders), num_outputs, printable(images.root),
+            "%d %s are matched by name to %d of the network's %d outputs; %s",
+            len(folders), images.class_kind, len(folders), num_outputs, printable(images.root),
         )  # fmt: skip
     images.number_classes(outputs)
 
@@ -133,34 +134,37 @@ def _are_of_imagenet(folders: Sequence[str]) -> bool:
     return not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)
 
 
-def _check_number(num_folders: int, num_outputs: int, root: Path) -> None:
-    """Raise DataError unless there are as many folders as outputs."""
-    if num_folders == num_outputs:
+def _check_number(images: ImageDataset, num_outputs: int) -> None:
+    """Raise DataError unless there are as many classes as outputs."""
+    if len(images.classes) == num_outputs:
         return
     raise DataError(
-        f"there are {num_folders} class folders but the network has {num_outputs} outputs, and nobody knows which: the "
-        f"names of its classes are not in its weights file; {printable(root)}: give all class folders that it was "
-        "trained on (some may be empty), or weights that know the names, as those of zoo train do"
+        f"there are {len(images.classes)} {images.class_kind} but the network has {num_outputs} outputs, and nobody "
+        f"knows which: the names of its classes are not in its weights file; {printable(images.root)}: give all "
+        f"{images.class_kind} that it was trained on (some may be empty), or weights that know the names, as those of "
+        "zoo train do"
     )
 
 
-def _outputs_of(folders: Sequence[str], names: Sequence[str], root: Path) -> list[int]:
+def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDataset) -> list[int]:
     outputs = {name: output for output, name in enumerate(names)}
     if not outputs.keys() >= set(folders):
-        outputs = {**_outputs_by_imagenet_name(folders, outputs, root), **outputs}
+        outputs = {**_outputs_by_imagenet_name(folders, outputs, images.root), **outputs}
     unknown = [folder for folder in folders if folder not in outputs]
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(folders)} class folders are no classes of the network: {listed(unknown)}; "
-            f"{printable(root)}: rename or remove them (the network's {len(names)} classes are {listed(names, 3)}), or "
-            "give the weights of a network that was trained on them"
+            f"{len(unknown)} of {len(folders)} {images.class_kind} are no classes of the network: {listed(unknown)}; "
+            f"{printable(images.root)}: rename or remove them (the network's {len(names)} classes are "
+            f"{listed(names, 3)}), or give the weights of a network that was trained on them"
         )
     by_output = defaultdict(list)
     for folder in folders:
         by_output[outputs[folder]].append(folder)
     for same in by_output.values():
         if len(same) > 1:
-            raise DataError(f"class folders that are the same class: {listed(same)}; {printable(root)}: merge them")
+            raise DataError(
+                f"{images.class_kind} that are the same class: {listed(same)}; {printable(images.root)}: merge them"
+            )
     return [outputs[folder] for folder in folders]
 
 

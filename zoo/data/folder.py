@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 class ImageDataset(Dataset[Sample]):
     """Images that are drawn by (epoch, index), the same whichever process draws them. The base of all data sets here.
 
-    A subclass has `_draw`, which may use random numbers, and `number_classes`.
+    A subclass has `_draw`, which may use random numbers, and `number_classes`; messages call its classes `class_kind`.
 
     Args:
     - `root`: the folder that the images belong to, which messages name.
@@ -63,6 +63,8 @@ class ImageDataset(Dataset[Sample]):
     - `on_bad_image`: an image that cannot be read or used raises DataError ("stop") or becomes a sample without image
       ("skip").
     """
+
+    class_kind: ClassVar[str] = "class folders"
 
     def __init__(
         self, root: Path, classes: list[str], names: Sequence[bytes], *, seed: int, on_bad_image: OnBadImage

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,9 @@ def find_labelled_images(
     """Return the images of ``split`` that have a label map, and a line for each file without its counterpart.
 
     Nothing is read but the names of files and what names the classes. ``layout`` is one of `LAYOUTS`; ``ignore_label``
-    is the target of void pixels. Raises DataError where a folder is missing or has no image, or two images have the
-    same label map, and ConfigError where the data set has another number of classes than ``num_classes``.
+    is the target of void pixels. Raises DataError where a folder is missing or has no image, two images have the same
+    label map, or two classes the same name, and ConfigError where the data set has another number of classes than
+    ``num_classes``.
     """
     rules = LAYOUTS[layout]
     name = rules.splits[split]
@@ -121,6 +123,11 @@ def find_labelled_images(
     for folder in (image_folder, label_folder):
         _check_exists(data, folder, layout)
     classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
+    if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:
+        raise DataError(
+            f"several classes have the same name: {listed(twice)}; {printable(data)}, layout {layout}: give each a "
+            "name of its own in the file that names them"
+        )
     if len(classes) != num_classes:
         raise ConfigError(
             f"network.classes = {num_classes}: the data have {len(classes)} classes ({listed(classes, 3)}); "
@@ -230,8 +237,8 @@ def _check_exists(data: Path, folder: str, layout: str) -> None:
     parent = missing.parent
     present = listed(sorted(os.listdir(parent))) if parent.is_dir() else ""
     raise DataError(
-        f"there is no folder {printable(folder)} ({printable(parent)} holds {present or 'nothing'}); "
-        f"{printable(data)}: segmentation.layout {layout} needs it"
+        f"there is no folder {printable(missing)} ({printable(parent)} holds {present or 'nothing'}); "
+        f"segmentation.layout {layout} needs {printable(data / folder)}"
     )
 
 
@@ -262,6 +269,8 @@ def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     names = [str(number) for number in range(num_classes)]
     if file.exists():
         names = [line.strip() for line in _text(file).splitlines() if line.strip()]
+        if not names:
+            raise DataError(f"the file names no class; {printable(file)}: write a name per line, or remove it")
     return names, _table({**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 
@@ -301,7 +310,7 @@ def _table(classes: Mapping[int, int]) -> np.ndarray:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # editors of Windows mark the beginning
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise DataError(f"the names of the classes cannot be read: {reason}; {printable(file)}") from error

@@ -38,6 +38,8 @@ class LabelledFolder(ImageDataset):
       without image ("skip").
     """
 
+    class_kind = "classes of the label maps"
+
     def __init__(
         self,
         found: LabelledImages,

@@ -92,6 +92,12 @@ _NO_SUCH = "there is no such thing here; leave it out"
 OTHER_NAMES = {
     "num_classes": "it is called classes here",
     "checkpoint_path": "it is called weights here",
+    **dict.fromkeys(
+        ("weights_backbone", "pretrained_backbone", "backbone_weights", "encoder_weights"),
+        "weights for the body of a deeplab_* network are called body_weights here, the path of a file or a published "
+        "name",
+    ),
+    **dict.fromkeys(("aux_loss", "aux_params"), "the networks have one head, and no auxiliary one"),
     "act_layer": "it is called activation here, a word: 'leaky_relu', 'elu', 'identity' or 'relu'",
     "norm_layer": "it is called norm here: 'standard', 'inplace', 'sync' or a function channels -> module",
     "in_channels": "it is called in_chans here",

@@ -18,7 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 from zoo.config import Experiment, leaves
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
-from zoo.report.label_images import classes_over, palette_for
+from zoo.report.label_images import classes_over, palette_of
 from zoo.tasks import task_of
 
 NUM_IMAGES = 8
@@ -75,8 +75,7 @@ class Board:
         pixels = (255 * self._colours(image)).round().clamp(0, 255).to(torch.uint8)
         picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         picture.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.BILINEAR)
-        section = self._config.segmentation
-        palette = palette_for(self._config.network.classes, layout="folders" if section is None else section.layout)
+        palette = palette_of(self._config)
         panels = [picture, *(classes_over(picture, classes.numpy(), palette) for classes in maps.values())]
         row = np.concatenate([np.asarray(panel) for panel in panels], axis=1)
         self._writer.add_image(name, row, step, dataformats="HWC")

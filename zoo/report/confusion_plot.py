@@ -36,8 +36,9 @@ def confusion_plot(matrix: npt.NDArray[np.int64], names: Sequence[str], title: s
     colors = colormaps["Blues"].with_extremes(bad=NO_PIXELS)
     shown = axes.imshow(np.ma.masked_invalid(shares), cmap=colors, vmin=0, vmax=100)
     shortened = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..." for name in names]
-    axes.set_xticks(range(len(names)), shortened, rotation=90, fontsize=size)
-    axes.set_yticks(range(len(names)), shortened, fontsize=size)
+    # A class may be called "$a" or "^_^", which is no formula.
+    axes.set_xticks(range(len(names)), shortened, rotation=90, fontsize=size, parse_math=False)
+    axes.set_yticks(range(len(names)), shortened, fontsize=size, parse_math=False)
     axes.set_xlabel("prediction", fontsize=LABEL_SIZE)
     axes.set_ylabel("label (grey: no pixels)" if np.isnan(shares).any() else "label", fontsize=LABEL_SIZE)
     scale = figure.colorbar(shown, ax=axes, shrink=0.7)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from zoo.config import Experiment
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes
 from zoo.report.predictions import cut_line
@@ -57,6 +58,12 @@ class Palette:
 
     def __len__(self) -> int:
         return len(self.colors)
+
+
+def palette_of(config: Experiment, names: Sequence[str] | None = None) -> Palette:
+    """Return the `palette_for` the network of an experiment; ``names``: of its classes, where they are known."""
+    layout = "folders" if config.segmentation is None else config.segmentation.layout
+    return palette_for(config.network.classes, names, layout)
 
 
 def palette_for(num_classes: int, names: Sequence[str] | None = None, layout: str = "folders") -> Palette:

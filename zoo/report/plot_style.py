@@ -38,7 +38,7 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=TITLE_SIZE)
+    figure.suptitle(title, fontsize=TITLE_SIZE, parse_math=False)
     return figure
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from zoo.data.reading import read_image
 from zoo.errors import printable
 from zoo.report.label_images import Palette, overlay_with_legend, write_png
 from zoo.report.tables import Cell, markdown_table
+from zoo.tasks.confusion import ConfusionMatrix
 
 if TYPE_CHECKING:
     from zoo.engine.task import Task
@@ -29,17 +31,10 @@ def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
 
     A class that no pixel has has no accuracy, and no intersection over union either if it was never predicted.
     """
-    confusion = np.array(result.confusion)
-    labelled, hits, pixels = confusion.sum(axis=1), confusion.diagonal(), confusion.sum()
-    rows: list[list[Cell]] = [
-        [
-            name,
-            result.iou[index],
-            100 * float(hits[index] / labelled[index]) if labelled[index] else None,
-            100 * float(labelled[index] / pixels),
-        ]
-        for index, name in enumerate(names)
-    ]
+    confusion = ConfusionMatrix(torch.tensor(result.confusion))
+    shares = (100 * confusion.counts.sum(1) / confusion.pixels).tolist()
+    columns = zip(names, result.iou, confusion.class_accuracy, shares, strict=True)
+    rows: list[list[Cell]] = [list(row) for row in columns]
     return markdown_table(["class", "IoU %", "accuracy %", "% of the pixels"], rows)
 
 

@@ -126,9 +126,16 @@ class SegmentationTask(Task):
         )
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the confusion matrix of logits (N, C, h, w), brought to the size of the targets (N, H, W)."""
-        predictions = _at_size_of(targets, logits).argmax(dim=1)
-        return confusion_counts(targets, predictions, logits.shape[1], self._settings.ignore_label).flatten()
+        """Return the confusion matrix of logits (N, C, h, w), brought to the size of the targets (N, H, W).
+
+        The logits of one image at a time have that size: more would take more memory than the step itself.
+        """
+        classes, ignore_label = logits.shape[1], self._settings.ignore_label
+        counts = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
+        for image_logits, image_targets in zip(logits.split(1), targets.split(1), strict=True):
+            predictions = _at_size_of(image_targets, image_logits).argmax(dim=1)
+            counts += confusion_counts(image_targets, predictions, classes, ignore_label)
+        return counts.flatten()
 
     def scored(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum over the images of the mean cross-entropy of their labelled pixels, and the `counts`."""

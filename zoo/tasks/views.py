@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.errors import ConfigError, WeightsError, listed
+from zoo.errors import ConfigError, DataError, WeightsError, listed
 from zoo.limits import MAX_PIXELS, MAX_SIDE, is_number, is_whole
 from zoo.ops.upsampling import upsample_strips
 
@@ -104,8 +104,8 @@ def segment(
     - `views`: the views; default the image as it is.
     - `size`: (H, W) of the answer; default that of the image.
 
-    Raises ConfigError for a scale that makes the image larger than any image may be, and for tiles that do not fit the
-    network's output stride; WeightsError for logits that are not finite.
+    Raises DataError where a scale makes the image larger than any image may be, ConfigError for tiles that do not fit
+    the network's output stride; WeightsError for logits that are not finite.
     """
     views = views or ImageViews()
     size = size or (image.shape[1], image.shape[2])
@@ -141,7 +141,7 @@ def _scaled(image: Tensor, scale: float) -> Tensor:
         return image
     height, width = (max(1, round(side * scale)) for side in image.shape[-2:])
     if height * width > MAX_PIXELS:
-        raise ConfigError(
+        raise DataError(
             f"an image of {image.shape[-1]} x {image.shape[-2]} px at scale {scale:g} has {width} x {height} px, more "
             f"than {MAX_PIXELS:,}; scales: give a smaller one, or scale the image down before"
         )
