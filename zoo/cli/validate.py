@@ -119,8 +119,6 @@ def run(args: argparse.Namespace) -> int:
                 f"{printable(args.confusion)} is not called .png; --confusion: the plot is written as PNG"
             )
         check_matplotlib("leave out --confusion")
-        if args.confusion.suffix.lower() != ".png":
-            raise ConfigError(f"--confusion {printable(args.confusion)}: the plot is a PNG; name the file .png")
     with open_process(args.local_rank, args.dist_backend) as process:
         process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))
         network = load_network(args.name, args.weights)
