@@ -104,12 +104,12 @@ def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--confusion", "plot.jpg"], "plot.jpg is not called .png"),
         (["--task", "classification"], "tiny (deeplab_resnet18) is a network of segmentation; --task classification"),
         (["--crop", "8"], "whole images are scored, one at a time; command line: leave out --crop"),
         (["--scale", "-1", "--ten-crops"], "leave out --scale, --ten-crops"),
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),
-        (["--confusion", "plot.jpg"], "--confusion plot.jpg: the plot is a PNG; name the file .png"),
         (["--confusion", "a.png", "--json", "./a.png"], "a.png: two options name this file"),
         (["--protocol", "center224"], "'center224' is no published protocol; those are whole, whole-flip"),
     ],

@@ -152,6 +152,12 @@ def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int
     assert target.shape == (size[1], size[0])
 
 
+def test_sides_are_cut_as_by_the_original_script_also_where_a_product_of_floats_is_just_below_a_whole_number() -> None:
+    """2048 / 3136 * 3136 is less than 2048 in floats, so that the published network was given one pixel less."""
+    assert scale_to_longest_side(Image.new("RGB", (3136, 2352)), 2048).size == (2047, 1535)
+    assert scale_to_longest_side(Image.new("RGB", (4032, 3024)), 2048).size == (2048, 1536)
+
+
 def test_an_image_that_scaling_would_make_empty_or_too_large_is_an_error() -> None:
     with pytest.raises(DataError, match=r"50 x 1 px would be scaled to 20 x 0 px; segmentation\.longest_side_val = 20"):
         scale_to_longest_side(Image.new("RGB", (50, 1)), 20)

@@ -41,6 +41,17 @@ def test_strips_of_any_height_are_the_rows_of_the_whole_bit_for_bit(low, high, d
         assert torch.equal(torch.cat(strips, dim=2), whole)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_of_half_precision_are_upsampled_in_single(dtype) -> None:
+    """Rounded to half precision, neighbouring classes would often be equal, and the first of them win."""
+    x = torch.randn(1, 19, 8, 8).to(dtype)
+    whole = upsample(x, (64, 64))
+    assert torch.equal(whole, upsample(x.float(), (64, 64)))
+    recorded = upsample(x.requires_grad_(), (64, 64))
+    assert recorded.dtype == torch.float32
+    assert relative_error(recorded.detach(), whole) < 1e-6
+
+
 def test_compiled_and_traced_graphs_get_torchs_own_operation() -> None:
     x = torch.randn(1, 2, 4, 4)
     program = torch.export.export(Upsampled(), (x,))

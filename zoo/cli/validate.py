@@ -115,7 +115,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.confusion is not None:
         if args.confusion.suffix.lower() != ".png":
-            raise ConfigError(f"--confusion {printable(args.confusion)}: the plot is a PNG; name the file .png")
+            raise ConfigError(
+                f"{printable(args.confusion)} is not called .png; --confusion: the plot is written as PNG"
+            )
         check_matplotlib("leave out --confusion")
     with open_process(args.local_rank, args.dist_backend) as process:
         process.on_main(lambda: check_writable(args.json, args.predictions, args.confusion))

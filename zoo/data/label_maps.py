@@ -123,6 +123,8 @@ def find_labelled_images(
     for folder in (image_folder, label_folder):
         _check_exists(data, folder, layout)
     classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
+    if not classes:
+        raise DataError(f"the file that names the classes names none; {printable(data)}, layout {layout}: mend it")
     if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:
         raise DataError(
             f"several classes have the same name: {listed(twice)}; {printable(data)}, layout {layout}: give each a "
@@ -269,8 +271,6 @@ def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     names = [str(number) for number in range(num_classes)]
     if file.exists():
         names = [line.strip() for line in _text(file).splitlines() if line.strip()]
-        if not names:
-            raise DataError(f"the file names no class; {printable(file)}: write a name per line, or remove it")
     return names, _table({**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 

@@ -80,8 +80,8 @@ class SegmentationVal:
 
     Args:
     - `mean`, `std`: of red, green and blue, of values from 0 to 1.
-    - `longest_side`: what the longer side of the image is scaled to, up or down; None keeps its size. The other side
-      has the fraction cut off, as in the original project's script.
+    - `longest_side`: what the longer side of the image is scaled to, up or down, see `scale_to_longest_side`;
+      None keeps its size.
     """
 
     mean: Sequence[float]
@@ -96,7 +96,10 @@ class SegmentationVal:
 
 
 def scale_to_longest_side(image: Image.Image, longest_side: int) -> Image.Image:
-    """Return ``image`` scaled bilinearly; its longer side has ``longest_side`` px, the other is cut to an int.
+    """Return ``image`` scaled bilinearly to a longer side of ``longest_side`` px; fractions of a pixel are cut off.
+
+    As in the original project's script, whose input the published network was scored with, both sides are products of
+    floats. With 2048 px the longer side of one image size in nine comes out just below that, and is one pixel less.
 
     Raises DataError where the result would have no pixels, or more than an image may have.
     """

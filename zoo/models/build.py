@@ -206,7 +206,9 @@ def check_option_names(record: Architecture, names: Iterable[str]) -> None:
     for option in names:
         if option not in record.options:
             hint = OTHER_NAMES.get(option)
-            if hint is None:
+            if option in COMMON_ARGUMENTS:
+                hint = "it is an argument of zoo.get in Python, and no setting of an experiment"
+            elif hint is None:
                 hint = f"the nearest argument is {nearest(option, [*record.options, *COMMON_ARGUMENTS], 1)[0]!r}"
             known = listed(record.options)
             raise ConfigError(f"{record.name} has no option {option!r}; its options are {known}; {hint}")

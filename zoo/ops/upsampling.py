@@ -17,7 +17,11 @@ def upsample(logits: Tensor, size: Sequence[int]) -> Tensor:
     Any size is possible, a smaller one too (without antialiasing). Without gradients the rows are those of
     `upsample_strips`, bit for bit, however many rows its strips have. Where autograd records, and in compiled or traced
     graphs, it is torch's own kernel, which keeps nothing for backward and differs by rounding.
+
+    The result is in float32, or in the format of the logits if that is wider: half precision would round the values
+    between two cells once more, and many pixels near the borders of classes would change sides.
     """
+    logits = _at_least_float32(logits)
     if is_fx_proxy(logits) or torch.compiler.is_compiling() or (logits.requires_grad and torch.is_grad_enabled()):
         return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
     ((_, whole),) = upsample_strips(logits, size, max(1, size[0]))
@@ -32,6 +36,7 @@ def upsample_strips(logits: Tensor, size: Sequence[int], num_rows: int) -> Itera
     j + t = max(0, (i + 1/2) h / H - 1/2), j + 1 at most h - 1. Columns are computed once for all strips, at the low
     resolution of the rows. The last strip may have fewer rows. No gradients are recorded.
     """
+    logits = _at_least_float32(logits)
     height, (rows, columns) = logits.shape[2], size
     wide = F.interpolate(logits, size=(height, columns), mode="bilinear", align_corners=False)
     product = torch.empty_like(wide[:, :, 0])
@@ -46,3 +51,7 @@ def upsample_strips(logits: Tensor, size: Sequence[int], num_rows: int) -> Itera
             torch.mul(wide[:, :, above], 1 - share, out=row)
             row.add_(torch.mul(wide[:, :, below], share, out=product))
         yield first, strip
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

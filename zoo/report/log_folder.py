@@ -60,8 +60,8 @@ def check_place(folder: Path, data: Path) -> None:
     parts = [os.path.realpath(data / part) for part in ("train", "val")]
     if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
         raise ConfigError(
-            f"the log folder is among the images of {printable(data)}, where checkpoints would be mixed with class "
-            f"folders; {printable(folder)}: give another --log-dir"
+            f"the log folder is among the images of {printable(data)}, where checkpoints would be mixed with "
+            f"them; {printable(folder)}: give another --log-dir"
         )
 
 
