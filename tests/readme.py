@@ -383,6 +383,10 @@ PAPERS = {  # the first pattern that matches the name of a file
     "resnet101_preact": "RevNet",
     "resnet*_cifar10*": "RevNet",
 }
+QUICKSTARTS = {  # experiment: file of the results of its seeds
+    "quickstart_fashion_mnist": "quickstart",
+    "quickstart_scenes": "quickstart_segmentation",
+}
 SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
     "resnet32_cifar10_short": "ResNet-32",
     "revnet38_cifar10_short": "RevNet-38",
@@ -415,16 +419,24 @@ def _expected(experiment: Experiment) -> str:
 
 
 def _measured(name: str) -> str:
-    if name == "quickstart_fashion_mnist":
-        return ", ".join(f"{run['results'][0]['top1']:.2f}" for run in result("quickstart")["runs"])
+    if name in QUICKSTARTS:
+        score = "miou" if load_experiment(name).task == "segmentation" else "top1"
+        return ", ".join(f"{run['results'][0][score]:.2f}" for run in _runs_of_quickstart(name))
     return _final(_runs_of(SHORT_RUNS[name])[0] or _runs_of(SHORT_RUNS[name])[1]) if name in SHORT_RUNS else ""
 
 
 def _cost(name: str) -> str:
-    if name != "quickstart_fashion_mnist":
+    runs = _runs_of_quickstart(name) if name in QUICKSTARTS else []
+    if not runs:
         return ""
-    threads = result("quickstart")["environment"]["threads"]
-    return f"{_range([run['seconds'] for run in result('quickstart')['runs']], '.0f')} s on {threads} CPU cores"
+    threads = result(QUICKSTARTS[name])["environment"]["threads"]
+    return f"{_range([run['seconds'] for run in runs], '.0f')} s on {threads} CPU cores"
+
+
+def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
+    """Return the runs of an experiment of `QUICKSTARTS`; none while it is not measured."""
+    file = QUICKSTARTS[name]
+    return list(result(file)["runs"]) if result_path(file).exists() else []
 
 
 # --- settings ---
