@@ -86,8 +86,8 @@ def get(
     - `activation`: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
       means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
     - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
-    - `classes`: default the file's number, or 1000 (10 for CIFAR networks); 0 leaves the classifier out, and forward
-      returns the last feature map.
+    - `classes`: default the file's number, or 1000 (10 for CIFAR networks, 19 for deeplab_*); 0 leaves the classifier
+      out, and forward returns the last feature map.
     - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
     - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
       pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.

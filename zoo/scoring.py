@@ -101,6 +101,12 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         experiment = _experiment_of_architecture(name, stored)
     model = registry.build_from_config(experiment.network)
     report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
+    if report.initial:
+        raise WeightsError(
+            f"the file has weights for the body alone, and {' and '.join(report.initial)} would be random; "
+            f"{printable(stored.path)}: give those of a whole {experiment.network.arch}; zoo train --weights begins "
+            "with this file"
+        )
     if report.classifier != "loaded":
         raise WeightsError(
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "

@@ -204,11 +204,7 @@ def segment_images(
     """
     process = process or Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     views = views or ImageViews()
-    if network.experiment.task != "segmentation":
-        raise ConfigError(
-            f"{network.title} classifies whole images; zoo segment: give a network that classifies pixels (deeplab_*), "
-            "or use zoo predict"
-        )
+    check_segments(network)
     settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
     settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
     _check_processes(process, network, settings)
@@ -245,6 +241,15 @@ def segment_images(
         elapsed_s=max(part[2] for part in shares),
         peak_memory_bytes=max(part[3] for part in shares),
     )
+
+
+def check_segments(network: LoadedNetwork) -> None:
+    """Raise ConfigError for a network that classifies whole images."""
+    if network.experiment.task != "segmentation":
+        raise ConfigError(
+            f"{network.title} classifies whole images; zoo segment: give a network that classifies pixels (deeplab_*), "
+            "or use zoo predict"
+        )
 
 
 def _plan(source: Path, output: Output, overwrite: bool) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:

@@ -217,3 +217,11 @@ def test_a_rank_that_cannot_be_is_refused(
             monkeypatch.setenv(name, str(value))
     assert _run("test-vistas", "s", tmp_path, tmp_path / "out", *words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_classifier_is_refused_before_its_classes_are_counted(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(zoo.get("resnet18").state_dict(), tmp_path / "1000.pth")
+    assert _run("segment", "resnet18", files.images, tmp_path / "out", "--weights", tmp_path / "1000.pth") == 2
+    assert "resnet18 classifies whole images; zoo segment: give a network" in capsys.readouterr().err

@@ -132,6 +132,14 @@ def test_a_classifier_has_no_options_of_segmentation(tmp_path: Path, capsys: pyt
     assert "two (resnet18) is a network of classification; --task segmentation" in capsys.readouterr().err
 
 
+def test_weights_of_the_body_alone_get_no_score(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(zoo.get("resnet18", norm="inplace", classes=2).state_dict(), tmp_path / "body.pth")
+    assert files.run("--weights", tmp_path / "body.pth") == 2
+    assert "weights for the body alone, and head and cls would be random; " in capsys.readouterr().err
+
+
 def test_a_crop_is_no_protocol_of_a_segmentation_in_python_either(files: Files) -> None:
     network = load_network(files.config, files.weights)
     with pytest.raises(ConfigError, match="is no published protocol; those are whole, whole-flip"):

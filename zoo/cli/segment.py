@@ -156,7 +156,7 @@ def run_segment(args: argparse.Namespace) -> int:
     from zoo.limits import MAX_SIDE
     from zoo.report.label_images import palette_of
     from zoo.scoring import load_network
-    from zoo.segmenting import SETTINGS_FILE, Folders, segment_images
+    from zoo.segmenting import SETTINGS_FILE, Folders, check_segments, segment_images
     from zoo.tasks.views import ImageViews
 
     views = ImageViews(args.scales, args.flip, args.fusion, args.tile)
@@ -166,7 +166,9 @@ def run_segment(args: argparse.Namespace) -> int:
         settings_file = args.out / SETTINGS_FILE
         process.on_main(lambda: check_writable(settings_file))
         network = load_network(args.name, args.weights)
+        check_segments(network)  # before its number of classes is compared with what files can hold
         section = network.experiment.segmentation
+        assert section is not None
         palette = palette_of(network.experiment, network.class_names)
         summary = segment_images(
             network,
@@ -174,7 +176,7 @@ def run_segment(args: argparse.Namespace) -> int:
             Folders(args.out, (*args.output, *([OVERLAY] if args.overlay else [])), palette),
             views,
             process=process,
-            longest_side=args.longest_side or (None if section is None else section.longest_side_val),
+            longest_side=args.longest_side or section.longest_side_val,
             settings_file=settings_file,
             overwrite=args.overwrite,
         )

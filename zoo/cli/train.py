@@ -30,7 +30,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--resume", metavar="PATH",
         help="continue from a checkpoint; 'auto' takes the newest good one of the log folder, if there is one",
     )  # fmt: skip
-    parser.add_argument("--weights", metavar="FILE", help="begin with these weights instead of random ones")
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="begin with these weights instead of random ones; a network that segments takes those of a classifier "
+        "into its body",
+    )
     parser.add_argument(
         "-e", "--evaluate", action="store_true", help="only score the weights of --weights or --resume on DATA/val"
     )

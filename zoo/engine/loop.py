@@ -27,7 +27,7 @@ from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
 from zoo.weights.record import escaped_names
 
-NUM_SHOWN = 4
+NUM_SHOWN = 4  # batches of a validation whose maps are logged
 
 
 @dataclass
