@@ -159,6 +159,16 @@ def test_a_row_of_the_segmentation_table_has_its_settings_and_its_score(line: st
     assert scores_of(experiment) == {"whole": {"miou": float(miou)}}
 
 
+def test_the_published_network_of_vistas_is_trained_as_the_row_of_the_table_but_for_its_crop_and_its_norms() -> None:
+    published, row = (
+        experiment_of(name)
+        for name in ("wider_resnet38_deeplab_vistas", "vistas_wider_resnet38_ipabn-sync_776_class_uniform")
+    )
+    assert published.optimizer == row.optimizer
+    assert published.input == row.input.model_copy(update={"crop_train": 672})
+    assert published.segmentation == row.segmentation
+
+
 def test_the_larger_batches_of_the_segmentation_table_have_the_printed_number_of_pixels() -> None:
     def pixels(name: str) -> int:
         experiment = experiment_of(name)

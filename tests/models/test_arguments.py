@@ -214,9 +214,7 @@ def test_names_of_other_packages_are_answered_by_what_stands_for_them(name, hint
 def test_an_argument_of_zoo_get_alone_is_not_answered_by_its_own_name() -> None:
     settings = {"arch": "resnet18", "activation": "leaky_relu", "options": {"in_chans": 1}}
     config = zoo.config.parse_experiment({"network": settings}, "test")
-    with pytest.raises(
-        zoo.ConfigError, match=r"no option 'in_chans'; .*argument of zoo\.get in Python, and no setting"
-    ):
+    with pytest.raises(zoo.ConfigError, match=r"no option 'in_chans'; .*argument of zoo\.get in Python, and no"):
         zoo.registry.build_from_config(config.network)
 
 
