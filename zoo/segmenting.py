@@ -27,6 +27,7 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process
 from zoo.engine.program import SHOWN_DIGITS
 from zoo.engine.reporting import peak_memory_bytes
+from zoo.engine.validation import is_memory_full
 from zoo.errors import ConfigError, DataError, listed, printable
 from zoo.files import write_json
 from zoo.models.deeplab import DeepLab
@@ -384,8 +385,7 @@ def _naming_full_memory(device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # The CPU's allocator has no error class of its own.
-        if not (isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)):
+        if not is_memory_full(error):
             raise
         if device.type == "cuda":
             torch.cuda.empty_cache()

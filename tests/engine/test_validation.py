@@ -162,6 +162,17 @@ def test_memory_too_small_for_one_image_is_a_clear_error() -> None:
         _validate(OutOfMemoryNet(0, torch.OutOfMemoryError, "full"), 2, 2)
 
 
+def test_memory_too_small_for_the_scores_of_an_image_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a label map are as large as what the network needed."""
+
+    def scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(TASK, "scored", scored)
+    with pytest.raises(ZooError, match=r"out of memory with one image of \(3, 4, 4\)"):
+        _validate(Net(), 2, 1)
+
+
 def test_other_errors_of_the_network_are_not_swallowed() -> None:
     with pytest.raises(RuntimeError, match="size mismatch"):
         _validate(OutOfMemoryNet(0, RuntimeError, "size mismatch"), 2, 2)

@@ -59,13 +59,33 @@ def validate(
             meter.skip(len(batch.skipped))
             if len(batch.targets):
                 targets = batch.targets.to(device, non_blocking=True)
-                logits = protocol.logits(forward, batch.images)
-                meter.update(*task.scored(logits, targets), len(targets), index)
+                try:
+                    logits = protocol.logits(forward, batch.images)
+                    scored = task.scored(logits, targets)
+                except RuntimeError as error:
+                    if not is_memory_full(error):
+                        raise
+                    raise _out_of_memory(len(targets), batch.images, device) from error
+                meter.update(*scored, len(targets), index)
                 if record is not None:
                     record(batch, logits)
             if advance is not None:
                 advance(1)
     return task.result(_checked(meter.read(reduce=world_size > 1), num_images), protocol.name)
+
+
+def is_memory_full(error: RuntimeError) -> bool:
+    """Return whether torch says by ``error`` that the memory of the device is full."""
+    # The CPU's allocator has no error class of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _out_of_memory(num_images: int, images: Tensor, device: torch.device) -> ZooError:
+    what = "one image" if num_images == 1 else f"{num_images} images"
+    return ZooError(
+        f"out of memory with {what} of {tuple(images.shape[1:])} at a time; validation on {device}: use smaller "
+        "images, or free memory on the device"
+    )
 
 
 @contextmanager
@@ -117,14 +137,10 @@ class _ShrinkingForward:
             try:
                 return torch.cat([self._logits(part) for part in images.split(num_images)])
             except RuntimeError as error:
-                # The CPU's allocator has no error class of its own.
-                if not (isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)):
+                if not is_memory_full(error):
                     raise
                 if num_images == 1:
-                    raise ZooError(
-                        f"out of memory with one image of {tuple(images.shape[1:])} at a time; "
-                        f"validation on {self._device}: use smaller images, or free memory on the device"
-                    ) from error
+                    raise _out_of_memory(num_images, images, self._device) from error
             self._num_images = num_images // 2
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
