@@ -16,6 +16,7 @@ from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
+from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
@@ -24,7 +25,6 @@ from zoo.models import build_network
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-HARD_PIXELS, IGNORE_LABEL = 0.25, 255  # of the loss of segmentation, as by default in experiments
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,10 @@ class Setup:
                 if not self._is_segmentation:
                     return F.cross_entropy(logits, targets)
             logits = at_least_float32(logits)
-            return bootstrapped_loss(logits, targets, hard_pixels=HARD_PIXELS, ignore_label=IGNORE_LABEL)
+            defaults = Segmentation()
+            return bootstrapped_loss(
+                logits, targets, hard_pixels=defaults.hard_pixels, ignore_label=defaults.ignore_label
+            )
 
         return forward
 
