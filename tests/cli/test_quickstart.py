@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labelled
 from zoo.cli import main
 from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
+from zoo.data.scenes import ALONE
 
 
 @pytest.fixture
@@ -85,8 +87,8 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     }
     (tmp_path / f"{EXPERIMENTS['segmentation']}.json").write_text(json.dumps(settings))
     (tmp_path / f"{BODY_EXPERIMENT}.json").write_text(json.dumps(SETTINGS))
-    monkeypatch.setattr("zoo.data.sample.unpack_sample", lambda: finished.data)
     data = make_labelled(tmp_path / "data", num_train=4, num_val=NUM_EXAMPLES + 1)
+    shutil.copytree(finished.data, data / ALONE)
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
     monkeypatch.setattr("zoo.data.scenes.unpack_scenes", lambda: data)

@@ -14,12 +14,12 @@ from torch.nn.functional import interpolate
 
 from zoo.data import scenes as module
 from zoo.data.label_maps import labelled_images, read_pair
-from zoo.data.sample import ARCHIVE
-from zoo.data.scenes import PALETTE, SCENE_CLASSES, SIDE_PX, Scene, scenes, unpack_scenes
+from zoo.data.sample import ARCHIVE, CLASSES
+from zoo.data.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, Scene, garments_alone, scenes, unpack_scenes
 from zoo.errors import VerificationError
 
 FEW = {"train": 5, "val": 3}
-PIXELS_OF_FEW = "6927f3c37139d014be5209b387f936a5d57cb4927e720911f08f9781a99bdb1a"
+PIXELS_OF_FEW = "b2fd07592401a479a56d1ee422b3ef5fe1a01e4ef7f4ffd6ef7f1b897c21bb25"
 
 
 def _digest(counts: dict[str, int]) -> str:
@@ -27,15 +27,19 @@ def _digest(counts: dict[str, int]) -> str:
     for split, count in counts.items():
         for image, classes in islice(scenes(split), count):
             digest.update(image.tobytes() + classes.tobytes())
+        for _, image in garments_alone(split):
+            digest.update(image.tobytes())
     return digest.hexdigest()
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUM_SCENES", FEW)
+    monkeypatch.setattr(module, "NUM_ALONE", FEW)
     monkeypatch.setattr(module, "PIXELS_SHA256", PIXELS_OF_FEW)
 
 
+@pytest.mark.usefixtures("few")
 def test_the_first_scenes_have_the_pixels_that_they_had() -> None:
     assert _digest(FEW) == PIXELS_OF_FEW
 
@@ -58,6 +62,13 @@ def test_the_folder_has_images_and_palette_label_maps_in_the_layout_of_folders(t
     with Image.open(tree / "train" / "labels" / "0000.png") as label_map:
         assert label_map.mode == "P"
         assert label_map.getpalette()[: 3 * len(PALETTE)] == [value for colour in PALETTE for value in colour]
+        for number, name in enumerate(CLASSES):
+            files = sorted((tree / ALONE / split / name).iterdir())
+            expected = [image for of_class, image in garments_alone(split) if of_class == number]
+            assert len(files) == count
+            for file, image in zip(files, expected, strict=True):
+                with Image.open(file) as read:
+                    assert np.array_equal(np.asarray(read), image)
     assert "Zalando" in (tree / "LICENSE.fashion-mnist.txt").read_text()
 
 

@@ -94,6 +94,7 @@ class Run(NamedTuple):
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
     """Train in ``log_dir``, or continue the run there; then score its checkpoint on ``data``/val."""
+    from zoo.data.scenes import ALONE
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.scoring import load_network
@@ -102,23 +103,22 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     weights = None
     if config.task == "segmentation" and is_new:
-        weights = _train_body(config, log_dir / BODY, process)
+        weights = _train_body(config, data / ALONE, log_dir / BODY, process)
     train_experiment(config, data, log_dir, process, TrainOptions(workers=1, resume=AUTO, weights=weights))
     score_all = _score_scenes if config.task == "segmentation" else _score_garments
     results, details = score_all(load_network(log_dir / CHECKPOINT), log_dir, data, process)
     return Run(config.seed, results, round(time.monotonic() - start_s, 1) if is_new else None, details)
 
 
-def _train_body(config: Experiment, log_dir: Path, process: Process) -> str:
-    """Train the body of a segmentation to classify single garments; return the file of its weights."""
+def _train_body(config: Experiment, data: Path, log_dir: Path, process: Process) -> str:
+    """Train the body of a segmentation to classify garments, ``data``, alone; return the file of its weights."""
     from zoo.config import experiments_dir, load_experiment
-    from zoo.data.sample import unpack_sample
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.training import TrainOptions, train_experiment
 
     body = load_experiment(experiments_dir() / f"{BODY_EXPERIMENT}.json").model_copy(update={"seed": config.seed})
-    train_experiment(body, unpack_sample(), log_dir, process, TrainOptions(workers=1, resume=AUTO))
+    train_experiment(body, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
     return str(log_dir / CHECKPOINT)
 
 

@@ -5,7 +5,8 @@ hides little; a later one hides what is behind it, in the image and in the label
 are the garments, in the order of `zoo.data.sample.CLASSES`. The scenes of train/ are made of the sample's training
 images alone, and those of val/ of its validation images. Colours tell nothing about classes. Garments are whole, pale
 and of similar sizes, the ground is dark, and more scenes have many garments than few, so that a small network learns
-the garments within the minutes of a quickstart.
+the garments within the minutes of a quickstart. Beside the scenes is each garment alone, drawn in the same way, for a
+body that is to learn their classes first.
 
 Everything is computed with whole numbers from bytes of a hash function, so that every machine and every version of the
 libraries makes the same pixels, whose digest is `PIXELS_SHA256`.
@@ -29,11 +30,14 @@ from zoo.errors import VerificationError
 SCENES_NAME = "fashion-scenes"
 SCENE_CLASSES = ("ground", *CLASSES)
 NUM_SCENES = {"train": 1200, "val": 200}
+NUM_ALONE = {"train": 400, "val": 100}  # of each class, which are all that there are
 SIDE_PX = 96
 GARMENT_PX = (38, 48)
 MAX_GARMENTS = 5
+ALONE = "garments"  # the folder of the garments alone
+ALONE_PX = 48
 TRIES = 4  # places that are drawn for a garment; the one that hides least is taken
-PIXELS_SHA256 = "00614ea94328a1aad945c666b3f1cbe4db6a0f45798527ee7f72add02767061f"
+PIXELS_SHA256 = "5df0050fd12b73007a6e44ba688c77ba02b49d51409510940f90179498310862"
 
 DARKEN = 110  # the greatest value of the ground
 SILHOUETTE = 24  # a gray value above it belongs to the garment; below are the soft edges
@@ -57,10 +61,11 @@ class Scene(NamedTuple):
 def unpack_scenes(cache: Path | None = None) -> Path:
     """Return the folder with train/ and val/, each with images/ and labels/, made in ``cache`` where needed.
 
-    The layout is "folders" of `zoo.data.label_maps`, with classes.txt. See `cached_folder` for what happens to a
-    damaged folder. Raises DataError when it cannot be written.
+    The layout is "folders" of `zoo.data.label_maps`, with classes.txt. The folder garments/ in it has train/ and val/
+    with a folder per class, whose images of 48 x 48 px have one garment each. See `cached_folder` for what happens to
+    a damaged folder. Raises DataError when it cannot be written.
     """
-    return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES}".encode(), cache)
+    return cached_folder(SCENES_NAME, _build, f"{PIXELS_SHA256} of {NUM_SCENES} and {NUM_ALONE}".encode(), cache)
 
 
 def scenes(split: str) -> Iterator[Scene]:
@@ -70,6 +75,20 @@ def scenes(split: str) -> Iterator[Scene]:
     silhouettes: dict[tuple[int, int], np.ndarray] = {}
     for index in range(NUM_SCENES[split]):
         yield _compose(garments, silhouettes, _Dice(f"{split} {index}"))
+
+
+def garments_alone(split: str) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number of the class, from 0, and an image (48, 48, 3) uint8 of each garment of ``split``, in order."""
+    with np.load(ARCHIVE, allow_pickle=False) as archive:
+        garments = archive[split]
+    for number, of_class in enumerate(garments):
+        for index, garment in enumerate(of_class[: NUM_ALONE[split]]):
+            dice = _Dice(f"{split} {number} {index} alone")
+            image, classes = _ground(dice, ALONE_PX), np.zeros((ALONE_PX, ALONE_PX), dtype=np.uint8)
+            side = dice.between(GARMENT_PX[0], ALONE_PX)
+            place = dice.between(0, ALONE_PX - side), dice.between(0, ALONE_PX - side)
+            _paint(image, classes, garment, _silhouette(garment), number + 1, side, *place, _colour(dice))
+            yield number, image.astype(np.uint8)
 
 
 def _build(tree: Path) -> None:
@@ -83,6 +102,11 @@ def _build(tree: Path) -> None:
             label_map = Image.fromarray(classes)
             label_map.putpalette([value for colour in PALETTE for value in colour])
             label_map.save(tree / split / "labels" / f"{index:04}.png")
+        for number, image in garments_alone(split):
+            digest.update(image.tobytes())
+            folder = tree / ALONE / split / CLASSES[number]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{len(list(folder.iterdir())):03}.png")
     if digest.hexdigest() != PIXELS_SHA256:
         raise VerificationError(
             f"the scenes have other pixels than they should: sha256 {digest.hexdigest()}, not {PIXELS_SHA256}; "
@@ -122,7 +146,7 @@ class _Dice:
 
 def _compose(garments: np.ndarray, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice) -> Scene:
     """Return the scene of the ``dice`` from ``garments`` (class, image, 28, 28)."""
-    image, classes = _ground(dice), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
+    image, classes = _ground(dice, SIDE_PX), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
     for _ in range(max(dice.between(1, MAX_GARMENTS), dice.between(1, MAX_GARMENTS))):
         key = dice.below(len(garments)), dice.below(garments.shape[1])
         if key not in silhouettes:
@@ -132,16 +156,20 @@ def _compose(garments: np.ndarray, silhouettes: dict[tuple[int, int], np.ndarray
         top, left = min(
             places, key=lambda place: np.count_nonzero(classes[place[0] : place[0] + side, place[1] : place[1] + side])
         )
-        colour = PALEST + dice.array(3) * (255 - PALEST) // 255
-        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, colour)
+        _paint(image, classes, garments[key], silhouettes[key], key[0] + 1, side, top, left, _colour(dice))
     return Scene(image.astype(np.uint8), classes)
 
 
-def _ground(dice: _Dice) -> np.ndarray:
-    """Return a ground (96, 96, 3) of two dark colours in soft patches, with noise of single pixels, int64."""
+def _colour(dice: _Dice) -> np.ndarray:
+    """Return a pale colour, three numbers of at most 255."""
+    return PALEST + dice.array(3) * (255 - PALEST) // 255
+
+
+def _ground(dice: _Dice, side: int) -> np.ndarray:
+    """Return a ground (side, side, 3) of two dark colours in soft patches, with noise of single pixels, int64."""
     first, second = dice.array(2, 3)
-    patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), SIDE_PX)[..., None]
-    noise = dice.array(SIDE_PX, SIDE_PX, 1) * dice.between(0, 48) // 255
+    patches = _scaled(dice.array(*[dice.between(3, 12)] * 2), side)[..., None]
+    noise = dice.array(side, side, 1) * dice.between(0, 48) // 255
     return np.clip((first * patches + second * (255 - patches)) // 255 + noise - 16, 0, 255) * DARKEN // 255
 
 
@@ -156,9 +184,9 @@ def _paint(
     left: int,
     colour: np.ndarray,
 ) -> None:
-    """Draw a garment over ``image`` and ``classes``; what lies outside of the scene is cut off."""
-    part = tuple(slice(max(0, -start), min(side, SIDE_PX - start)) for start in (top, left))
-    place = tuple(slice(max(0, start), min(SIDE_PX, start + side)) for start in (top, left))
+    """Draw a garment over ``image`` and ``classes``; what lies outside of the square image is cut off."""
+    part = tuple(slice(max(0, -start), min(side, len(image) - start)) for start in (top, left))
+    place = tuple(slice(max(0, start), min(len(image), start + side)) for start in (top, left))
     covered = _scaled(silhouette * 255, side)[part] >= 128
     shade = DARKEST + _scaled(garment.astype(np.int64), side)[part] * (255 - DARKEST) // 255
     image[place][covered] = (shade[..., None] * colour // 255)[covered]
