@@ -33,7 +33,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from zoo.data.reading import EXTENSIONS, read_as, read_image
-from zoo.data.scan import find_names, log_strays
+from zoo.data.scan import find_names, log_strays, unlistable
 from zoo.errors import ConfigError, DataError, listed, printable
 
 Split = Literal["train", "val"]
@@ -119,10 +119,13 @@ def find_labelled_images(
     name = rules.splits[split]
     image_folder = rules.images.format(split=name)
     candidates = [folder.format(split=name) for folder in rules.labels]
-    label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
-    for folder in (image_folder, label_folder):
-        _check_exists(data, folder, layout)
-    classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
+    try:
+        label_folder = next((folder for folder in candidates if (data / folder).is_dir()), candidates[-1])
+        for folder in (image_folder, label_folder):
+            _check_exists(data, folder, layout)
+        classes, table = rules.classes(data, label_folder, num_classes, ignore_label)
+    except OSError as error:
+        raise unlistable(Path(error.filename), error) from error
     if not classes:
         raise DataError(f"the file that names the classes names none; {printable(data)}, layout {layout}: mend it")
     if twice := [name for name, count in Counter(map(printable, classes)).items() if count > 1]:

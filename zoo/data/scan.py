@@ -118,7 +118,7 @@ class _Search:
                 for entry in listing:
                     _kind_of(entry, folder).append(prefix + entry.name)
         except OSError as error:
-            raise _unlistable(path, error) from error
+            raise unlistable(path, error) from error
         folder.images.sort()
         folder.strays.sort()
         return folder
@@ -183,7 +183,7 @@ def _check_exists(root: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        raise _unlistable(root, error) from error
+        raise unlistable(root, error) from error
     if not root.parent.is_dir():
         raise DataError(
             f"there is no folder {printable(root.parent)}; DATA: give a folder that holds train/ and val/, each with "
@@ -192,14 +192,15 @@ def _check_exists(root: Path) -> None:
     try:
         present = listed(sorted(os.listdir(root.parent))) or "nothing"
     except OSError as error:
-        raise _unlistable(root.parent, error) from error
+        raise unlistable(root.parent, error) from error
     raise DataError(
         f"there is no folder {printable(root.name)}/ (but {present}); {printable(root.parent)}: it needs train/ and "
         "val/, each with one folder of images per class"
     )
 
 
-def _unlistable(folder: Path, error: OSError) -> DataError:
+def unlistable(folder: Path, error: OSError) -> DataError:
+    """Return the error to raise for a folder that the system does not show."""
     return DataError(f"a folder cannot be listed: {error.strerror}; {printable(folder)}; mend its permissions")
 
 
