@@ -46,12 +46,7 @@ def golden(name: str) -> Any:
 @cache
 def result(name: str) -> Any:
     """Return the content of a result file."""
-    return json.loads(result_path(name).read_text())
-
-
-def result_path(name: str) -> Path:
-    """Return the place of a result file."""
-    return ROOT / "docs" / "results" / f"{name}.json"
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -171,8 +166,6 @@ def quickstart_seeds() -> str:
 
 
 def quickstart_segmentation() -> str:
-    if not result_path("quickstart_segmentation").exists():
-        return "It has not been measured yet."
     runs, environment = (result("quickstart_segmentation")[key] for key in ("runs", "environment"))
     miou = _listed([f"{run['results'][0]['miou']:.1f}" for run in runs])
     seconds = _range([run["seconds"] for run in runs], ".0f")
@@ -426,17 +419,16 @@ def _measured(name: str) -> str:
 
 
 def _cost(name: str) -> str:
-    runs = _runs_of_quickstart(name) if name in QUICKSTARTS else []
-    if not runs:
+    if name not in QUICKSTARTS:
         return ""
+    runs = _runs_of_quickstart(name)
     threads = result(QUICKSTARTS[name])["environment"]["threads"]
     return f"{_range([run['seconds'] for run in runs], '.0f')} s on {threads} CPU cores"
 
 
 def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
-    """Return the runs of an experiment of `QUICKSTARTS`; none while it is not measured."""
-    file = QUICKSTARTS[name]
-    return list(result(file)["runs"]) if result_path(file).exists() else []
+    """Return the runs of an experiment of `QUICKSTARTS`."""
+    return list(result(QUICKSTARTS[name])["runs"])
 
 
 # --- settings ---

@@ -52,6 +52,14 @@ def test_every_figure_is_on_one_page_and_none_begins_a_line_of_a_sentence() -> N
     assert [found for _, found in each(r"^(<!-- .*-->.+)$")] == []
 
 
+def test_the_quickstart_of_segmentation_expects_the_mean_of_its_seeds() -> None:
+    expected = load_experiment(experiments_dir() / "quickstart_scenes.json").expected
+    runs = readme.result("quickstart_segmentation")["runs"]
+    assert expected is not None
+    assert expected.scores["whole"].miou == round(sum(run["results"][0]["miou"] for run in runs) / len(runs), 1)
+    assert [run["seed"] for run in runs] == [1, 2, 3]
+
+
 def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json").expected
     assert expected is not None
