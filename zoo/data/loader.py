@@ -82,16 +82,34 @@ def build_train_loader(
     """
     images = ImageFolder(data / "train", train_transform(config.input), seed=config.seed, on_bad_image=on_bad_image)
     check_num_classes(images, config.network.classes)
+    return loader_of_crops(images, config, rank=rank, world_size=world_size, workers=workers, pin_memory=pin_memory)
+
+
+def loader_of_crops(
+    dataset: ImageDataset,
+    config: Experiment,
+    *,
+    rank: int,
+    world_size: int,
+    workers: int,
+    pin_memory: bool,
+    with_label_maps: bool = False,
+) -> Loader[TrainBatches]:
+    """Return the loader that trains on ``dataset``, whose images are square crops, for one process.
+
+    ``with_label_maps``: whether the target of an image is a map of the same size, and not the number of a class.
+    """
     batches = TrainBatches(
-        len(images),
+        len(dataset),
         config.optimizer.batch_size,
         rank=rank,
         world_size=world_size,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
     )
-    crop = config.input.crop_train
-    return Loader(images, batches, (3, crop, crop), workers, pin_memory)
+    size = (config.input.crop_train, config.input.crop_train)
+    target_shape = size if with_label_maps else ()
+    return Loader(dataset, batches, (3, *size), workers, pin_memory, target_shape=target_shape)
 
 
 def build_val_loader(

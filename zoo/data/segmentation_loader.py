@@ -15,7 +15,7 @@ from zoo.config import Experiment, Segmentation
 from zoo.data.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.folder import ImageDataset, OnBadImage, Sample
 from zoo.data.label_maps import LabelledImages, Split, labelled_images, read_pair
-from zoo.data.loader import Loader
+from zoo.data.loader import Loader, loader_of_crops
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
 from zoo.errors import DataError, printable
@@ -125,16 +125,15 @@ def build_segmentation_train_loader(
         seed=config.seed,
         on_bad_image=on_bad_image,
     )
-    batches = TrainBatches(
-        len(dataset),
-        config.optimizer.batch_size,
+    return loader_of_crops(
+        dataset,
+        config,
         rank=rank,
         world_size=world_size,
-        accumulate_steps=config.optimizer.accumulate_steps,
-        seed=config.seed,
+        workers=workers,
+        pin_memory=pin_memory,
+        with_label_maps=True,
     )
-    crop = config.input.crop_train
-    return Loader(dataset, batches, (3, crop, crop), workers, pin_memory, target_shape=(crop, crop))
 
 
 def build_segmentation_val_loader(
