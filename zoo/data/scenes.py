@@ -102,11 +102,12 @@ def _build(tree: Path) -> None:
             label_map = Image.fromarray(classes)
             label_map.putpalette([value for colour in PALETTE for value in colour])
             label_map.save(tree / split / "labels" / f"{index:04}.png")
-        for number, image in garments_alone(split):
+        for name in CLASSES:
+            (tree / ALONE / split / name).mkdir(parents=True)
+        for position, (number, image) in enumerate(garments_alone(split)):
             digest.update(image.tobytes())
-            folder = tree / ALONE / split / CLASSES[number]
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(folder / f"{len(list(folder.iterdir())):03}.png")
+            file = f"{position % NUM_ALONE[split]:03}.png"  # as many of each class, one class after the other
+            Image.fromarray(image).save(tree / ALONE / split / CLASSES[number] / file)
     if digest.hexdigest() != PIXELS_SHA256:
         raise VerificationError(
             f"the scenes have other pixels than they should: sha256 {digest.hexdigest()}, not {PIXELS_SHA256}; "
