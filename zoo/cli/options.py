@@ -31,6 +31,13 @@ def add_workers_option(parser: argparse.ArgumentParser, workers: int, meaning: s
     )  # fmt: skip
 
 
+def add_weights_option(parser: argparse.ArgumentParser) -> None:
+    """Add --weights, in place of the weights that belong to the command's NAME."""
+    parser.add_argument(
+        "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
+    )
+
+
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the launcher or its user passes to each process."""
     parser.add_argument(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.cli.options import add_process_options, check_writable, positive, whole_number
+from zoo.cli.options import add_process_options, add_weights_option, check_writable, positive, whole_number
 from zoo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def _add_segment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "name (a.jpg, a.png) are refused",
     )  # fmt: skip
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the files, outside of IN")
-    parser.add_argument(
-        "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
-    )
+    add_weights_option(parser)
     _add_view_options(parser, scales="1")
     parser.add_argument(
         "--fusion", choices=("mean", "max", "voting"), default="mean",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.cli.options import add_loader_options, add_process_options, check_writable, positive
+from zoo.cli.options import add_loader_options, add_process_options, add_weights_option, check_writable, positive
 from zoo.errors import ConfigError, listed, printable
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
@@ -40,9 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "data", metavar="DATA", type=Path,
         help="folder with val/: a folder per class, or of segmentation images/ and labels/ (see segmentation.layout)",
     )  # fmt: skip
-    parser.add_argument(
-        "--weights", metavar="FILE", type=Path, help="weights: a file or a published name (default: those of NAME)"
-    )
+    add_weights_option(parser)
     parser.add_argument(
         "--task", choices=("classification", "segmentation"),
         help="what the network has to be for: one class per image, or one per pixel (default: what it is for)",
