@@ -68,6 +68,11 @@ def test_every_file_of_the_package_belongs_to_a_row():
     assert outside == {"__init__.py", "__main__.py"}
 
 
+def test_no_two_files_have_the_same_name():
+    names = [path.name for path in FILES if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_top_level_holds_only_what_belongs_there():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md", "docs"}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests.formula import activated_batch_norm, relative_error
-from tests.layers.test_deeplab import paper_head
+from tests.layers.test_deeplab_head import paper_head
 from zoo.architectures import ARCHITECTURES
 from zoo.layers import ABN, InPlaceABN, freeze_norms
 from zoo.layers.stages import CheckpointedSequential, UnwoundSequential

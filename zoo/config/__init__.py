@@ -14,7 +14,7 @@ from zoo.config.experiment import (
 from zoo.config.network import Network
 from zoo.config.optimizer import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.config.parse import experiment_names, experiments_dir, find_experiment, load_experiment, parse_experiment
-from zoo.config.segmentation import Segmentation
+from zoo.config.segmentation_section import Segmentation
 
 __all__ = [
     "MIN_LINEAR_LR",

@@ -13,7 +13,7 @@ from zoo.architectures import ARCHITECTURES
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
 from zoo.config.section import Section
-from zoo.config.segmentation import Segmentation
+from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
 from zoo.limits import MAX_SIDE, MAX_STEPS
 

@@ -1,7 +1,7 @@
 """Modules that networks are built of, and the norm layers as drop-in replacements."""
 
 from zoo.layers.checkpointing import checkpoint
-from zoo.layers.deeplab import DeeplabV3
+from zoo.layers.deeplab_head import DeeplabV3
 from zoo.layers.init import init_weights
 from zoo.layers.norm import (
     ABN,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError
 from zoo.layers.conv import uninitialised
-from zoo.layers.deeplab import DeeplabV3
+from zoo.layers.deeplab_head import DeeplabV3
 from zoo.layers.norm import NormFactory
 from zoo.models.base import FeatureInfo, Network
 from zoo.ops.upsampling import upsample
