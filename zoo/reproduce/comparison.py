@@ -146,9 +146,7 @@ def compare_minimum(what: str, published: PublishedNumber, measured: float, unit
     return Comparison(what, published, measured, unit, verdict)
 
 
-def compare_maximum(
-    what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float
-) -> Comparison:
+def compare_maximum(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
     """Return the comparison of bytes that should be at most those published; fewer bytes are not off."""
     difference = measured / published.number - 1
     verdict = within(difference, tolerance)
