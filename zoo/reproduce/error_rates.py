@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
-from zoo.reproduce.comparison import Comparison, Panel, PublishedValue, Section, not_run
+from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
+from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
@@ -14,20 +15,29 @@ ERRORS = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is given twice: estimated "
     "from the differences between the runs (from n = 2 on), and as expected from the number of images scored."
 )
-SETTING = f"{ERRORS} Close means within {CLOSE} points. Short experiments have no published counterpart."
+SETTING = (
+    f"{ERRORS} Reproduced means within {CLOSE} points, from runs with all images of the data set. Short experiments "
+    "have no published counterpart."
+)
+# Images for training and for validation of the data sets of the papers.
+WHOLE_CIFAR, WHOLE_IMAGENET = (50_000, 10_000), (1_281_167, 50_000)
 
 
 def report_errors(
     key: str,
     title: str,
-    published: Mapping[str, PublishedValue | None],
+    published: Mapping[str, PublishedNumber | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
+    duration: str = "unknown duration",
 ) -> Section:
-    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs."""
+    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs.
+
+    ``duration`` says how long a training takes, for those that have no runs.
+    """
     section = Section(key, title, SETTING)
-    for name, error in published.items():
-        section.comparisons += errors_of(name, error, runs)
+    for name, number in published.items():
+        section.comparisons += errors_of(name, number, runs, duration)
     for name in short:
         section.comparisons += errors_of(name, None, runs) if any(run.experiment == name for run in runs) else []
     shown = [run for run in runs if run.experiment in {*published, *short}]
@@ -35,31 +45,68 @@ def report_errors(
     return section
 
 
-def errors_of(name: str, published: PublishedValue | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store."""
+def errors_of(
+    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = "unknown duration"
+) -> list[Comparison]:
+    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store.
+
+    Where the published number is an accuracy ("top-1" in its quantity), it is the accuracy.
+    """
     comparisons = []
     for is_stored in (False, True):
         runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
         if runs_of_kind or not is_stored:
-            comparisons.append(_error(name + ", stored" * is_stored, name, published, runs_of_kind))
+            comparisons.append(_score(name + ", stored" * is_stored, name, published, runs_of_kind, duration))
     return comparisons
 
 
-def _error(what: str, name: str, published: PublishedValue | None, runs: Sequence[TrainingRun]) -> Comparison:
+def _score(
+    what: str, name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str
+) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
         started = max((len(run.epochs) for run in runs), default=0)
-        if not started:
-            return not_run(what, published, "%", command_of(name))
-        return Comparison(what, published, None, "%", f"not finished: {started} of {runs[0].num_epochs} epochs")
-    measured = 100 - mean(run.top1[-1] for run in finished)
-    what = f"{what} (n = {len(finished)}{_image_counts(finished)})"
-    if published is None:
-        verdict = "nothing published"
-    else:
-        difference = measured - float(published.value)
-        verdict = f"within {CLOSE} points" if abs(difference) <= CLOSE else f"off by {difference:+.2f} points"
-    return Comparison(what, published, measured, "%", f"{verdict}; standard error {standard_error(finished)}")
+        reason = f"`{command_of(name)}`, {duration}"
+        reason += f"; a run has {started} of {runs[0].num_epochs} epochs" if started else ""
+        return not_measured(what, published, "%", Verdict("needs training", reason))
+    top1 = mean(run.top1[-1] for run in finished)
+    measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
+    verdict = Verdict("nothing published") if published is None else _judge(name, measured - published.number, finished)
+    return Comparison(
+        f"{what} (n = {len(finished)}{_image_counts(finished)})",
+        published,
+        measured,
+        "%",
+        verdict._replace(reason="; ".join(filter(None, (verdict.reason, f"standard error {standard_error(finished)}")))),
+        n=len(finished),
+        spread=_between_runs(finished) or _by_images(finished),
+        environment=finished[0].environment,
+    )
+
+
+def _judge(name: str, difference: float, runs: Sequence[TrainingRun]) -> Verdict:
+    """Return the verdict on a difference in points between the runs' mean and the published number."""
+    text = f"off by {difference:+.2f} points"
+    parts = [part for run in runs if (part := _part_of_whole(name, run))]
+    if parts:
+        return Verdict("underpowered", f"{parts[0]}; {text}")
+    if abs(difference) <= CLOSE:
+        return Verdict("reproduced", f"within {CLOSE} points")
+    error = _between_runs(runs)
+    if error is None:
+        return Verdict("underpowered", f"{text}, of one run")
+    return Verdict("underpowered" if abs(difference) < 2 * error else "off", text)
+
+
+def _part_of_whole(name: str, run: TrainingRun) -> str:
+    """Return which part of the data set's images the run had; empty where it had all, or nothing is known."""
+    whole = WHOLE_CIFAR if "cifar" in name else WHOLE_IMAGENET
+    counts = (run.num_training_images, run.num_validation_images)
+    incomplete = run.config.optimizer.batch_size  # the last batch of an epoch may be left out
+    for what, count, all_of_them in zip(("training", "validation"), counts, whole, strict=True):
+        if count is not None and count <= all_of_them - incomplete:
+            return f"{count:,} of {all_of_them:,} {what} images"
+    return ""
 
 
 def command_of(experiment: str) -> str:
