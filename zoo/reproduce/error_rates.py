@@ -14,6 +14,7 @@ from zoo.reproduce.training_runs import TrainingRun
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
 # Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
 WHOLE_SETS = {10: (50_000, 10_000), 100: (50_000, 10_000), 1000: (1_281_167, 50_000)}
+UNKNOWN = "hours not known"
 ERRORS = (
     "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
     "differences between the runs; for a single run it is what is expected from the number of images scored."
@@ -51,14 +52,18 @@ class StandardError(NamedTuple):
 def report_errors(
     key: str,
     title: str,
-    published: Mapping[str, PublishedNumber],
+    published: Mapping[str, PublishedNumber | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
+    duration: str = UNKNOWN,
 ) -> Section:
-    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs."""
+    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs.
+
+    ``duration`` says how long a training takes, for those that have no runs.
+    """
     section = Section(key, title, SETTING)
-    for name, error in published.items():
-        section.comparisons += errors_of(name, error, runs)
+    for name, number in published.items():
+        section.comparisons += errors_of(name, number, runs, duration)
     for name in short:
         section.comparisons += errors_of(name, None, runs) if any(run.experiment == name for run in runs) else []
     shown = [run for run in runs if run.experiment in {*published, *short}]
@@ -66,28 +71,35 @@ def report_errors(
     return section
 
 
-def errors_of(name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store."""
+def errors_of(
+    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN
+) -> list[Comparison]:
+    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store.
+
+    Where the published number is an accuracy ("top-1" in its quantity), it is the accuracy.
+    """
     comparisons = []
     for is_stored in (False, True):
         runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
         if runs_of_kind or not is_stored:
-            comparisons.append(_error(name + ", stored" * is_stored, name, published, runs_of_kind))
+            comparisons.append(_score(name + ", stored" * is_stored, name, published, runs_of_kind, duration))
     return comparisons
 
 
-def _error(what: str, name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun]) -> Comparison:
+def _score(
+    what: str, name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str
+) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        return not_measured(what, published, "%", needs_training(name, runs))
-    measured = 100 - mean(run.top1[-1] for run in finished)
-    error = standard_error(finished)
+        return not_measured(what, published, "%", needs_training(name, runs, duration))
+    top1, error = mean(run.top1[-1] for run in finished), standard_error(finished)
+    measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
     if published is None:
         verdict = Verdict("nothing published", f"standard error {error}")
     else:
         verdict = judge(measured - published.number, finished)
-    what += image_counts(finished)
-    return Comparison(what, published, measured, "%", verdict, len(finished), error.best)
+    what, environment = what + image_counts(finished), finished[0].environment
+    return Comparison(what, published, measured, "%", verdict, len(finished), error.best, environment=environment)
 
 
 def judge(difference: float, runs: Sequence[TrainingRun]) -> Verdict:
@@ -120,15 +132,14 @@ def _missing_images(runs: Sequence[TrainingRun]) -> str:
     return ""
 
 
-def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), memory: str = "") -> Verdict:
+def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN) -> Verdict:
     """Return the verdict on a number that a training of an experiment would give, with its command.
 
-    ``runs`` are unfinished ones of it, ``memory`` is the network.memory to set in its file where that matters.
+    ``runs`` are unfinished ones of it; ``duration`` says how long it takes.
     """
     started = max(runs, key=lambda run: len(run.epochs), default=None)
-    done = "" if started is None else f"; so far {len(started.epochs)} of {started.num_epochs} epochs"
-    with_memory = f" with network.memory {memory}" * bool(memory)
-    return Verdict("needs training", f"`{command_of(experiment)}`{with_memory}, hours not known{done}")
+    done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
+    return Verdict("needs training", f"`{command_of(experiment)}`, {duration}{done}")
 
 
 def command_of(experiment: str) -> str:
