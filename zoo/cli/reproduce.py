@@ -50,8 +50,9 @@ def _add_paper_options(group: argparse._ArgumentGroup) -> None:
         "BENCHMARK_runs.json and drawn; or such files in place of the folders",
     )  # fmt: skip
     group.add_argument(
-        "--table", type=positive, metavar="N", help="measure this table alone (default: all tables and figures)"
-    )
+        "--item", metavar="ITEM", nargs="+", default=[],
+        help='measure these alone, such as "Table 1" or table1 (default: all tables, figures and sections)',
+    )  # fmt: skip
     group.add_argument("--no-picture", action="store_true", help="write no plots, which need matplotlib")
 
 
@@ -87,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _has_option(benchmark: str, name: str) -> bool:
     if benchmark == "imagenet":
-        return name not in ("runs", "table", "no_picture")
+        return name not in ("runs", "item", "no_picture")
     own = {"inplace_abn": (), "revnet": ("data", "runs"), "revnext": ("runs",)}[benchmark]
-    return name in ("benchmark", "out", "debug", "table", "no_picture", *own)
+    return name in ("benchmark", "out", "debug", "item", "no_picture", *own)
 
 
 def _reproduce_imagenet(args: argparse.Namespace) -> int:
@@ -114,7 +115,7 @@ def _reproduce_paper(args: argparse.Namespace) -> int:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts bytes reports to stderr otherwise
     from zoo.reproduce.paper_report import PaperOptions, reproduce_paper
 
-    options = PaperOptions(args.benchmark, args.data, args.runs, args.table, not args.no_picture, args.out)
+    options = PaperOptions(args.benchmark, args.data, args.runs, args.item, not args.no_picture, args.out)
     print(reproduce_paper(options))
     print(f"written to {args.out / args.benchmark}.md and .json, plots beside them")
     return 0

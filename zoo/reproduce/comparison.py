@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce.published_numbers import PublishedNumber
 
@@ -49,6 +49,9 @@ class Comparison:
       nothing varies or it is not known.
     - `weights_md5`: digest of the weights that were scored, if any.
     - `data`: fingerprint of the images that were scored, if any.
+    - `environment`: that of the training runs or of the report that the number was read from; None where it was
+      measured now.
+    - `date`: when the number was measured, where it was read from a report that says so.
     """
 
     what: str
@@ -60,6 +63,8 @@ class Comparison:
     spread: float | None = None
     weights_md5: str = ""
     data: str = ""
+    environment: Mapping[str, Any] | None = None
+    date: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.report.plot_style import check_matplotlib
 from zoo.report.tables import markdown_table
 from zoo.reproduce import OUT
-from zoo.reproduce.comparison import PublishedValue, Section, Value
-from zoo.reproduce.papers import PAPERS, Measurement
+from zoo.reproduce.comparison import Comparison, Section, Value
+from zoo.reproduce.papers import PAPERS, Inputs, Measurement
 from zoo.reproduce.plot import draw
+from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import draw_runs, read_runs, write_runs
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class PaperOptions:
     - `paper`: a key of `zoo.reproduce.papers.PAPERS`.
     - `data`: the folder of images, for a figure that can use real ones; None for random images.
     - `runs`: log folders of training runs, and files that hold the runs of such folders.
-    - `table`: the number of the one table to measure; None for all tables and figures.
+    - `items`: the tables, figures and sections to measure, such as "Table 1"; all of them without one.
     - `plots`: whether to draw plots, which needs matplotlib.
     - `out`: the folder of the report.
     """
@@ -45,7 +46,7 @@ class PaperOptions:
     paper: str
     data: Path | None = None
     runs: Sequence[Path] = ()
-    table: int | None = None
+    items: Sequence[str] = ()
     plots: bool = True
     out: Path = OUT
 
@@ -55,7 +56,7 @@ class PaperOptions:
         words = ["zoo", "reproduce", self.paper]
         words += ["--data", str(self.data)] if self.data is not None else []
         words += ["--runs", *map(str, self.runs)] if self.runs else []
-        words += ["--table", str(self.table)] if self.table is not None else []
+        words += ["--item", *self.items] if self.items else []
         words += ["--out", str(self.out)] if self.out != OUT else []
         words += [] if self.plots else ["--no-picture"]
         return shlex.join(words)
@@ -73,9 +74,7 @@ def reproduce_paper(options: PaperOptions) -> str:
         check_matplotlib()
     warn_of_changes()
     runs, remarks = read_runs(options.runs, paper.experiments)
-    measurements = paper.measurements(runs, options.data)
-    if options.table is not None:
-        measurements = of_table(options.table, measurements)
+    measurements = of_items(options.items, paper.measurements(Inputs(runs, options.data)))
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,13 +97,21 @@ def reproduce_paper(options: PaperOptions) -> str:
     return text
 
 
-def of_table(number: int, measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return those of one table; ConfigError, with the tables that there are, for another number."""
-    chosen = [measurement for measurement in measurements if measurement.item == f"Table {number}"]
-    if not chosen:
-        items = [measurement.item for measurement in measurements if measurement.item.startswith("Table ")]
-        raise ConfigError(f"--table {number}: there is no measurement of it, but of {listed(dict.fromkeys(items))}")
-    return chosen
+def of_items(names: Sequence[str], measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return those of the items that are named, or all of them without a name; case and blanks do not matter.
+
+    Raises ConfigError, with the items that there are, for a name of none.
+    """
+    known = {_plain(measurement.item): measurement.item for measurement in measurements}
+    unknown = [name for name in names if _plain(name) not in known]
+    if unknown:
+        raise ConfigError(f"--item: there is no measurement of {listed(unknown)}, but of {listed(known.values(), 100)}")
+    chosen = {_plain(name) for name in names or known}
+    return [measurement for measurement in measurements if _plain(measurement.item) in chosen]
+
+
+def _plain(item: str) -> str:
+    return "".join(item.split()).lower()
 
 
 def write_report(options: PaperOptions, title: str, sections: Sequence[Section], remarks: Sequence[str] = ()) -> str:
@@ -125,13 +132,22 @@ def write_report(options: PaperOptions, title: str, sections: Sequence[Section],
 
 def _to_json(section: Section) -> dict[str, Any]:
     """Return the section's fields; the files have always called the comparisons "figures"."""
-    return {"figures" if key == "comparisons" else key: value for key, value in asdict(section).items()}
+    content = asdict(replace(section, comparisons=[]))
+    del content["comparisons"]
+    return {**content, "figures": [_comparison_to_json(comparison) for comparison in section.comparisons]}
+
+
+def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    number, verdict = comparison.published, comparison.verdict
+    published = None if number is None else number.model_dump(include={"id", "kind", "place", "value"})
+    content = {field.name: getattr(comparison, field.name) for field in fields(comparison)}
+    return {**content, "published": published, "verdict": str(verdict), "state": verdict.state}
 
 
 def _markdown(section: Section, plot: str | None) -> str:
     """Return the section's part of the report; ``plot`` is the name of the file with its plot."""
     lines = ["", f"## {section.title}", "", f"{section.setting} ({section.seconds:.0f} s)"]
-    rows = [[each.what, *_published(each.published), _number(each.measured), each.unit, each.verdict]
+    rows = [[each.what, *_published(each.published), _number(each.measured), each.unit, str(each.verdict)]
             for each in section.comparisons]  # fmt: skip
     lines += ["", markdown_table(HEADERS, rows)] if rows else []
     lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
@@ -139,7 +155,7 @@ def _markdown(section: Section, plot: str | None) -> str:
     return "\n".join(lines)
 
 
-def _published(published: PublishedValue | None) -> tuple[str, str]:
+def _published(published: PublishedNumber | None) -> tuple[str, str]:
     """Return what was published, and its kind and place; empty texts for nothing."""
     return ("", "") if published is None else (_number(published.value), f"{published.kind}, {published.place}")
 

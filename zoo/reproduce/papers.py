@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zoo.reproduce import revnet_tables2to5, revnext_figure12, revnext_tables1and2
 from zoo.reproduce.comparison import Section
@@ -25,13 +25,27 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `experiments`: stems of the experiment files whose training runs belong to its tables.
-    - `measurements`: returns what measures its tables and figures, in the paper's order. It is given the training runs
-      and the folder of images (--data), or None without one; DataError for unusable images.
+    - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
     """
 
     title: str
     experiments: Sequence[str]
-    measurements: Callable[[Sequence[TrainingRun], Path | None], list[Measurement]]
+    measurements: Callable[[Inputs], list[Measurement]]
+
+
+class Inputs(NamedTuple):
+    """What the measurements of a paper are given besides the package.
+
+    Args:
+    - `runs`: the training runs (--runs) of the paper's experiments.
+    - `data`: the folder of CIFAR images (--data); None without one.
+    - `scores`: the rows of the report of `zoo reproduce imagenet` in the folder of the reports, as its JSON file has
+      them; none without such a report.
+    """
+
+    runs: Sequence[TrainingRun] = ()
+    data: Path | None = None
+    scores: Sequence[Mapping[str, Any]] = ()
 
 
 class Measurement(NamedTuple):
@@ -50,32 +64,32 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
         (),
-        lambda runs, _: [Measurement("Table 2", measure_memory_gains)],
+        lambda _: [Measurement("Table 2", measure_memory_gains)],
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
         (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
-        lambda runs, data: [
+        lambda inputs: [
             Measurement("Table 1", measure_depth),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
-            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, runs)),
-            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, runs)),
+            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, inputs.runs)),
+            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, inputs.runs)),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
-            Measurement("Figure 4", partial(measure_angles, None if data is None else open_images(data))),
+            Measurement("Figure 4", partial(measure_angles, None if inputs.data is None else open_images(inputs.data))),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
         (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
-        lambda runs, _: [
+        lambda inputs: [
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
             Measurement("Figure 5", measure_norm_law),
             Measurement("Figure 6", measure_slope_law),
             Measurement("Figure 10", measure_layers),
             Measurement("Figure 11", measure_depths),
-            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, runs)),
-            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, runs)),
+            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, inputs.runs)),
+            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, inputs.runs)),
             Measurement("Table 2", revnext_tables1and2.report_time),
         ],
     ),
