@@ -3,9 +3,9 @@
 A scene has 96 x 96 px and one to five garments of one class on a dark ground, as on a shelf of a shop, each scaled,
 tinted, and at a random place where it hides little; a later one hides what is behind it, in the image and in the label
 map. Class 0 is the ground and 1 to 10 are the garments, in the order of `zoo.data.sample.CLASSES`, each in as many
-scenes as the others. What cannot be told of one garment, a shirt or a coat, is often told by those beside it. The scenes
-of train/ are made of the sample's training images alone, and those of val/ of its validation images. Colours tell
-nothing about classes. Garments are whole, pale and of similar sizes, the ground is dark, and more scenes have many
+scenes as the others. What cannot be told of one garment, a shirt or a coat, is often told by those beside it. The
+scenes of train/ are made of the sample's training images alone, and those of val/ of its validation images. Colours
+tell nothing about classes. Garments are whole, pale and of similar sizes, the ground is dark, and more scenes have many
 garments than few, so that a small network learns the garments within the minutes of a quickstart. Beside the scenes is
 each garment alone, drawn in the same way, for a body that is to learn their classes first.
 
@@ -146,10 +146,8 @@ class _Dice:
         return self._bytes[self._used - count : self._used]
 
 
-def _compose(
-    garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice
-) -> Scene:
-    """Return the scene of the ``dice`` from those of ``garments`` (class, image, 28, 28) that are of class ``number``."""
+def _compose(garments: np.ndarray, number: int, silhouettes: dict[tuple[int, int], np.ndarray], dice: _Dice) -> Scene:
+    """Return the scene of the ``dice`` from the ``garments`` (class, image, 28, 28) of class ``number``."""
     image, classes = _ground(dice, SIDE_PX), np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
     for _ in range(max(dice.between(1, MAX_GARMENTS), dice.between(1, MAX_GARMENTS))):
         key = number, dice.below(garments.shape[1])
