@@ -133,8 +133,9 @@ def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[Trainin
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on the others.
 
     ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
-    belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. The note that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises
-    ConfigError or CheckpointError for a path that is neither.
+    belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. The
+    note that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises ConfigError or
+    CheckpointError for a path that is neither.
     """
     if not paths:
         return [], []
