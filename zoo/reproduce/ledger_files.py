@@ -44,7 +44,7 @@ def write_ledger(
     - `titles`: those of the papers, by their names.
     - `command`, `environment`: those of the last run.
     """
-    content = {"benchmark": "reproduction", "command": command, "environment": environment}
+    content: dict[str, Any] = {"benchmark": "reproduction", "command": command, "environment": environment}
     content |= {"states": count_states(rows), "rows": [row.model_dump() for row in rows]}
     write_json(folder / JSON, content)
     write_text(folder / CSV, csv_text(rows))

@@ -70,7 +70,7 @@ def _row(row: Row) -> str:
     published, measured = (escape(with_unit(value, row.unit)) for value in (row.published, row.measured))
     cells = [
         f"<span>{escape(row.quantity)}</span>",
-        f'<span><b>{published}</b><small>{escape(row.kind)}</small></span>',
+        f"<span><b>{published}</b><small>{escape(row.kind)}</small></span>",
         f"<span><b>{measured}</b>{escape(spread)}{times}</span>",
         f'<span class="verdict">{_badge(row.state)}{_text(reason)}</span>',
     ]
