@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
-from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.report.environment import describe_environment, utc_now, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
 from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
@@ -235,7 +234,7 @@ class ImageNetRun:
             "limit": options.limit,
             "processes": self._process.world_size,
             "seconds": round(time.monotonic() - start_s, 1),
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "finished": utc_now(),
         }
         self._measurements.append(measured)
         return measured
