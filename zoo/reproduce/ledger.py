@@ -19,6 +19,7 @@ STATES: tuple[State, ...] = (
 )  # fmt: skip
 #: States of numbers that this package could measure. They say nothing about a number that was measured before.
 WAITING: tuple[State, ...] = ("needs data", "needs training", "not run")
+DAY = len("2018-06-18")
 UNNAMED = "no measurement names it"
 
 
@@ -35,7 +36,7 @@ class Row(BaseModel):
     - `section`: the item of the paper's report that the row is of.
     - `command`: what measures the row.
     - `commit`, `date`: of the code, and when; "" where the training runs that it was read from do not say.
-    - `environment`: the versions and the machine that it was measured with.
+    - `environment`: the versions and the machine that it was measured with; empty where that is not known.
     - `weights_md5`, `data`: the weights and the images that were scored, if any.
     """
 
@@ -107,12 +108,11 @@ class Ledger:
 
 
 class MeasuredBy(NamedTuple):
-    """What measured an item of a paper: the command for this item, the versions and the machine, and the day."""
+    """What measured an item of a paper: the command for this item, and `describe_environment` of the run."""
 
     section: str
     command: str
     environment: Mapping[str, Any]
-    date: str
 
 
 def count_states(rows: Iterable[Row]) -> dict[State, int]:
@@ -137,22 +137,21 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredBy) -> Row:
     """Return the row of a comparison; what it was read from says by itself when and how it was measured."""
-    is_measured, environment, date = comparison.measured is not None, measured_by.environment, measured_by.date
-    if comparison.environment is not None:
-        environment, date = comparison.environment, comparison.date
+    is_measured = comparison.measured is not None
+    environment = measured_by.environment if comparison.environment is None else comparison.environment
     return Row(
         **_of_number(number),
         what=comparison.what,
         measured=comparison.measured,
         n=comparison.n if is_measured else None,
-        spread=comparison.spread,
+        spread=comparison.spread if is_measured else None,
         state=comparison.verdict.state,
         verdict=str(comparison.verdict),
         section=measured_by.section,
         command=comparison.command or measured_by.command,
         commit=str(environment.get("commit") or ""),
-        date=date,
-        environment=dict(environment),
+        date=(comparison.date or str(environment.get("date") or ""))[:DAY],
+        environment={key: value for key, value in environment.items() if key not in ("commit", "date")},
         weights_md5=comparison.weights_md5,
         data=comparison.data,
     )

@@ -54,7 +54,7 @@ def write_ledger(
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Return the rows as CSV: their fields, then what their environments say."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.environment if key != "commit"))
+    keys = list(dict.fromkeys(key for row in rows for key in row.environment))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*FIELDS, *keys])

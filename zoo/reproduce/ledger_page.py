@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -26,7 +27,7 @@ KINDS = {
     "read off a figure": "is only as exact as the eye",
 }
 HEADERS = ("quantity", "published", "kind", "measured", "n", "spread", "verdict", "command", "commit", "date")
-SHOWN_DIGITS = 10  # of a commit
+LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # ten digits of it are shown
 
 
 def markdown_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
@@ -75,9 +76,7 @@ def measured_with(rows: Sequence[Row]) -> list[str]:
 
 def environment_text(row: Row) -> str:
     """Return the versions and the machine of a row in one line."""
-    return ", ".join(
-        f"{key} {value}" for key, value in row.environment.items() if key != "commit" and value not in (None, "")
-    )
+    return ", ".join(f"{key} {value}" for key, value in row.environment.items() if value not in (None, ""))
 
 
 def _counts_table(rows: Sequence[Row]) -> str:
@@ -91,7 +90,7 @@ def _counts_table(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row, command: int) -> list[Cell]:
     """Return the cells of a row; ``command`` is the number of its command in the list above the table."""
-    measured, commit = with_unit(row.measured, row.unit), row.commit[:SHOWN_DIGITS]
+    measured, commit = with_unit(row.measured, row.unit), LONG_COMMIT.sub(r"\1", row.commit)
     cells = [with_unit(row.published, row.unit), row.kind, measured, number_text(row.n), number_text(row.spread)]
     return [row.quantity, *cells, row.verdict, f"[{command}]", commit, row.date]
 

@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +116,6 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
             reproduce_imagenet(ImageNetOptions(options.data, workers=options.workers, out=options.out), process)
         chosen = choose()
     environment = describe_environment(torch.device("cpu"))
-    today = datetime.now(timezone.utc).date().isoformat()
     reports = {}
     for paper, measurements in chosen.items():
         runs, remarks = found[paper]
@@ -129,11 +127,11 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
             sections.append(_measure(paper, measurement))
             reports[paper] = write_report(report, sections)
             for comparison in sections[-1].comparisons:
-                by = MeasuredBy(item, options.command_of(paper, item, comparison), environment, today)
+                by = MeasuredBy(item, options.command_of(paper, item, comparison), environment)
                 ledger.add(comparison, by, is_part=bool(options.items))
             _write_ledger(options, ledger, environment)
         if not options.items:
-            ledger.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment, today))
+            ledger.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment))
             _write_ledger(options, ledger, environment)
     return Reproduced(reports, list(ledger.rows.values()))
 

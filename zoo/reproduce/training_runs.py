@@ -275,6 +275,19 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
     )
 
 
+def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return the versions and the machine of the runs; where they differ, the values of all, separated by commas.
+
+    Empty where none was recorded.
+    """
+    values: dict[str, list[Any]] = {}
+    for run in runs:
+        for key, value in (run.environment or {}).items():
+            values.setdefault(key, [])
+            values[key] += [value] if value not in values[key] else []
+    return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
+
+
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
     """Write NAME_runs.json, which may then be given in place of the log folders of the runs."""
     content = {
