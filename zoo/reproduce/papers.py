@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from zoo.reproduce import revnet_tables2to5, revnext_figure12, revnext_tables1and2
+from zoo.reproduce import inplace_abn_scores, revnet_tables2to5, revnext_figure12, revnext_tables1and2
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.revnet_figure4 import measure_angles, open_images
@@ -68,8 +68,17 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
         (),
+<<<<<<< HEAD
         "ImageNet",
         lambda _: [Measurement("Table 2", measure_memory_gains)],
+=======
+        lambda inputs: [
+            Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
+            Measurement("Table 2", measure_memory_gains),
+            Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
+        ],
+>>>>>>> ledger
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
