@@ -45,7 +45,7 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
         {"epoch": 2, "train_loss": 1.5, "train_top1": 10.0, "val_loss": 1.7, "val_top1": 30.0},
     ]
     assert run.environment == {"commit": "abc"}
-    assert (run.num_training_images, run.num_validation_images) == (None, 50)
+    assert (run.num_training_images, run.num_validation_images) == (500, 50)
     assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
 
 

@@ -5,22 +5,48 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
+from typing import NamedTuple
 
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.training_runs import TrainingRun
+from zoo.reproduce.training_runs import TrainingRun, environment_of
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
+# Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
+WHOLE_SETS = {10: (50_000, 10_000), 100: (50_000, 10_000), 1000: (1_281_167, 50_000)}
+UNKNOWN = "hours not known"
 ERRORS = (
-    "Test error in percent after the last epoch, mean of n finished runs. Its standard error is given twice: estimated "
-    "from the differences between the runs (from n = 2 on), and as expected from the number of images scored."
+    "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
+    "differences between the runs; for a single run it is what is expected from the number of images scored."
 )
 SETTING = (
-    f"{ERRORS} Reproduced means within {CLOSE} points, from runs with all images of the data set. Short experiments "
-    "have no published counterpart."
+    f"{ERRORS} Reproduced: within {CLOSE} points, and twice the standard error is no more than that. Off: by more than "
+    f"both. Underpowered: neither, or not all images of the data. For a single run, another {CLOSE} points are added to "
+    "the standard error, by which runs of the same settings are known to differ. Short experiments have no published "
+    "counterpart."
 )
-# Images for training and for validation of the data sets of the papers.
-WHOLE_CIFAR, WHOLE_IMAGENET = (50_000, 10_000), (1_281_167, 50_000)
+
+
+class StandardError(NamedTuple):
+    """Two estimates of the standard error of a mean accuracy, or of a difference between two, in points.
+
+    Args:
+    - `between`: from the differences between runs; None where one run alone was trained.
+    - `by_images`: what is expected from the number of images scored; None where that is not known.
+    """
+
+    between: float | None
+    by_images: float | None
+
+    @property
+    def best(self) -> float | None:
+        """The estimate from the runs, which were scored on the same images as the published network; or the other."""
+        return self.by_images if self.between is None else self.between
+
+    def __str__(self) -> str:
+        """Return both in words."""
+        text = "unknown between runs" if self.between is None else f"{self.between:.2f} between runs"
+        return text if self.by_images is None else f"{text}, {self.by_images:.2f} by the images"
 
 
 def report_errors(
@@ -29,7 +55,7 @@ def report_errors(
     published: Mapping[str, PublishedNumber | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
-    duration: str = "unknown duration",
+    duration: str = UNKNOWN,
 ) -> Section:
     """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs.
 
@@ -46,7 +72,7 @@ def report_errors(
 
 
 def errors_of(
-    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = "unknown duration"
+    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN
 ) -> list[Comparison]:
     """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store.
 
@@ -65,48 +91,55 @@ def _score(
 ) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        started = max((len(run.epochs) for run in runs), default=0)
-        reason = f"`{command_of(name)}`, {duration}"
-        reason += f"; a run has {started} of {runs[0].num_epochs} epochs" if started else ""
-        return not_measured(what, published, "%", Verdict("needs training", reason))
-    top1 = mean(run.top1[-1] for run in finished)
+        return not_measured(what, published, "%", needs_training(name, runs, duration))
+    top1, error = mean(run.top1[-1] for run in finished), standard_error(finished)
     measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
-    verdict = Verdict("nothing published") if published is None else _judge(name, measured - published.number, finished)
-    return Comparison(
-        f"{what} (n = {len(finished)}{_image_counts(finished)})",
-        published,
-        measured,
-        "%",
-        verdict._replace(reason="; ".join(filter(None, (verdict.reason, f"standard error {standard_error(finished)}")))),
-        n=len(finished),
-        spread=_between_runs(finished) or _by_images(finished),
-        environment=finished[0].environment,
-    )
+    if published is None:
+        verdict = Verdict("nothing published", f"standard error {error}")
+    else:
+        verdict = judge(measured - published.number, finished)
+    what, environment = what + image_counts(finished), environment_of(finished)
+    return Comparison(what, published, measured, "%", verdict, len(finished), error.best, environment=environment)
 
 
-def _judge(name: str, difference: float, runs: Sequence[TrainingRun]) -> Verdict:
-    """Return the verdict on a difference in points between the runs' mean and the published number."""
-    text = f"off by {difference:+.2f} points"
-    parts = [part for run in runs if (part := _part_of_whole(name, run))]
-    if parts:
-        return Verdict("underpowered", f"{parts[0]}; {text}")
-    if abs(difference) <= CLOSE:
-        return Verdict("reproduced", f"within {CLOSE} points")
-    error = _between_runs(runs)
-    if error is None:
-        return Verdict("underpowered", f"{text}, of one run")
-    return Verdict("underpowered" if abs(difference) < 2 * error else "off", text)
+def judge(difference: float, runs: Sequence[TrainingRun]) -> Verdict:
+    """Return the verdict on the ``difference`` in points between the mean of finished runs and a published number."""
+    error = standard_error(runs)
+    text = f"{difference:+.2f} points, standard error {error}"
+    missing = _missing_images(runs)
+    if missing:
+        return Verdict("underpowered", f"{missing}; {text}")
+    if error.best is None:
+        return Verdict("underpowered", text)
+    doubled = 2 * (math.hypot(error.best, CLOSE) if len(runs) == 1 else error.best)
+    if abs(difference) > max(CLOSE, doubled):
+        return Verdict("off", f"off by {text}")
+    if abs(difference) <= CLOSE and doubled <= CLOSE:
+        return Verdict("reproduced", f"within {CLOSE} points: {text}")
+    return Verdict("underpowered", text)
 
 
-def _part_of_whole(name: str, run: TrainingRun) -> str:
-    """Return which part of the data set's images the run had; empty where it had all, or nothing is known."""
-    whole = WHOLE_CIFAR if "cifar" in name else WHOLE_IMAGENET
-    counts = (run.num_training_images, run.num_validation_images)
-    incomplete = run.config.optimizer.batch_size  # the last batch of an epoch may be left out
-    for what, count, all_of_them in zip(("training", "validation"), counts, whole, strict=True):
-        if count is not None and count <= all_of_them - incomplete:
-            return f"{count:,} of {all_of_them:,} {what} images"
+def _missing_images(runs: Sequence[TrainingRun]) -> str:
+    """Return which runs were not trained or scored on the whole data; "" if all were on all of it."""
+    for run in runs:
+        counts = (run.num_training_images, run.num_validation_images)
+        whole = WHOLE_SETS[run.config.network.classes]
+        for done, count, whole_count in zip(("trained", "scored"), counts, whole, strict=True):
+            if count is None:
+                return f"the number of images {done} on is not recorded"
+            if count != whole_count:
+                return f"{done} on {count:,} of {whole_count:,} images"
     return ""
+
+
+def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN) -> Verdict:
+    """Return the verdict on a number that a training of an experiment would give, with its command.
+
+    ``runs`` are unfinished ones of it; ``duration`` says how long it takes.
+    """
+    started = max(runs, key=lambda run: len(run.epochs), default=None)
+    done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
+    return Verdict("needs training", f"`{command_of(experiment)}`, {duration}{done}")
 
 
 def command_of(experiment: str) -> str:
@@ -122,14 +155,9 @@ def error_curves(title: str, runs: Sequence[TrainingRun]) -> Panel:
     return Panel(title, "epoch", "test error, %", lines)
 
 
-def standard_error(*groups: Sequence[TrainingRun]) -> str:
-    """Return the standard error of a group's mean, or of the difference between the means of two, in points.
-
-    There are two estimates of it: from the differences between runs, and from the number of images scored.
-    """
-    between, by_images = _combined(map(_between_runs, groups)), _combined(map(_by_images, groups))
-    text = "unknown between runs" if between is None else f"{between:.2f} between runs"
-    return text if by_images is None else f"{text}, {by_images:.2f} by the images"
+def standard_error(*groups: Sequence[TrainingRun]) -> StandardError:
+    """Return the standard error of a group's mean, or of the difference between the means of two, in points."""
+    return StandardError(_combined(map(_between_runs, groups)), _combined(map(_by_images, groups)))
 
 
 def _combined(errors: Iterable[float | None]) -> float | None:
@@ -151,13 +179,13 @@ def _by_images(runs: Sequence[TrainingRun]) -> float | None:
     return 100 * math.sqrt(share * (1 - share) / count) if count and not counts else None
 
 
-def _image_counts(runs: Sequence[TrainingRun]) -> str:
-    """Return the numbers of images that the runs were trained on and scored on, as far as they are known."""
-    text = ""
+def image_counts(runs: Sequence[TrainingRun]) -> str:
+    """Return the numbers of images that the runs were trained on and scored on in brackets, as far as known."""
+    texts = []
     for what, counts in (
         ("training", {run.num_training_images for run in runs}),
         ("validation", {run.num_validation_images for run in runs}),
     ):
         known = sorted(count for count in counts if count)
-        text += f", {' or '.join(f'{count:,}' for count in known)} {what} images" * bool(known)
-    return text
+        texts += [f"{' or '.join(f'{count:,}' for count in known)} {what} images"] if known else []
+    return f" ({', '.join(texts)})" if texts else ""

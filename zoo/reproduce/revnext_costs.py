@@ -9,12 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
-from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, unpublished
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, unpublished, within
 from zoo.reproduce.paper_networks import build_revnext, forward_of
 from zoo.reproduce.published_numbers import published
 
 BATCH, SIZE = 8, 32
 TOLERANCE = 0.05
+NUMBERS = {"one": 1, "two": 2, "three": 3}
 PASSES = {"revnext_revnet": "section3.4/passes", "revnext_flat": "section4.3/passes", "revnext": "section4.4/passes"}
 
 
@@ -25,17 +26,19 @@ def measure_passes() -> Section:
         f"Multiplications of all convolutions that a backward pass runs again, over those of the forward pass, for "
         f"{BATCH} images of {SIZE} pixels. The stem is not run again. A step takes three forward passes without them.",
     )  # fmt: skip
-    for name, key in PASSES.items():
-        number = published("revnext", key)
-        section.comparisons.append(compare(name, number, additional_passes(name), number.unit, TOLERANCE))
-    again = additional_passes("revnext", keep_branch_input=False)
-    number = published("revnext", PASSES["revnext"])
     section.comparisons += [
-        compare("revnext, branch inputs found again", number, again, number.unit, TOLERANCE),
+        *(_compare_passes(name, name) for name in PASSES),
+        _compare_passes("revnext, branch inputs found again", "revnext", keep_branch_input=False),
         unpublished("revnext_resnet18", additional_passes("revnext_resnet18")),
         _compare_layers_of_a_block(),
     ]
     return section
+
+
+def _compare_passes(what: str, name: str, **options: Any) -> Comparison:
+    number, measured = published("revnext", PASSES[name]), additional_passes(name, **options)
+    expected = NUMBERS[str(number.value).partition(" ")[0]]
+    return Comparison(what, number, measured, number.unit, within(measured / expected - 1, TOLERANCE))
 
 
 class _Multiplications(TorchDispatchMode):
@@ -69,7 +72,7 @@ def _compare_layers_of_a_block() -> Comparison:
     (count,) = {sum(isinstance(layer, InvertibleConv) for layer in branch) for block in blocks[1:]
                 for branch in (block.f, block.g)}  # fmt: skip
     number = published("revnext", "section4.4/layers_per_block")
-    low, high = map(int, str(number.value).split(" to "))
+    low, high = (NUMBERS[word] for word in str(number.value).split(" to "))
     verdict = Verdict("reproduced" if low <= count <= high else "off")
     return Comparison("revnext: convolutions of a branch, in blocks behind a pool", number, count, "", verdict)
 

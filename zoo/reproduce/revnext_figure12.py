@@ -24,9 +24,7 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
         f'network.memory "auto", which reconstructs, and "plain", which stores. {ERRORS}',
     )  # fmt: skip
     section.comparisons += [
-        _not_trained(key, number)
-        for key, number in published_numbers("revnext").items()
-        if key.startswith("figure12/")
+        _not_trained(key, number) for key, number in published_numbers("revnext").items() if key.startswith("figure12/")
     ]
     for name in SHORT:
         runs_of_name = [run for run in runs if run.experiment == name]

@@ -19,7 +19,6 @@ from zoo.reproduce.comparison import (
     Verdict,
     compare,
     compare_decades,
-    compare_trend,
     unpublished,
 )
 from zoo.reproduce.paper_networks import build_revnext
@@ -186,10 +185,7 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
                 compare_decades(f"{label}: {end}", published("revnext", f"figure10/{family}_{end}"), values[end])
                 for end in ("first", "last", *["smallest"] * (family == "hybrid"))
             ]
-    trend = published("revnext", "section5.1/flat_trend")
-    for label, ratios in flats.items():
-        what = f"{label}: from the last layer to the first"
-        section.comparisons.append(compare_trend(what, trend, _finite(ratios.layers)[::-1], ""))
+    section.comparisons += [_compare_accumulation(label, ratios) for label, ratios in flats.items()]
     section.comparisons += [_compare_stability(label, ratios) for label, ratios in hybrids.items()]
     section.comparisons += _compare_alphas(flats["flat 2-3-3"])
     lines = [finite_line(label, ratios.in_order()) for label, ratios in {**flats, **hybrids}.items()]
@@ -199,6 +195,17 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
 
 def _finite(ratios: Ratios) -> Ratios:
     return [ratio for ratio in ratios if math.isfinite(ratio)]
+
+
+def _compare_accumulation(label: str, ratios: LayerRatios) -> Comparison:
+    """Return the ratios of the last layer with a loss and of the first."""
+    finite = _finite(ratios.layers)
+    first, last = finite[0], finite[-1]
+    per_layer = (last / first) ** (1 / (len(finite) - 1))
+    verdict = Verdict("reproduced" if per_layer > 1 else "off", f"a factor of {per_layer:.2g} per layer")
+    what = f"{label}: ratios from the last layer to the first"
+    number = published("revnext", "section5.1/flat_trend")
+    return Comparison(what, number, f"{last:.2g} to {first:.2g}", "", verdict)
 
 
 def _compare_stability(label: str, ratios: LayerRatios) -> Comparison:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, compare, compare_trend, within
+from zoo.reproduce.comparison import Comparison, Line, Panel, Section, Verdict, compare, within
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
 SIDE = 64  # pixels of a side of the inverted feature maps: standard normal
@@ -63,7 +63,9 @@ def measure_norm_law() -> Section:
     section.comparisons.append(compare(what, end, measured["0.001"][-1], "", READ_TOLERANCE))
     bounded = [measure_norm([1, WEAK_GAIN], 1e-4, eps_i) for eps_i in LEAST_GAINS]
     what = f"gains 1 and {WEAK_GAIN}, eps_i {' / '.join(f'{eps_i:g}' for eps_i in LEAST_GAINS)}: alpha"
-    section.comparisons.append(compare_trend(what, published("revnext", "section4.2.1/eps_i"), bounded, ""))
+    effect = Verdict("reproduced" if bounded == sorted(bounded) else "off", f"{bounded[0]:.2g} to {bounded[-1]:.2g}")
+    text = " / ".join(f"{alpha:.3g}" for alpha in bounded)
+    section.comparisons.append(Comparison(what, published("revnext", "section4.2.1/eps_i"), text, "", effect))
     return section
 
 

@@ -1,15 +1,15 @@
 """Training runs: read from their log folders, matched to experiment files, kept in one file and drawn.
 
 A log folder holds megabytes of checkpoints and a record every few steps. A file of runs holds for each of them its
-settings, the accuracy and loss of each epoch and some of the reconstruction errors, and can later be given in place of
-the folders.
+settings, the accuracy and loss of each epoch and some of the reconstruction errors and of the angles between gradients,
+and can later be given in place of the folders.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,17 @@ from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
 from zoo.reproduce.plot import draw
 
-NUM_RECONSTRUCTIONS = 12  # number of records of reconstruction errors kept per run, evenly spread over its steps
+# Numbers of records kept per run, evenly spread over its steps: of reconstruction errors and of angles.
+NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
 PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
 # The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
-MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
+METERS = {"reconstruction_meter", "gradient_angle_meter"}
+MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": METERS}
 # What the records of each event must have.
 NEEDED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
-    "reconstruction": ("step", "errors"),
+    "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
 }  # fmt: skip
 Epoch = dict[str, Any]
 
@@ -50,6 +52,8 @@ class TrainingRun:
     - `epochs`: for each validated epoch "epoch" (counted from 1), "val_top1" and, where they were recorded, "val_loss",
       "train_top1" and "train_loss"; accuracies in percent, losses in nats per image.
     - `reconstruction`: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
+    - `angles`: for some steps "step" and "degrees", the angle between the gradients from stored and from reconstructed
+      activations; null where one of them was not finite.
     - `note`: what a reader has to know about the run; may be empty.
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
@@ -62,6 +66,7 @@ class TrainingRun:
     environment: dict[str, Any] | None
     epochs: Sequence[Epoch]
     reconstruction: Sequence[dict[str, Any]] = ()
+    angles: Sequence[dict[str, Any]] = ()
     note: str = ""
     num_training_images: int | None = None
     num_validation_images: int | None = None
@@ -120,27 +125,35 @@ class TrainingRun:
             "num_validation_images": self.num_validation_images,
             "epochs": list(self.epochs),
         }
-        extras = {"note": self.note, "reconstruction": list(self.reconstruction)}
+        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles)}
         return {**content, **{key: value for key, value in extras.items() if value}}
 
 
-def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[TrainingRun], list[str]]:
-    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on the others.
+def read_runs(
+    paths: Sequence[Path], names: Iterable[str], others: Iterable[str] = ()
+) -> tuple[list[TrainingRun], list[str]]:
+    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
 
     ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
-    belongs to the experiment whose settings it was trained with, except that seed, memory and reconstruction meter may
-    differ. The note that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises
-    ConfigError or CheckpointError for a path that is neither.
+    belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. There
+    are no remarks on runs of the experiments ``others``. The note that a file has on a run becomes a remark too.
+    Remarks name paths as they were given. Raises ConfigError or CheckpointError for a path that is neither.
     """
     if not paths:
         return [], []
-    experiments = {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in names}
+    experiments, elsewhere = (
+        {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in group}
+        for group in (names, others)
+    )
     once: dict[Path, Path] = {}
     for path in paths:
         once.setdefault(path.resolve(), path)
     runs, remarks = [], []
     for run in (run for path in once.values() for run in read_path(path)):
-        name = experiments.get(_settings(run.config))
+        settings = _settings(run.config)
+        name = experiments.get(settings)
+        if name is None and settings in elsewhere:
+            continue
         if name is None:
             remarks.append(f"left out: {run.source} was trained with settings of no experiment in this report")
         elif not run.epochs:
@@ -163,9 +176,11 @@ def read_path(path: Path) -> list[TrainingRun]:
 
 def _read_folder(folder: Path) -> TrainingRun:
     records = _read_metrics(folder / METRICS_FILE)
-    config = parse_experiment(read(folder / CHECKPOINT)["config"], str(folder / CHECKPOINT))
+    saved = read(folder / CHECKPOINT)
+    config = parse_experiment(saved["config"], str(folder / CHECKPOINT))
     epochs: dict[int, Epoch] = {}
     reconstructions: dict[int, dict[str, Any]] = {}
+    angles: dict[int, dict[str, Any]] = {}
     environment = num_scored = None
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
@@ -183,6 +198,8 @@ def _read_folder(folder: Path) -> TrainingRun:
             worst = None if None in errors else max(errors, default=0.0)
             step = {"step": record["step"], "worst_relative_error": worst, "errors": record["errors"]}
             reconstructions[record["step"]] = step
+        elif event == "gradient_angle":
+            angles[record["step"]] = {"step": record["step"], "degrees": record["degrees"]}
     validated = [epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index]]
     return TrainingRun(
         source=printable(folder),
@@ -190,7 +207,9 @@ def _read_folder(folder: Path) -> TrainingRun:
         status=_status(folder, len(validated), config.optimizer.schedule.epochs),
         environment=environment,
         epochs=validated,
-        reconstruction=_evenly_spread([reconstructions[step] for step in sorted(reconstructions)]),
+        reconstruction=_evenly_spread(reconstructions, NUM_RECONSTRUCTIONS),
+        angles=_evenly_spread(angles, NUM_ANGLES),
+        num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
     )
 
@@ -210,10 +229,10 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _evenly_spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `NUM_RECONSTRUCTIONS` of the records, the first and the last among them."""
-    last, count = len(records) - 1, min(len(records), NUM_RECONSTRUCTIONS)
-    return [records[round(index * last / max(1, count - 1))] for index in range(count)]
+def _evenly_spread(records: Mapping[int, dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return at most so many of the records, which have their steps as keys, the first and the last among them."""
+    steps, count = sorted(records), min(len(records), most)
+    return [records[steps[round(index * (len(steps) - 1) / max(1, count - 1))]] for index in range(count)]
 
 
 def _status(folder: Path, num_done: int, num_epochs: int) -> str:
@@ -249,10 +268,24 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         environment=run.get("environment", content.get("environment")),
         epochs=list(run["epochs"]),
         reconstruction=list(run.get("reconstruction", ())),
+        angles=list(run.get("angles", ())),
         note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
     )
+
+
+def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return the versions and the machine of the runs; where they differ, the values of all, separated by commas.
+
+    Empty where none was recorded.
+    """
+    values: dict[str, list[Any]] = {}
+    for run in runs:
+        for key, value in (run.environment or {}).items():
+            values.setdefault(key, [])
+            values[key] += [value] if value not in values[key] else []
+    return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
 
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
