@@ -70,7 +70,30 @@ PAPERS = {
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
         (),
         "ImageNet",
-        lambda _: [Measurement("Table 2", measure_memory_gains)],
+        lambda inputs: [
+            Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
+            Measurement("Table 2", measure_memory_gains),
+            Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
+        ],
+    ),
+    "revnet": Paper(
+        "The Reversible Residual Network (Gomez et al. 2017), measured again",
+        (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
+        "CIFAR-10",
+        lambda inputs: [
+            Measurement("Table 1", measure_depth),
+            Measurement("Table 2", revnet_tables2to5.measure_parameters),
+            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, inputs.runs)),
+            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, inputs.runs)),
+            Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
+            Measurement("Figure 4", partial(measure_angles, None if inputs.data is None else open_images(inputs.data))),
+        ],
+    ),
+    # EURASIP Journal on Image and Video Processing 2023:1
+    "revnext": Paper(
+        "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
+        (revnext_tables1and2.EXPERIMENT, *revnext_tables1and2.OTHER_EXPERIMENTS, *revnext_figure12.SHORT),
         None,
         lambda inputs: [
             Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),

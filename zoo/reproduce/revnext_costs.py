@@ -80,7 +80,8 @@ def _compare_layers_of_a_block() -> Comparison:
 def measure_widths() -> Section:
     """Return the channels that the pools of the i-RevNet make, and the weights that convolutions of them would have."""
     section = Section("widths", "Section 3.5: channels of the i-RevNet", "Read from the network irevnet_revnext.")
-    channels = int(build_revnext("irevnet_revnext", device="meta").num_features)
+    model: Any = build_revnext("irevnet_revnext", device="meta")
+    channels = model.num_features
     section.comparisons = [
         compare("channels of the last level", published("revnext", "section3.5/channels"), channels, "", 0),
         compare(

@@ -167,7 +167,7 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
         "ratio of a layer's input over that of its output, here the median over the layers of a kind in the flat "
         "network.", notes=list(NOTES),
     )  # fmt: skip
-    theirs = {"batch": authors_batch, "as_authors": True}
+    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     flats = {
         f"flat 2-3-3, {AS_AUTHORS}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
         "flat 2-3-3": measure_ratios(FLAT, SLOPE, batch, layers=(2, 3, 3)),
@@ -274,7 +274,7 @@ def measure_depths(
         "branch: those of the authors, who draw both at 3 to 12. Over slopes, the networks are flat 1-1-1 and hybrid "
         "1-1 with two units per branch.", notes=list(NOTES),
     )  # fmt: skip
-    theirs = {"batch": authors_batch, "as_authors": True}
+    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     curves: dict[str, tuple[str, str, dict[str, Any], Mapping[int, dict[str, Any]]]] = {
         f"flat, {AS_AUTHORS}": (FLAT, "layers", theirs, flat),
         "flat": (FLAT, "layers", {"batch": batch}, flat),
@@ -326,7 +326,7 @@ def _over_slopes(section: Section, slopes: Sequence[float], batch: int, authors_
     Both networks have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
     """
     ends = [slope for slope in slopes if slope in (ALL_SLOPES[0], ALL_SLOPES[-1])]
-    theirs = {"batch": authors_batch, "as_authors": True}
+    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
     of_hybrid = {"blocks": [1, 1], "units": 2}
     curves: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
         f"flat 1-1-1, {AS_AUTHORS}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
