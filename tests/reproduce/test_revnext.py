@@ -163,6 +163,7 @@ def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_ex
     assert again.smallest_of_blocks() < found.smallest_of_blocks() / 2
 
 
+@torch.no_grad()
 def test_norms_undone_as_by_the_authors_have_a_ratio_of_at_most_four_n_squared() -> None:
     """Dividing by the unbiased deviation scales the input by about 1 + 1 / (2 n) for n values per channel."""
     torch.manual_seed(0)
