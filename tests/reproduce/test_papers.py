@@ -15,14 +15,10 @@ from PIL import Image
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.benchmark.largest_batch import MemoryPrediction, TrainingBytes
 from zoo.benchmark.memory_use import Memory
-from zoo.benchmark.network_setup import Setup
-from zoo.benchmark.strategies import Strategy
-from zoo.config import experiments_dir, load_experiment
+from zoo.config import experiments_dir
 from zoo.errors import ConfigError, DataError
 from zoo.reproduce import error_rates
-from zoo.reproduce import inplace_abn_table2 as pixels
 from zoo.reproduce import revnet_figure4 as figure4
 from zoo.reproduce import revnet_table1 as table1
 from zoo.reproduce import revnet_tables2to5 as tables2to5
@@ -89,13 +85,6 @@ def test_values_that_span_decades_are_compared_by_their_factor() -> None:
 
 # What stands in the papers, word for word but for line breaks, formula signs (an x for times) and tildes:
 # place -> sentences or rows.
-INPLACE_ABN_QUOTATIONS = {
-    "section 4": ("four NVIDIA Titan Xp cards (with 12GB of RAM each)",),
-    "Table 2": (
-        "28 x 512^2 [+75%]", "24 x 480^2 [+50%]", "28 x 512^2 [+40%]", "28 x 496^2 [+40%]", "16 x 672^2 [+72%]",
-        "16 x 600^2 [+56%]", "20 x 640^2 [+56%]", "20 x 576^2 [+35%]",
-    ),
-}  # fmt: skip
 REVNET_QUOTATIONS = {
     "Table 1": ("Checkpointing [22] O(log L) O(L log L)",),
     "Table 2": (
@@ -153,67 +142,13 @@ def published_in(content: object) -> list[PublishedValue]:
 def test_every_number_that_is_called_printed_stands_in_the_paper() -> None:
     revnet = [vars(table1), vars(tables2to5), vars(figure4), tables2to5.measure_parameters().comparisons]
     revnext = [vars(memory), vars(laws), vars(chains), figure12.report_reconstruction([]).comparisons]
-    papers = ((revnet, REVNET_QUOTATIONS), (revnext, REVNEXT_QUOTATIONS), ([vars(pixels)], INPLACE_ABN_QUOTATIONS))
+    papers = ((revnet, REVNET_QUOTATIONS), (revnext, REVNEXT_QUOTATIONS))
     for content, quotations in papers:
         found = published_in(content)
         printed_ones = [published for published in found if published.kind == "printed"]
         assert printed_ones
         assert [published for published in printed_ones if not is_quoted(published, quotations)] == []
         assert all(published.place for published in found)
-
-
-def test_published_gains_are_pixels_of_the_experiments_over_those_of_the_first_row() -> None:
-    quoted = re.findall(r"(\d+) x (\d+)\^2 \[\+(\d+)%\]", " ".join(INPLACE_ABN_QUOTATIONS["Table 2"]))
-    for name, published in pixels.GAINS.items():
-        first = pixels.first_row(name)
-        for regime, gain in zip(("fixed_crop", "fixed_batch"), published, strict=True):
-            row = load_experiment(experiments_dir() / f"{name}_ipabn_{regime}.json")
-            batch, side = row.optimizer.batch_size, row.input.crop_train
-            ratio = batch * side**2 / (pixels.GPUS * first.batch * first.size**2)
-            assert round(100 * (ratio - 1)) == gain.value
-            assert (str(batch), str(side), str(gain.value)) in quoted
-            assert batch % pixels.GPUS == side % pixels.STRIDE == 0
-
-
-class PredictionByHand(MemoryPrediction):
-    """Takes 100 bytes, and for each pixel 10, or fewer with some strategies."""
-
-    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
-        assert not scratch
-        self._setup = setup
-        self._bytes = {"iABN": 6, "iABN checkpointed": 3, "iABN unwound": 2}.get(strategy.name, 10)
-
-    def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
-        return TrainingBytes(100, self._bytes * batch * (size or self._setup.size) ** 2)
-
-
-def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "MemoryPrediction", PredictionByHand)
-    monkeypatch.setattr(pixels, "predict_and_measure", lambda setup, _: (104 if setup.batch == 2 else 0, 100))
-    setup = Setup("deeplab_resnext50", batch=5, size=64)
-    section = pixels.measure_memory_gains({"coco_stuff_resnext101": setup}, checked=(2, 32))
-    found = {c.what.removeprefix("coco_stuff_resnext101, "): (c.measured, c.unit, c.verdict)
-             for c in section.comparisons}  # fmt: skip
-    assert found["fixed crop: iABN"] == (60, "%: 32 x 64^2", "reached"), "8 of 5 * 10 / 6"
-    assert found["fixed batch: iABN"] == (56, "%: 20 x 80^2", "reached"), "64 times the root of 10 / 6, in steps of 8"
-    assert found["fixed crop: iABN plain"] == (0, "%: 20 x 64^2", "off by -100.0 %")
-    assert found["fixed batch: iABN unwound"] == (352, "%: 20 x 136^2", "nothing published")
-    exact = "pixels of iABN checkpointed over those of std-BN"
-    assert found[f"fixed crop: {exact}"] == (3.2, "", "at least 2.5"), "the sums of unwound blocks are rounded"
-    assert found["deeplab_resnext50, 2 x 32^2, std-BN: prediction over a real step"][0] == pytest.approx(4)
-    (panel,) = section.panels
-    assert panel.lines[3] == Line("iABN", [2, 5, 8], [(100 + 6 * n * 64**2) / 1e9 for n in (2, 5, 8)])
-
-
-def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "MemoryPrediction", PredictionByHand)
-    monkeypatch.setattr(pixels, "predict_and_measure", lambda *_: (110, 100))
-    monkeypatch.setattr(pixels, "GOAL", 4)
-    setup = Setup("deeplab_resnext50", batch=4, size=64)
-    found = verdicts(pixels.measure_memory_gains({"cityscapes_resnext101": setup}))
-    assert found["cityscapes_resnext101, fixed crop: iABN"] == "off by -33.3 %", "50 % of 75 %"
-    assert [verdict for what, verdict in found.items() if "pixels of" in what] == ["less than 4"] * 2
-    assert found["deeplab_resnext50, 4 x 128^2, iABN: prediction over a real step"] == "off by +10.0 %"
 
 
 def test_only_what_follows_from_the_totals_is_called_derived() -> None:

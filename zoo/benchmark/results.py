@@ -15,6 +15,9 @@ from zoo.report.environment import describe_environment
 from zoo.report.tables import Cell, markdown_table
 
 SPREAD = "interquartile range"
+# Where the header has what describes the environment; all else is among its versions, and threads among its settings.
+MACHINE = ("device", "cpu", "platform")
+TOP = ("commit", "date")
 CASE = ("subject", "shape", "dtype", "layout", "provider")  # the records that stand in one row of a table share these
 
 
@@ -82,9 +85,9 @@ class Results:
         return {
             "benchmark": self.benchmark,
             "command": self.command,
-            "machine": {key: environment[key] for key in ("device", "cpu", "platform")},
-            "versions": {key: environment[key] for key in ("zoo", "python", "torch", "torchvision", "cuda")},
-            "commit": environment["commit"],
+            "machine": {key: environment[key] for key in MACHINE},
+            "versions": {key: value for key, value in environment.items() if key not in (*MACHINE, *TOP, "threads")},
+            **{key: environment[key] for key in TOP},
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
             "records": [asdict(record) | {"shape": list(record.shape)} for record in self.records],
@@ -143,7 +146,7 @@ def _header(content: dict[str, Any]) -> list[str]:
         "",
         f"- command: `{content['command']}`",
         line("machine", content["machine"]),
-        line("versions", content["versions"] | {"commit": content["commit"]}),
+        line("versions", content["versions"] | {"commit": content["commit"], "date": content.get("date")}),
         line("settings", content["settings"]),
         *(f"- {note}" for note in content["notes"]),
     ]

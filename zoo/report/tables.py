@@ -25,6 +25,18 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
     return "\n".join(_line(line, widths, numeric) for line in lines)
 
 
+def number_text(value: Cell) -> str:
+    """Return a number with four digits, or with all of them if it is a whole one; words as they are, None as "".
+
+    Sizes from 10,000 on are written with commas, and very large or small ones with their power of ten.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:
     """Return a Markdown table with a row per result, of one task, each followed by the expected score if there is one.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.training_runs import TrainingRun
+from zoo.reproduce.training_runs import TrainingRun, environment_of
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
 # Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
@@ -98,7 +98,7 @@ def _score(
         verdict = Verdict("nothing published", f"standard error {error}")
     else:
         verdict = judge(measured - published.number, finished)
-    what, environment = what + image_counts(finished), finished[0].environment
+    what, environment = what + image_counts(finished), environment_of(finished)
     return Comparison(what, published, measured, "%", verdict, len(finished), error.best, environment=environment)
 
 

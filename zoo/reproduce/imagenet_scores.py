@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
-from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.report.environment import describe_environment, utc_now, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
 from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
@@ -30,6 +29,7 @@ from zoo.weights.download import UnresolvedError
 #: Two measurements that agree in these are the same one.
 IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
 SHOWN = ("top1", "top5", "count", "environment", "finished")
+ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class ImageNetRun:
             "limit": options.limit,
             "processes": self._process.world_size,
             "seconds": round(time.monotonic() - start_s, 1),
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "finished": utc_now(),
         }
         self._measurements.append(measured)
         return measured
@@ -276,18 +276,28 @@ class ImageNetRun:
 
 def load_measurements(folder: Path) -> list[dict[str, Any]]:
     """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    return _read_report(folder)["measurements"]
+
+
+def read_scores(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    return _read_report(folder)["rows"]
+
+
+def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
     path = folder / "imagenet.json"
     if not path.exists():
-        return []
+        return {"measurements": [], "rows": []}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
         if content["benchmark"] != "imagenet":
             raise ValueError
-        measurements: list[dict[str, Any]] = content["measurements"]
-        for known, key in product(measurements, (*IDENTITY, *SHOWN)):
+        for known, key in product(content["measurements"], (*IDENTITY, *SHOWN)):
             known[key]
+        for row, key in product(content["rows"], ROW_KEYS):
+            row[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
         ) from error
-    return measurements
+    return content

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from zoo.reproduce import revnet_tables2to5, revnext_figure12, revnext_tables1and2
+from zoo.reproduce import inplace_abn_scores, revnet_tables2to5, revnext_figure12, revnext_tables1and2
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.revnet_figure4 import measure_angles, open_images
@@ -16,6 +16,8 @@ from zoo.reproduce.revnet_table1 import measure_depth
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.training_runs import TrainingRun
+
+ImageSet = Literal["ImageNet", "CIFAR-10"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `experiments`: stems of the experiment files whose training runs belong to its tables.
+    - `images`: the data set that --data gives its measurements; None if none of them needs images.
     - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
     """
 
     title: str
     experiments: Sequence[str]
+    images: ImageSet | None
     measurements: Callable[[Inputs], list[Measurement]]
 
 
@@ -38,7 +42,7 @@ class Inputs(NamedTuple):
 
     Args:
     - `runs`: the training runs (--runs) of the paper's experiments.
-    - `data`: the folder of CIFAR images (--data); None without one.
+    - `data`: the folder of CIFAR-10 (--data); None without one.
     - `scores`: the rows of the report of `zoo reproduce imagenet` in the folder of the reports, as its JSON file has
       them; none without such a report.
     """
@@ -64,11 +68,18 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
         (),
-        lambda _: [Measurement("Table 2", measure_memory_gains)],
+        "ImageNet",
+        lambda inputs: [
+            Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
+            Measurement("Table 2", measure_memory_gains),
+            Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
+        ],
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
         (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
+        "CIFAR-10",
         lambda inputs: [
             Measurement("Table 1", measure_depth),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
@@ -82,6 +93,7 @@ PAPERS = {
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
         (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
+        None,
         lambda inputs: [
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
             Measurement("Figure 5", measure_norm_law),
