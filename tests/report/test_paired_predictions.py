@@ -72,7 +72,9 @@ def test_files_of_different_true_classes_are_refused_with_the_first_of_them(tmp_
 
 def test_files_with_different_numbers_of_classes_are_refused(tmp_path: Path) -> None:
     first = _write(tmp_path, "a.csv", [0] * 4)
-    write_predictions(tmp_path / "b.csv", [line._replace(classes=(0, 1), probabilities=(0.5, 0.5)) for line in _predictions([0] * 4)])
+    write_predictions(
+        tmp_path / "b.csv", [line._replace(classes=(0, 1), probabilities=(0.5, 0.5)) for line in _predictions([0] * 4)]
+    )
     _refused([first, tmp_path / "b.csv"], "a.csv has the best 5 classes of each image, and .*b.csv the best 2")
 
 
