@@ -8,11 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from zoo.reproduce import inplace_abn_scores, revnet_tables2to5, revnext_figure12, revnext_tables1and2
+from zoo.reproduce import (
+    inplace_abn_scores,
+    revnet_section7,
+    revnet_table1,
+    revnet_tables2to5,
+    revnext_figure12,
+    revnext_tables1and2,
+)
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
-from zoo.reproduce.revnet_figure4 import measure_angles, open_images
-from zoo.reproduce.revnet_table1 import measure_depth
+from zoo.reproduce.revnet_figures3and4 import measure_angles, open_images, report_curves
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.training_runs import TrainingRun
@@ -81,12 +87,23 @@ PAPERS = {
         (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
         "CIFAR-10",
         lambda inputs: [
-            Measurement("Table 1", measure_depth),
+            Measurement("Abstract", revnet_table1.measure_growth),
+            Measurement("Section 1", revnet_table1.measure_savings),
+            Measurement("Section 3.2", revnet_table1.measure_operations),
+            Measurement("Table 1", revnet_table1.measure_complexity),
+            Measurement("Section 4", revnet_table1.measure_layer_costs),
+            Measurement("Section 5", revnet_tables2to5.measure_depth_of_block),
+            Measurement("Section 5.1", revnet_table1.measure_passes),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
             Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, inputs.runs)),
             Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, inputs.runs)),
+            Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, inputs.runs)),
+            Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
+            Measurement("Figure 3", report_curves),
             Measurement("Figure 4", partial(measure_angles, None if inputs.data is None else open_images(inputs.data))),
+            Measurement("Section 7.1", revnet_section7.report_settings),
+            Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
