@@ -261,7 +261,8 @@ class ImageNetRun:
         """Return what is missing to measure all rows, and where it is expected."""
         lines = []
         if not self._data.is_imagenet:
-            problem = self._data.fault or f"{self._data.folder} is something else: {self._data.difference}"
+            kind = "a part of it" if self._data.is_part else "something else"
+            problem = self._data.fault or f"{self._data.folder} is {kind}: {self._data.difference}"
             lines.append(f"{problem}; {expected_layout(self._options.data)}")
         for entry in self._entries:
             waiting = any(self.rows[entry.name, protocol.name].measured is None for protocol in entry.protocols)
