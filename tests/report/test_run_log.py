@@ -109,7 +109,7 @@ def test_angles_between_gradients_have_a_curve_and_those_that_are_not_finite_bec
     tmp_path: Path, config: Experiment
 ) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1)
+        log.begin(0, CPU, world_size=1, images={})
         log.gradient_angle(50, 0.25)
         log.gradient_angle(100, math.nan)
     assert _scalars(tmp_path, "reconstruction/gradient_angle_degrees")[0] == (50, 0.25)
