@@ -79,7 +79,12 @@ def train_experiment(
     task = task_of(config)
     with kept_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
-    _check_images_agree(process, loaders)
+    train_loader, val_loader = loaders
+    images = {
+        "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
+        "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
+    }
+    check_agreement(process, lambda: images, "copy the same DATA to every machine", DataError)
     num_parameters = _count_parameters(config)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
@@ -99,7 +104,7 @@ def train_experiment(
             log.message(f"all {epochs} epochs are done; {printable(log_dir)}: nothing to train")
         else:
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
-            log.begin(state.step, process.device, process.world_size)
+            log.begin(state.step, process.device, process.world_size, images)
             train(state, *loaders, log, log_dir, log_interval=options.log_interval)
         log.message(_end_summary(state, data, log_dir))
     return state
@@ -127,19 +132,6 @@ def _build_loaders(task: Task, data: Path, process: Process, options: TrainOptio
     val_loader = task.build_val_loader(data, task.own_protocol, **share)
     check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
-
-
-def _check_images_agree(process: Process, loaders: Loaders) -> None:
-    train_loader, val_loader = loaders
-    check_agreement(
-        process,
-        lambda: {
-            "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
-            "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
-        },
-        "copy the same DATA to every machine",
-        DataError,
-    )
 
 
 def _count_parameters(config: Experiment) -> int:

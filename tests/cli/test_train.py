@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,7 +16,7 @@ from zoo.config import load_experiment
 from zoo.weights import read_checkpoint
 
 
-def _events(log_dir: Path) -> list[dict[str, object]]:
+def _events(log_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -31,6 +32,16 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     assert [event.step for event in board.Scalars("val/top1")] == [3, 6]
     assert "classifier.fc.weight" in board.Tags()["histograms"]
     assert board.Tags()["images"] == ["train/inputs"]
+
+
+def test_the_log_tells_a_part_of_the_images_from_all_of_them(finished: Run, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "train" / "class0" / "0.png").unlink()
+    assert main(["train", str(finished.config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
+    whole, part = (_events(folder)[0]["images"] for folder in (finished.log_dir, tmp_path / "log"))
+    assert [whole["train"]["images"], part["train"]["images"]] == [24, 23]
+    assert [whole["val"] == part["val"], whole["train"]["names"] == part["train"]["names"]] == [True, False]
+    assert whole["val"]["images"] == NUM_VAL
 
 
 def test_resume_auto_of_a_finished_run_only_says_so(finished: Run, tmp_path: Path) -> None:
@@ -68,7 +79,7 @@ def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.Capture
     cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
     scored = _events(finished.log_dir)[-1]
     assert cells[1:4] == ["tiny", "center10-scale12", f"{scored['top1']:.2f}"]
-    assert cells[6] == str(NUM_VAL)
+    assert cells[8] == str(NUM_VAL)
     assert list(tmp_path.iterdir()) == []
 
 

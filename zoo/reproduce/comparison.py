@@ -11,7 +11,9 @@ from zoo.reproduce.published_numbers import PublishedNumber
 Value = float | str | None
 
 
-State = Literal["reproduced", "off", "underpowered", "needs data", "needs training", "not built", "nothing published"]
+State = Literal[
+    "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run", "nothing published"
+]
 
 
 class Verdict(NamedTuple):
@@ -19,8 +21,9 @@ class Verdict(NamedTuple):
 
     Args:
     - `state`: "reproduced"; "off"; "underpowered" where the images or the runs are too few for the claim; "needs data"
-      or "needs training" where a command measures it that has not been run; "not built" where this package has nothing
-      that could; "nothing published" for a number that the paper does not have.
+      or "needs training" where a command measures it that needs more than this package; "not built" where this package
+      has nothing that could; "not run" where a command that needs nothing else has not been run; "nothing published"
+      for a number that the paper does not have.
     - `reason`: how far the numbers are apart, the command, or why there is none.
     """
 
@@ -52,6 +55,7 @@ class Comparison:
     - `environment`: that of the training runs or of the report that the number was read from; None where it was
       measured now.
     - `date`: when the number was measured, where it was read from a report that says so.
+    - `command`: what measured it, where it was read from a report that says so.
     """
 
     what: str
@@ -65,6 +69,7 @@ class Comparison:
     data: str = ""
     environment: Mapping[str, Any] | None = None
     date: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.training_runs import TrainingRun
+from zoo.reproduce.training_runs import TrainingRun, environment_of
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
 # Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
@@ -20,9 +20,9 @@ ERRORS = (
     "differences between the runs; for a single run it is what is expected from the number of images scored."
 )
 SETTING = (
-    f"{ERRORS} Reproduced: within {CLOSE} points, and twice the standard error is no more than that. Off: by more than "
-    f"both. Underpowered: neither, or not all images of the data. For a single run, another {CLOSE} points are added to "
-    "the standard error, by which runs of the same settings are known to differ. Short experiments have no published "
+    f"{ERRORS} Reproduced: within {CLOSE} points, and twice the standard error is no more than that. Off: by more "
+    "than both. Underpowered: neither, or not all images of the data. A single run may be off by another "
+    f"{CLOSE} points, by which runs of the same settings are known to differ. Short experiments have no published "
     "counterpart."
 )
 
@@ -98,23 +98,25 @@ def _score(
         verdict = Verdict("nothing published", f"standard error {error}")
     else:
         verdict = judge(measured - published.number, finished)
-    what, environment = what + image_counts(finished), finished[0].environment
+    what, environment = what + image_counts(finished), environment_of(finished)
     return Comparison(what, published, measured, "%", verdict, len(finished), error.best, environment=environment)
 
 
-def judge(difference: float, runs: Sequence[TrainingRun]) -> Verdict:
-    """Return the verdict on the ``difference`` in points between the mean of finished runs and a published number."""
-    error = standard_error(runs)
+def judge(difference: float, *groups: Sequence[TrainingRun], at_most: bool = False) -> Verdict:
+    """Return the verdict on a ``difference`` in points that is said to be none, or with ``at_most`` not to be positive.
+
+    It is that between the mean of a group of finished runs and a published number, or between the means of two groups.
+    """
+    error, num_single = standard_error(*groups), sum(len(runs) == 1 for runs in groups)
     text = f"{difference:+.2f} points, standard error {error}"
-    missing = _missing_images(runs)
-    if missing:
-        return Verdict("underpowered", f"{missing}; {text}")
-    if error.best is None:
-        return Verdict("underpowered", text)
-    doubled = 2 * (math.hypot(error.best, CLOSE) if len(runs) == 1 else error.best)
-    if abs(difference) > max(CLOSE, doubled):
+    missing = _missing_images([run for runs in groups for run in runs])
+    if missing or error.best is None:
+        return Verdict("underpowered", f"{missing}; {text}" if missing else text)
+    doubled = 2 * math.hypot(error.best, CLOSE * math.sqrt(num_single))
+    distance = difference if at_most else abs(difference)
+    if distance > max(CLOSE, doubled):
         return Verdict("off", f"off by {text}")
-    if abs(difference) <= CLOSE and doubled <= CLOSE:
+    if distance <= CLOSE and doubled <= CLOSE:
         return Verdict("reproduced", f"within {CLOSE} points: {text}")
     return Verdict("underpowered", text)
 

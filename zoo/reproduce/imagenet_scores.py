@@ -29,6 +29,7 @@ from zoo.weights.download import UnresolvedError
 #: Two measurements that agree in these are the same one.
 IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
 SHOWN = ("top1", "top5", "count", "environment", "finished")
+ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,8 @@ class ImageNetRun:
         """Return what is missing to measure all rows, and where it is expected."""
         lines = []
         if not self._data.is_imagenet:
-            problem = self._data.fault or f"{self._data.folder} is something else: {self._data.difference}"
+            kind = "a part of it" if self._data.is_part else "something else"
+            problem = self._data.fault or f"{self._data.folder} is {kind}: {self._data.difference}"
             lines.append(f"{problem}; {expected_layout(self._options.data)}")
         for entry in self._entries:
             waiting = any(self.rows[entry.name, protocol.name].measured is None for protocol in entry.protocols)
@@ -274,18 +276,28 @@ class ImageNetRun:
 
 def load_measurements(folder: Path) -> list[dict[str, Any]]:
     """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    return _read_report(folder)["measurements"]
+
+
+def read_scores(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    return _read_report(folder)["rows"]
+
+
+def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
     path = folder / "imagenet.json"
     if not path.exists():
-        return []
+        return {"measurements": [], "rows": []}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
         if content["benchmark"] != "imagenet":
             raise ValueError
-        measurements: list[dict[str, Any]] = content["measurements"]
-        for known, key in product(measurements, (*IDENTITY, *SHOWN)):
+        for known, key in product(content["measurements"], (*IDENTITY, *SHOWN)):
             known[key]
+        for row, key in product(content["rows"], ROW_KEYS):
+            row[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
         ) from error
-    return measurements
+    return content

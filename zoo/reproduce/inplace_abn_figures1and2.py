@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -101,8 +101,13 @@ def forward_of(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Ten
     return lambda: (block(x * token) * weights).sum()
 
 
-def count_network_memory(networks: Sequence[str] = tuple(NETWORKS), batch: int = 64) -> Section:
-    """Return the share of memory that in-place norms save in whole networks: the abstract."""
+def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
+    """Return the share of memory that in-place norms save in whole networks: the abstract.
+
+    Args:
+    - `networks`: architectures, and whether their stem is of three 3x3 convolutions.
+    - `batch`: images of a step.
+    """
     section = Section(
         "abstract", "Abstract: memory saved in whole networks",
         f"Bytes of all tensors between forward and backward of a training step with {batch} images of 224 pixels, "
@@ -110,8 +115,8 @@ def count_network_memory(networks: Sequence[str] = tuple(NETWORKS), batch: int =
         "is the networks of 2018, iABN what this package makes of them.",
     )  # fmt: skip
     saved: dict[str, float] = {}
-    for arch in networks:
-        setup = Setup(arch, batch, 224, input_3x3=NETWORKS[arch], device=torch.device("meta"))
+    for arch, input_3x3 in networks.items():
+        setup = Setup(arch, batch, 224, input_3x3=input_3x3, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
             if strategy.name in (BASELINE, PLAIN, "iABN"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.imagenet_table import TOLERANCE
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
+from zoo.tasks.significance import standard_error
 
 ImageNetRows = Sequence[Mapping[str, Any]]  # of a report of `zoo reproduce imagenet`, as its JSON file has them
 IMAGENET = (
@@ -72,7 +72,7 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
         verdict = Verdict("reproduced" if is_within else "off", f"{difference:+.2f} points")
     return Comparison(
         number.quantity, number, score, "%", verdict,
-        spread=100 * math.sqrt(score / 100 * (1 - score / 100) / count),
+        spread=standard_error(score, count),
         weights_md5=row["weights_md5"], data=measured["data"], environment=measured["environment"],
     )  # fmt: skip
 

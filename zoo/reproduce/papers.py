@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce import (
     inplace_abn_figures1and2,
     inplace_abn_scores,
+    revnet_section7,
+    revnet_table1,
     revnet_tables2to5,
     revnext_figure12,
     revnext_tables1and2,
@@ -19,11 +21,13 @@ from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_batches import measure_batches
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.inplace_abn_timing import measure_overheads
-from zoo.reproduce.revnet_figure4 import measure_angles, open_images
-from zoo.reproduce.revnet_table1 import measure_depth
+from zoo.reproduce.revnet_figures3and4 import measure_angles, open_images, report_curves
+from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.training_runs import TrainingRun
+
+ImageSet = Literal["ImageNet", "CIFAR-10"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,13 @@ class Paper:
     Args:
     - `title`: the heading of its report.
     - `experiments`: stems of the experiment files whose training runs belong to its tables.
+    - `images`: the data set that --data gives its measurements; None if none of them needs images.
     - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
     """
 
     title: str
     experiments: Sequence[str]
+    images: ImageSet | None
     measurements: Callable[[Inputs], list[Measurement]]
 
 
@@ -46,7 +52,7 @@ class Inputs(NamedTuple):
 
     Args:
     - `runs`: the training runs (--runs) of the paper's experiments.
-    - `data`: the folder of CIFAR images (--data); None without one.
+    - `data`: the folder of CIFAR-10 (--data); None without one.
     - `scores`: the rows of the report of `zoo reproduce imagenet` in the folder of the reports, as its JSON file has
       them; none without such a report.
     """
@@ -72,6 +78,7 @@ PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
         (),
+        "ImageNet",
         lambda inputs: [
             Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
             Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
@@ -87,28 +94,44 @@ PAPERS = {
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
         (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
+        "CIFAR-10",
         lambda inputs: [
-            Measurement("Table 1", measure_depth),
+            Measurement("Abstract", revnet_table1.measure_growth),
+            Measurement("Section 1", revnet_table1.measure_savings),
+            Measurement("Section 3.2", revnet_table1.measure_operations),
+            Measurement("Table 1", revnet_table1.measure_complexity),
+            Measurement("Section 4", revnet_table1.measure_layer_costs),
+            Measurement("Section 5", revnet_tables2to5.measure_depth_of_block),
+            Measurement("Section 5.1", revnet_table1.measure_passes),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
             Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, inputs.runs)),
             Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, inputs.runs)),
+            Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, inputs.runs)),
+            Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
+            Measurement("Figure 3", report_curves),
             Measurement("Figure 4", partial(measure_angles, None if inputs.data is None else open_images(inputs.data))),
+            Measurement("Section 7.1", revnet_section7.report_settings),
+            Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
-        (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
+        (revnext_tables1and2.EXPERIMENT, *revnext_tables1and2.OTHER_EXPERIMENTS, *revnext_figure12.SHORT),
+        None,
         lambda inputs: [
+            Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
+            Measurement("Section 3.5", measure_widths),
+            Measurement("Section 4.4", measure_passes),
             Measurement("Figure 5", measure_norm_law),
             Measurement("Figure 6", measure_slope_law),
             Measurement("Figure 10", measure_layers),
             Measurement("Figure 11", measure_depths),
             Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, inputs.runs)),
             Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, inputs.runs)),
-            Measurement("Table 2", revnext_tables1and2.report_time),
+            Measurement("Table 2", revnext_tables1and2.report_gpu),
         ],
     ),
 }

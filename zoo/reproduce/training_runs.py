@@ -129,22 +129,31 @@ class TrainingRun:
         return {**content, **{key: value for key, value in extras.items() if value}}
 
 
-def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[TrainingRun], list[str]]:
-    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on the others.
+def read_runs(
+    paths: Sequence[Path], names: Iterable[str], others: Iterable[str] = ()
+) -> tuple[list[TrainingRun], list[str]]:
+    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
 
     ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
-    belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. The note that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises
-    ConfigError or CheckpointError for a path that is neither.
+    belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. There
+    are no remarks on runs of the experiments ``others``. The note that a file has on a run becomes a remark too.
+    Remarks name paths as they were given. Raises ConfigError or CheckpointError for a path that is neither.
     """
     if not paths:
         return [], []
-    experiments = {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in names}
+    experiments, elsewhere = (
+        {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in group}
+        for group in (names, others)
+    )
     once: dict[Path, Path] = {}
     for path in paths:
         once.setdefault(path.resolve(), path)
     runs, remarks = [], []
     for run in (run for path in once.values() for run in read_path(path)):
-        name = experiments.get(_settings(run.config))
+        settings = _settings(run.config)
+        name = experiments.get(settings)
+        if name is None and settings in elsewhere:
+            continue
         if name is None:
             remarks.append(f"left out: {run.source} was trained with settings of no experiment in this report")
         elif not run.epochs:
@@ -264,6 +273,19 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
     )
+
+
+def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return the versions and the machine of the runs; where they differ, the values of all, separated by commas.
+
+    Empty where none was recorded.
+    """
+    values: dict[str, list[Any]] = {}
+    for run in runs:
+        for key, value in (run.environment or {}).items():
+            values.setdefault(key, [])
+            values[key] += [value] if value not in values[key] else []
+    return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
 
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:

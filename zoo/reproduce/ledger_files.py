@@ -1,0 +1,63 @@
+"""The files of the ledger: reproduction.json, from which its rows are read again, and three forms of it to read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import ConfigError, printable
+from zoo.files import write_json, write_text
+from zoo.reproduce.ledger import Row, count_states
+from zoo.reproduce.ledger_html import html_page
+from zoo.reproduce.ledger_page import CSV, HTML, JSON, markdown_page
+
+PAGE = "REPRODUCTION.md"
+FIELDS = [name for name in Row.model_fields if name not in ("environment", "section")]  # columns of the CSV file
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """Return the rows of reproduction.json in ``folder`` by their ids, none without the file.
+
+    Raises ConfigError for a file that is something else.
+    """
+    path = folder / JSON
+    if not path.exists():
+        return {}
+    try:
+        rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"there is a file that holds no rows of zoo reproduce; {printable(path)}: remove it, or give another --out"
+        ) from error
+    return {row.id: row for row in rows}
+
+
+def write_ledger(
+    folder: Path, rows: Sequence[Row], titles: Mapping[str, str], command: str, environment: Mapping[str, Any]
+) -> None:
+    """Write the four files of the ledger.
+
+    - `titles`: those of the papers, by their names.
+    - `command`, `environment`: those of the last run.
+    """
+    content: dict[str, Any] = {"benchmark": "reproduction", "command": command, "environment": environment}
+    content |= {"states": count_states(rows), "rows": [row.model_dump() for row in rows]}
+    write_json(folder / JSON, content)
+    write_text(folder / CSV, csv_text(rows))
+    write_text(folder / PAGE, markdown_page(rows, titles, command))
+    write_text(folder / HTML, html_page(rows, titles, command))
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV: their fields, then what their environments say."""
+    keys = list(dict.fromkeys(key for row in rows for key in row.environment))
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*FIELDS, *keys])
+    for row in rows:
+        writer.writerow([*(getattr(row, name) for name in FIELDS), *(row.environment.get(key) for key in keys)])
+    return file.getvalue()
