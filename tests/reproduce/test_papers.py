@@ -7,7 +7,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,17 +14,12 @@ from PIL import Image
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir
 from zoo.errors import ConfigError, DataError
 from zoo.reproduce import error_rates
 from zoo.reproduce import revnet_figure4 as figure4
 from zoo.reproduce import revnet_table1 as table1
 from zoo.reproduce import revnet_tables2to5 as tables2to5
-from zoo.reproduce import revnext_figure12 as figure12
-from zoo.reproduce import revnext_figures5and6 as laws
-from zoo.reproduce import revnext_figures10and11 as chains
-from zoo.reproduce import revnext_tables1and2 as memory
 from zoo.reproduce.comparison import (
     Comparison,
     Line,
@@ -63,10 +57,6 @@ def test_verdicts_say_how_far_a_number_is_from_the_published_one() -> None:
     assert not_run("a", printed(1), "", "zoo train x").verdict == "not run: `zoo train x`"
 
 
-def test_a_curve_has_no_points_that_are_not_finite() -> None:
-    assert chains.finite_line("a", [4.0, math.inf, math.nan]) == Line("a", [1], [4.0])
-
-
 def test_a_trend_has_the_verdict_of_what_was_measured() -> None:
     rises = PublishedValue("rises", "printed", "section 1")
     assert compare_trend("a", rises, [1.0, 3.0, 2.0], "").verdict == "rises"
@@ -98,21 +88,6 @@ REVNET_QUOTATIONS = {
     "section 5.1": ("the computational cost becomes 5N, compared with 4N for Algorithm 1, and 3N for ordinary",),
     "section 5.2": ("while the angle increased during training, it remained small in magnitude",),
 }  # fmt: skip
-REVNEXT_QUOTATIONS = {
-    "abstract": (
-        "able to efficiently train arbitrarily deep neural networks with a minimum memory cost of 352 bytes per input "
-        "pixel",
-        "training of our model to 93.3% accuracy on the CIFAR10 dataset within 67 minutes on a low-end Nvidia GTX750",
-    ),
-    "section 3.3": (
-        "requires 12.5 MB of memory to store the model weights and 3.8 GB of memory to store the hidden layers "
-        "activations and gradients for a total of M=3.81 GB of VRAM",
-    ),
-    "section 3.4": ("requires M=1.19 GB of VRAM",),
-    "section 3.5": ("would require M=1.35GB of VRAM",),
-    "section 4.3": ("would require M=590MB of VRAM",),
-    "section 4.4": ("would require M=648MB of VRAM",),
-}
 WORDS = {"rises": "increased", "any depth": "arbitrarily deep", "O(log L), O(L log L)": "O(log L) O(L log L)"}
 
 
@@ -137,76 +112,6 @@ def published_in(content: object) -> list[PublishedValue]:
         return published_in([content.published])
     inner = content.values() if isinstance(content, dict) else content if isinstance(content, (list, tuple)) else ()
     return [published for each in inner for published in published_in(each)]
-
-
-def test_every_number_that_is_called_printed_stands_in_the_paper() -> None:
-    revnet = [vars(table1), vars(tables2to5), vars(figure4), tables2to5.measure_parameters().comparisons]
-    revnext = [vars(memory), vars(laws), vars(chains), figure12.report_reconstruction([]).comparisons]
-    papers = ((revnet, REVNET_QUOTATIONS), (revnext, REVNEXT_QUOTATIONS))
-    for content, quotations in papers:
-        found = published_in(content)
-        printed_ones = [published for published in found if published.kind == "printed"]
-        assert printed_ones
-        assert [published for published in printed_ones if not is_quoted(published, quotations)] == []
-        assert all(published.place for published in found)
-
-
-def test_only_what_follows_from_the_totals_is_called_derived() -> None:
-    derived = ["revnext_resnet18", "revnext_revnet", "irevnet_revnext", "revnext_flat"]
-    assert [name for name, row in memory.MEMORY.items() if row.per_pixel.kind == "derived"] == derived
-    assert memory.MEMORY["revnext"].per_pixel == PublishedValue(352, "printed", "abstract")
-    for name, row in memory.MEMORY.items():
-        weights = 12.5e6 if name != "irevnet_revnext" else 171e6
-        total = float(row.total.value) * memory.UNITS[row.unit] - (weights if row.with_weights else 0)
-        assert total / memory.PAPER_PIXELS == pytest.approx(float(row.per_pixel.value), rel=0.003)
-
-
-def test_accuracies_are_those_of_the_authors_logs() -> None:
-    """Notebook 4, cell 6, and notebook 5, cell 6: first all stored runs, then all reconstructing ones."""
-    flat = [0.8708, 0.8997, 0.9196, 0.9254, 0.9303, 0.9339, 0.9334, 0.9363, 0.9406, 0.9379]
-    flat += [0.886, 0.9105, 0.9265, 0.9302, 0.9259, 0.6229, 0.6389, 0.3636, 0.495, 0.3436]
-    hybrid = [0.9219, 0.927, 0.9255, 0.9266, 0.925, 0.9265, 0.9289, 0.9246]
-    hybrid += [0.9217, 0.9219, 0.9201, 0.9241, 0.9236, 0.9234, 0.9219, 0.9168]
-    ours = [figure12.FLAT.values(), [accuracies for _, accuracies in figure12.HYBRID]]
-    for log, pairs in zip((flat, hybrid), ours, strict=True):
-        assert [pair[column] for column in (0, 1) for pair in pairs] == pytest.approx([100 * top1 for top1 in log])
-
-
-def counted_up(start: list[int], times: int) -> list[list[int]]:
-    """Return the levels of the authors' networks: their notebooks add a layer to each level in turn."""
-    found = []
-    for index in range(times):
-        start[index % 3] += 1
-        found.append(list(start))
-    return found
-
-
-def test_networks_of_the_figures_are_those_that_the_authors_notebooks_count_up_to() -> None:
-    assert [list(layers) for layers in figure12.FLAT] == counted_up([0, 1, 1], 10)
-    assert [list(blocks) for blocks, _ in figure12.HYBRID] == [run[:2] for run in counted_up([0, 1, 1], 8)]
-    assert [options["layers"] for options in chains.FLAT_DEPTHS.values()] == counted_up([1, 1, 1], 10)
-    assert [sum(options["layers"]) for options in chains.FLAT_DEPTHS.values()] == list(chains.FLAT_DEPTHS)
-    hybrids = [run[:2] for run in counted_up([0, 1, 1], 10)]
-    blocks = [options["blocks"] for options in chains.HYBRID_DEPTHS.values()]
-    assert (blocks[0], blocks[-1]) == (hybrids[0], hybrids[-1])
-    assert all(network in hybrids for network in blocks)
-    assert [1 + sum(network) for network in blocks] == list(chains.HYBRID_DEPTHS)
-
-
-def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notebook 1.b, cell 9, and notebook 1, cell 9."""
-    built: list[dict[str, Any]] = []
-
-    def measure(name: str, slope: float, batch: int, **options: Any) -> chains.LayerRatios:
-        built.append({"name": name, **options})
-        return chains.LayerRatios([1.0, 1.0, 1.0], [[], [], []])
-
-    monkeypatch.setattr(chains, "measure_ratios", measure)
-    chains.measure_depths()
-    hybrids = [options for options in built if options["name"] == chains.HYBRID]
-    over_slopes = 2 * len(chains.ALL_SLOPES)
-    assert {options["units"] for options in hybrids[:-over_slopes]} == {1}
-    assert {(options["units"], *options["blocks"]) for options in hybrids[-over_slopes:]} == {(2, 1, 1)}
 
 
 def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
@@ -298,111 +203,6 @@ def test_the_images_of_figure_4_are_opened_before_anything_is_measured(tmp_path:
         PAPERS["revnet"].measurements([], tmp_path)
 
 
-def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
-    assert laws.norm_law([1.0, 0.1]) == pytest.approx((2 * 0.1 / 1.01) ** 2)
-    for gains in ([1.0, 0.1], [1.0, 1.0, 0.2]):
-        law = laws.norm_law(gains)
-        assert laws.measure_norm(gains, 1e-4) == pytest.approx(law, rel=0.02)
-    for slope in (0.2, 5.0):
-        assert laws.measure_slope(slope, 1e-5) == pytest.approx(laws.slope_law(slope), rel=0.02)
-
-
-def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laws, "DIVISORS", (1, 100))
-    monkeypatch.setattr(laws, "SLOPES", (1e-3, 1.0, 1e3))
-    for section in (laws.measure_norm_law(), laws.measure_slope_law()):
-        assert not any(verdict.startswith("off") for verdict in verdicts(section).values())
-        assert all(panel.lines[-1].is_theory for panel in section.panels)
-
-
-def test_signal_to_noise_is_not_centred() -> None:
-    assert laws.signal_to_noise(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == 100
-
-
-def test_flat_networks_lose_far_more_of_the_ratio_than_hybrid_ones() -> None:
-    flat = {n: min(chains.measure_ratios(chains.FLAT, 0.2, 4, layers=(n, n, n)).in_order()) for n in (1, 2)}
-    hybrid = {n: min(chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(n, n)).in_order()) for n in (1, 2)}
-    assert flat[1] / flat[2] > 1e3
-    assert hybrid[1] / hybrid[2] < 1e2
-
-
-def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_exact() -> None:
-    found = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1))
-    blocks = [(own, inner) for own, inner in zip(found.layers, found.inside, strict=True) if inner]
-    assert [len(inner) for _, inner in blocks] == [6, 12, 12], "conv, norm and activation in f and in g; two of each"
-    own, inner = blocks[-1]
-    assert min(inner) < own / 10
-    again = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1), keep_branch_input=False)
-    assert again.smallest_of_blocks() < found.smallest_of_blocks() / 2
-
-
-def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None:
-    one, two = {3: {"layers": (1, 1, 1)}}, {3: {"blocks": (1, 1)}}
-    section = chains.measure_depths(one, two, slopes=(0.2,), all_slopes=(0.1, 0.2), batch=4)
-    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 1, 2, 2, 2]
-    flat, hybrid, _ = chains.measure_layers(batch=4).panels[0].lines
-    assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
-    assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
-
-
-def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "DEEPER", {})
-    section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
-    (line,) = section.panels[0].lines
-    comparison = section.comparisons[0]
-    assert isinstance(comparison.measured, float)
-    assert comparison.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
-    assert comparison.measured < 1.1 * 320
-
-
-@pytest.mark.parametrize(("last", "notes"), [(300, 0), (330, 1)])
-def test_memory_that_is_no_line_over_the_pixels_is_noted(
-    monkeypatch: pytest.MonkeyPatch, last: int, notes: int
-) -> None:
-    pixels = [4 * side**2 for side in (8, 12, 16)]
-    peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
-    memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
-    monkeypatch.setattr(memory, "DEEPER", {})
-    monkeypatch.setattr(memory, "measure_memory", lambda *_, **__: next(memories))
-    section = memory.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
-    measured = [comparison.measured for comparison in section.comparisons[:2]]
-    assert measured == [last, last * memory.PAPER_PIXELS / 1e6]
-    assert len(section.notes) == len(memory.NOTES) + notes
-    if notes:
-        assert section.notes[-1].endswith("from one size to the next: 300, 330")
-
-
-def test_memory_per_pixel_says_by_how_much_it_is_less() -> None:
-    assert memory.compare_maximum("a", printed(320), 240, "B").verdict == "less by 25.0 %"
-    assert memory.compare_maximum("a", printed(320), 300, "B").verdict == "within 10 %"
-    assert memory.compare_maximum("a", printed(320), 480, "B").verdict == "off by +50.0 %"
-
-
-def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_kernels() -> None:
-    section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)
-    found = verdicts(section)
-    assert found["revnext_flat, layers 3-3-3: bytes per pixel, 16 to 24 pixels"] == "the same"
-    measured = {comparison.what: comparison.measured for comparison in section.comparisons}
-    assert measured["revnext_flat: held after forward, bytes per pixel"] == 128, "one map of 32 float32 values"
-    plain = {what for what in found if "plain torch kernels" in what}
-    assert len(plain) == (1 if memory.kernels_in_use() != "reference" else 0)
-
-
-@pytest.mark.slow
-def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plain_kernels() -> None:
-    section = memory.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
-    found = {
-        comparison.what.partition(": bytes per pixel")[0]: comparison.measured for comparison in section.comparisons
-    }
-    assert verdicts(section)["revnext, blocks 3-3: bytes per pixel, 32 to 48 pixels"] == "the same"
-    kept, again = found["revnext"], found["revnext, branch inputs found again"]
-    assert isinstance(kept, float)
-    assert isinstance(again, float)
-    assert kept - again == pytest.approx(64, rel=0.1)  # at small sizes, scratch memory counts too
-    plain = {what for what in found if "plain torch kernels" in what}
-    assert len(plain) == (2 if memory.kernels_in_use() != "reference" else 0)
-
-
 def test_errors_are_means_of_finished_runs() -> None:
     name, published = "revnet38_cifar10", tables2to5.CIFAR_ERRORS["revnet38_cifar10"]
     done = [run_of(name, top1, seed=seed) for seed, top1 in enumerate((92.5, 93.0))]
@@ -426,14 +226,6 @@ def test_errors_have_the_numbers_of_images_and_both_standard_errors() -> None:
     assert alone.verdict == "nothing published; standard error unknown between runs, 0.50 by the images"
 
 
-def test_what_was_not_trained_has_the_command_for_it() -> None:
-    errors = [tables2to5.report_cifar_errors([]), memory.report_cifar10_errors([])]
-    for section in [*errors, memory.report_time()]:
-        for comparison in section.comparisons:
-            assert comparison.measured is None
-            assert comparison.verdict.startswith("not run: `zoo train ")
-
-
 @pytest.mark.parametrize(("paper", "counts"), [("inplace_abn", {2: 1}), ("revnext", {1: 2, 2: 1}), ("revnet", {3: 1})])
 def test_one_table_of_a_paper_can_be_chosen(paper: str, counts: dict[int, int]) -> None:
     measurements = PAPERS[paper].measurements([], None)
@@ -446,17 +238,6 @@ def test_all_experiments_of_the_tables_exist() -> None:
     names = [name for paper in PAPERS.values() for name in paper.experiments]
     assert [name for name in names if not (experiments_dir() / f"{name}.json").exists()] == []
     assert error_rates.command_of(names[0]).startswith(f"zoo train {names[0]} ")
-
-
-def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds() -> None:
-    name = figure12.SHORT[0]
-    both = [run_of(name, 60.0, memory="plain"), run_of(name, 58.5)]
-    section = figure12.report_reconstruction(both)
-    what = f"{name}: lost by reconstruction (n = 1 against 1)"
-    assert [f.measured for f in section.comparisons if f.what == what] == [1.5]
-    assert "standard error unknown between runs" in verdicts(section)[what]
-    assert len(section.panels) == 1
-    assert not any("lost" in f.what for f in figure12.report_reconstruction(both[:1]).comparisons)
 
 
 def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from zoo.reproduce import (
 from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.revnet_figures3and4 import measure_angles, open_images, report_curves
+from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.training_runs import TrainingRun
@@ -109,17 +110,20 @@ PAPERS = {
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
-        (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
+        (revnext_tables1and2.EXPERIMENT, *revnext_tables1and2.OTHER_EXPERIMENTS, *revnext_figure12.SHORT),
         None,
         lambda inputs: [
+            Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
+            Measurement("Section 3.5", measure_widths),
+            Measurement("Section 4.4", measure_passes),
             Measurement("Figure 5", measure_norm_law),
             Measurement("Figure 6", measure_slope_law),
             Measurement("Figure 10", measure_layers),
             Measurement("Figure 11", measure_depths),
             Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, inputs.runs)),
             Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, inputs.runs)),
-            Measurement("Table 2", revnext_tables1and2.report_time),
+            Measurement("Table 2", revnext_tables1and2.report_gpu),
         ],
     ),
 }
