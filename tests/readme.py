@@ -162,9 +162,9 @@ def quickstart_seeds() -> str:
     error = standard_error(mean(run["results"][0]["top1"] for run in runs), count)
     return (
         f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
-        f"crops\nafter four epochs on 4,000 images; chance is 10 %, and the standard error of a score on {count:,} images "
-        f"{error:.1f} points.\nTraining and scoring took {seconds} seconds each on {environment['threads']} cores "
-        f"({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
+        f"crops\nafter four epochs on 4,000 images; chance is 10 %, and a score on {count:,} images has a standard "
+        f"error of {error:.1f} points.\nTraining and scoring took {seconds} seconds each on {environment['threads']} "
+        f"cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
     )
 
 

@@ -95,7 +95,15 @@ def test_the_summary_of_seeds_has_the_scores_of_the_task(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(trained / "log", tmp_path / "log-seed0")  # a finished run is only read
-    command = ["train", str(trained / "tiny.json"), str(trained / "data"), "--log-dir", str(tmp_path / "log"), "-j", "0"]
+    command = [
+        "train",
+        str(trained / "tiny.json"),
+        str(trained / "data"),
+        "--log-dir",
+        str(tmp_path / "log"),
+        "-j",
+        "0",
+    ]
     assert main([*command, "--seeds", "0", "--resume", "auto"]) == 0
     assert "| mIoU % | pixel accuracy % |" in capsys.readouterr().out
     content = json.loads((tmp_path / "log-seeds.json").read_text())
