@@ -105,6 +105,18 @@ def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Ex
     assert record["errors"] == {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25}
 
 
+def test_angles_between_gradients_have_a_curve_and_those_that_are_not_finite_become_null(
+    tmp_path: Path, config: Experiment
+) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.gradient_angle(50, 0.25)
+        log.gradient_angle(100, math.nan)
+    assert _scalars(tmp_path, "reconstruction/gradient_angle_degrees")[0] == (50, 0.25)
+    fields = [(record["event"], record["step"], record["degrees"]) for record in _records(tmp_path)[1:]]
+    assert fields == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
+
+
 def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path: Path, config: Experiment) -> None:
     for first_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
         with RunLog(tmp_path, 0, config) as log:

@@ -244,6 +244,12 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.reconstruction, step, errors))
 
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
+        self._add_line("gradient_angle", step=step, degrees=degrees)
+        if self._board is not None:
+            self._write(partial(self._board.gradient_angle, step, degrees))
+
     def parameters(self, step: int, model: nn.Module) -> None:
         """Record histograms of the classifier and of the last norm, if they were asked for."""
         if self._board is not None and self._histograms:
