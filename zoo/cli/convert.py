@@ -267,7 +267,7 @@ def _measure_accuracy(
     experiment = parse_experiment(settings, "the options of zoo convert")
     loading = {"workers": args.workers, "on_bad_image": args.on_bad_image}
 
-    def accuracy(model: nn.Module) -> dict[str, float]:
+    def accuracy(model: nn.Module) -> dict[str, Any]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
         options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
         result_of_model = score(network, args.data, **options)
