@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
     from zoo.engine.task import Result
+    from zoo.report.cost import CostMeter
     from zoo.scoring import LoadedNetwork
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from zoo.data.sample import unpack_sample
     from zoo.data.scenes import unpack_scenes
     from zoo.engine.process import open_process
+    from zoo.report.cost import CostMeter
     from zoo.report.tables import results_table
 
     experiment, default_dir = EXPERIMENTS[args.task], LOG_DIRS[args.task]
@@ -70,10 +72,11 @@ def run(args: argparse.Namespace) -> int:
         seeds = [config.model_copy(update={"seed": seed}) for seed in args.seed]
         configs = dict(zip(folders, seeds, strict=True))
     with open_process() as process:
+        cost = CostMeter(process.device, process.world_size)
         runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
         if process.is_main:
             if args.json is not None:
-                _write_json(args, runs, process)
+                _write_json(args, runs, process, cost)
             results = [result for run in runs for result in run.results]
             tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
             _report(list(configs), data, "\n\n".join(filter(None, tables)), args.task)
@@ -150,7 +153,7 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"
 
 
-def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process) -> None:
+def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process, cost: CostMeter) -> None:
     from zoo.files import write_json
     from zoo.report.environment import describe_environment, warn_of_changes
 
@@ -162,6 +165,7 @@ def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process)
         "benchmark": "quickstart",
         "command": shlex.join([*words, "--json", str(args.json)]),
         "environment": describe_environment(process.device),
+        "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
     }
     write_json(args.json, content)
