@@ -134,7 +134,7 @@ def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path
 def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: Path) -> None:
     unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
     empty = make_run(tmp_path / "b", [])
-    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[-1])
+    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[0])
     found, (first, second, third) = read_runs([unknown, empty, foreign], EXPERIMENTS)
     assert found == []
     assert first.startswith(f"left out: {unknown} was")

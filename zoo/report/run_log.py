@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
+from zoo.errors import ConfigError, printable
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.cost import CostMeter
@@ -264,6 +265,25 @@ class RunLog:
             self._write(partial(self._board.parameters, step, model))
 
 
+def validation_after(log_dir: Path, epoch: int) -> dict[str, Any]:
+    """Return the last record of the validation after ``epoch`` (from 0); ConfigError if the log of a run has none."""
+    path = log_dir / METRICS_FILE
+    found: dict[str, Any] | None = None
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if (record["event"], record.get("epoch")) == ("validation", epoch):
+                found = record
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the scores of a run cannot be read ({error}); {printable(path)}") from error
+    if found is None:
+        raise ConfigError(
+            f"the log has no validation after epoch {epoch + 1}; {printable(path)}: score the run's checkpoint with "
+            "zoo validate"
+        )
+    return found
+
+
 def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
     """Return the means since the last line, and in brackets the averages of the epoch."""
     scores = [f"{label} {metrics.scores[key]:.2f} ({metrics.epoch_scores[key]:.2f})" for key, label in labels.items()]
@@ -279,7 +299,8 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 
 def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
-    scores = [f"{label} {result.scores()[key]:.2f}" for key, label in result.labels.items()]
+    errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"

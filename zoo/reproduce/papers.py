@@ -33,7 +33,7 @@ class Paper:
 
     Args:
     - `title`: the heading of its report.
-    - `experiments`: stems of the experiment files whose training runs belong to its tables.
+    - `experiments`: the experiments whose training runs belong to its tables, by names that `load_changed` reads.
     - `images`: the data set that --data gives its measurements; None if none of them needs images.
     - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
     """
@@ -110,7 +110,12 @@ PAPERS = {
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
-        (revnext_tables1and2.EXPERIMENT, *revnext_tables1and2.OTHER_EXPERIMENTS, *revnext_figure12.SHORT),
+        (
+            revnext_tables1and2.EXPERIMENT,
+            *revnext_tables1and2.OTHER_EXPERIMENTS,
+            *revnext_figure12.SHORT,
+            *revnext_figure12.EXPERIMENTS.values(),
+        ),
         None,
         lambda inputs: [
             Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),

@@ -139,6 +139,7 @@ def read_runs(
 ) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
 
+    The names are those that `load_changed` reads.
     ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
     belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. There
     are no remarks on runs of the experiments ``others``. The note that a file has on a run becomes a remark too.
@@ -146,10 +147,7 @@ def read_runs(
     """
     if not paths:
         return [], []
-    experiments, elsewhere = (
-        {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in group}
-        for group in (names, others)
-    )
+    experiments, elsewhere = ({_settings(load_changed(name)): name for name in group} for group in (names, others))
     once: dict[Path, Path] = {}
     for path in paths:
         once.setdefault(path.resolve(), path)
@@ -167,6 +165,23 @@ def read_runs(
             runs.append(replace(run, experiment=name))
             remarks += [f"{run.source}: {printable(run.note)}"] if run.note else []
     return runs, remarks
+
+
+def load_changed(name: str) -> Experiment:
+    """Return an experiment by the stem of its file, which changes of its settings may follow.
+
+    The changes are a JSON object of settings and values: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
+    """
+    stem, _, changes = name.partition(" ")
+    experiment = load_experiment(experiments_dir() / f"{stem}.json")
+    content = experiment.model_dump(mode="json", exclude={"expected"})
+    for setting, value in json.loads(changes or "{}").items():
+        *path, last = setting.split(".")
+        inner = content
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+    return parse_experiment(content, name) if changes else experiment
 
 
 def _settings(config: Experiment) -> str:
