@@ -49,6 +49,18 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
 
 
+def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: Path) -> None:
+    cost = {"seconds": 60.0, "gpu_seconds": None, "joules": 250.0, "joules_of": "a package"}
+    folder = make_run(tmp_path / "a", [10.0])
+    add_records(folder, {"event": "end", **cost}, {"event": "resume"})
+    assert read_path(folder)[0].cost is None  # the second part was killed
+    add_records(folder, {"event": "end", **cost})
+    (run,) = read_path(folder)
+    assert run.cost == {"seconds": 120.0, "gpu_seconds": None, "joules": 500.0, "joules_of": "a package"}
+    write_runs(tmp_path, "test", "zoo", [run])
+    assert read_path(tmp_path / "test_runs.json")[0].cost == run.cost
+
+
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [10.0])
     steps = [{"event": "reconstruction", "step": step, "errors": {"0": 0.5, "1": step / 100}} for step in range(100)]
