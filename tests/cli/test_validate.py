@@ -20,7 +20,7 @@ from torch import nn
 
 import zoo
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
-from tests.data.sample_images import make_folder
+from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
@@ -224,6 +224,20 @@ def test_three_classes_of_imagenet_are_scored_as_what_they_are(golden_retrievers
     options = ["-s", "36", "-c", "32", "--predictions", str(tmp_path / "p.csv")]
     assert _result([*command, *options], tmp_path)["top1"] == pytest.approx(100 / 3)
     assert _targets(tmp_path / "p.csv") == {"n02099601": "207", "n02123045": "281", "n04285008": "817"}
+
+
+def test_the_numbered_folders_of_imagenet_v2_are_scored_as_the_classes_of_their_numbers(
+    golden_retrievers: Path, tmp_path: Path
+) -> None:
+    val = tmp_path / "data" / "val"
+    for number in range(1000):
+        (val / str(number)).mkdir(parents=True)
+    for number in (2, 100, 207):
+        random_image(number, width=40, height=40).save(val / str(number) / "image.jpeg")
+    command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
+    options = ["-s", "36", "-c", "32", "--predictions", str(tmp_path / "p.csv")]
+    assert _result([*command, *options], tmp_path)["top1"] == pytest.approx(100 / 3)
+    assert _targets(tmp_path / "p.csv") == {"2": "2", "100": "100", "207": "207"}
 
 
 def test_other_folders_are_refused_by_a_network_of_imagenet(

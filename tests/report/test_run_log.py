@@ -153,7 +153,8 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
         "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
     )
     assert validation.partition(" - ")[2] == (
-        "epoch 2 validation: top-1 61.00, top-5 91.00, loss 1.2500 over 998 images, 2 left out, the best so far"
+        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, 2 left out, the best "
+        "so far"
     )
 
 
