@@ -251,6 +251,11 @@ def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plai
     assert len(plain) == (2 if memory.kernels_in_use() != "reference" else 0)
 
 
+def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
+    """515 values of all layers and 4 of a gradient; 128 inside a block and 32 of its gradient."""
+    assert [memory.count_by_rule(name) for name in memory.COUNTED_BY_RULE] == [4 * (515 + 4), 4 * 160, 4 * 160]
+
+
 def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
     measured = {c.what: c.measured for c in memory.count_whole_data_sets().comparisons}
     kept, again = (
