@@ -1,4 +1,4 @@
-"""``zoo reproduce`` PAPER and ``all`` write reports and the ledger; what they cannot use they refuse before measuring."""
+"""``zoo reproduce`` PAPER and ``all`` write reports and the ledger, and refuse what they cannot use at once."""
 
 from __future__ import annotations
 
