@@ -92,7 +92,7 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
         ("needs training", "zoo reproduce revnext --item 'Figure 1'"),
     }
     printed = capsys.readouterr().out
-    assert "Of 6 published numbers: 3 reproduced, 3 needs training." in printed
+    assert "Of 6 published numbers: 3 reproduced, 3 need training." in printed
     assert str(tmp_path / "REPRODUCTION.md") in printed
     assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.reproduce.ledgers import ENVIRONMENT, number
+from zoo.engine.process import CPU
+from zoo.report.cost import CostMeter
 from zoo.reproduce.comparison import Line, Panel, Section, Verdict, compare, not_measured
 from zoo.reproduce.paper_report import SHOWN, Report, write_report
 from zoo.reproduce.papers import PAPERS
@@ -28,7 +30,9 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Pat
     missing = not_measured("error", number("table3/two"), "%", Verdict("needs training", "`zoo train x`"))
     plain = Section("two", "Table 2", "Not measured.", [missing])
     environment = {**dict.fromkeys(SHOWN, "1"), **ENVIRONMENT}
-    report = Report(tmp_path, "revnet", "Title", "zoo reproduce revnet", environment, True, ["a remark"])
+    report = Report(
+        tmp_path, "revnet", "Title", "zoo reproduce revnet", environment, True, CostMeter(CPU), ["a remark"]
+    )
     text = write_report(report, [section, plain])
     assert text == (tmp_path / "revnet.md").read_text()
     for part in ("- a remark", "| bytes", "within 10 %", "- a note", "(revnet_one.png)", "printed, Table 3, row 1"):
