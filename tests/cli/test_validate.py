@@ -41,7 +41,8 @@ def _result(command: list[str], folder: Path) -> dict[str, Any]:
 def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
     command = ["test-imagenet", str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0"]
     result = _result(command, tmp_path)
-    last = json.loads((finished.log_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = (finished.log_dir / "metrics.jsonl").read_text().splitlines()
+    last = next(record for record in map(json.loads, reversed(lines)) if record["event"] == "validation")
     assert {key: result[key] for key in ("top1", "top5", "loss", "count")} == {
         "top1": last["top1"],
         "top5": last["top5"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce import (
+    inplace_abn_figures1and2,
     inplace_abn_scores,
     revnet_section7,
     revnet_table1,
@@ -17,7 +18,9 @@ from zoo.reproduce import (
     revnext_tables1and2,
 )
 from zoo.reproduce.comparison import Section
+from zoo.reproduce.inplace_abn_batches import measure_batches
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
+from zoo.reproduce.inplace_abn_timing import measure_overheads
 from zoo.reproduce.revnet_figures3and4 import measure_angles, open_images, report_curves
 from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
@@ -77,7 +80,12 @@ PAPERS = {
         (),
         "ImageNet",
         lambda inputs: [
+            Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
+            Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
+            Measurement("Figure 2", inplace_abn_figures1and2.count_stored_tensors),
+            Measurement("Section 4.1", measure_batches),
             Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Section 4.3", measure_overheads),
             Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
             Measurement("Table 2", measure_memory_gains),
             Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),

@@ -20,6 +20,7 @@ from zoo.config import Experiment, experiments_dir, load_experiment, parse_exper
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
+from zoo.report.cost import total_cost
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
@@ -36,6 +37,7 @@ MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training":
 NEEDED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
+    "end": ("seconds", "gpu_seconds", "joules", "joules_of"),
 }  # fmt: skip
 Epoch = dict[str, Any]
 
@@ -57,6 +59,8 @@ class TrainingRun:
     - `note`: what a reader has to know about the run; may be empty.
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
+    - `data`: digests of the names of its images for training and validation; empty where they were not recorded.
+    - `cost`: what training took, see `zoo.report.cost.CostMeter`; None where a part of it was not recorded.
     - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
 
@@ -70,6 +74,8 @@ class TrainingRun:
     note: str = ""
     num_training_images: int | None = None
     num_validation_images: int | None = None
+    data: str = ""
+    cost: dict[str, Any] | None = None
     experiment: str = ""
 
     @property
@@ -125,7 +131,8 @@ class TrainingRun:
             "num_validation_images": self.num_validation_images,
             "epochs": list(self.epochs),
         }
-        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles)}
+        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles),
+                  "data": self.data, "cost": self.cost}  # fmt: skip
         return {**content, **{key: value for key, value in extras.items() if value}}
 
 
@@ -197,10 +204,15 @@ def _read_folder(folder: Path) -> TrainingRun:
     reconstructions: dict[int, dict[str, Any]] = {}
     angles: dict[int, dict[str, Any]] = {}
     environment = num_scored = None
+    num_begun, costs, data = 0, [], ""
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = record.get("environment", environment)
+            data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
+            num_begun += 1
+        elif event == "end":
+            costs.append(record)
         elif event == "train":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
@@ -226,6 +238,8 @@ def _read_folder(folder: Path) -> TrainingRun:
         angles=_evenly_spread(angles, NUM_ANGLES),
         num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
+        data=data,
+        cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
     )
 
 
@@ -287,6 +301,8 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
+        data=str(run.get("data", "")),
+        cost=run.get("cost"),
     )
 
 
