@@ -32,7 +32,11 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [])
     add_records(
         folder,
-        {"event": "resume", "environment": {"commit": "abc"}},
+        {
+            "event": "resume",
+            "environment": {"commit": "abc"},
+            "images": {"train": {"images": 500, "names": "12ab"}, "val": {"images": 50, "names": "34cd"}},
+        },
         *(train(0, 2.5), train(0, 2.0), {"event": "validation", "epoch": 0, "top1": 20, "loss": 2.2, "count": 50}),
         *(train(1, 9.0), {"event": "validation", "epoch": 1, "top1": 1.0, "loss": 9.9, "count": 50}),
         *(train(1, 1.5), {"event": "validation", "epoch": 1, "top1": 30.0, "loss": 1.7, "count": 50}),
@@ -46,6 +50,7 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     ]
     assert run.environment == {"commit": "abc"}
     assert (run.num_training_images, run.num_validation_images) == (500, 50)
+    assert run.data == "train 12ab, val 34cd"
     assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
 
 
@@ -57,8 +62,10 @@ def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: P
     add_records(folder, {"event": "end", **cost})
     (run,) = read_path(folder)
     assert run.cost == {"seconds": 120.0, "gpu_seconds": None, "joules": 500.0, "joules_of": "a package"}
+    run = replace(run, data="train 12ab")
     write_runs(tmp_path, "test", "zoo", [run])
     assert read_path(tmp_path / "test_runs.json")[0].cost == run.cost
+    assert read_path(tmp_path / "test_runs.json")[0].data == run.data
 
 
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class TrainingRun:
     - `note`: what a reader has to know about the run; may be empty.
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
+    - `data`: digests of the names of its images for training and validation; empty where they were not recorded.
     - `cost`: what training took, see `zoo.report.cost.CostMeter`; None where a part of it was not recorded.
     - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
@@ -73,6 +74,7 @@ class TrainingRun:
     note: str = ""
     num_training_images: int | None = None
     num_validation_images: int | None = None
+    data: str = ""
     cost: dict[str, Any] | None = None
     experiment: str = ""
 
@@ -130,7 +132,7 @@ class TrainingRun:
             "epochs": list(self.epochs),
         }
         extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles),
-                  "cost": self.cost}  # fmt: skip
+                  "data": self.data, "cost": self.cost}  # fmt: skip
         return {**content, **{key: value for key, value in extras.items() if value}}
 
 
@@ -202,11 +204,12 @@ def _read_folder(folder: Path) -> TrainingRun:
     reconstructions: dict[int, dict[str, Any]] = {}
     angles: dict[int, dict[str, Any]] = {}
     environment = num_scored = None
-    num_begun, costs = 0, []
+    num_begun, costs, data = 0, [], ""
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = record.get("environment", environment)
+            data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
             num_begun += 1
         elif event == "end":
             costs.append(record)
@@ -235,6 +238,7 @@ def _read_folder(folder: Path) -> TrainingRun:
         angles=_evenly_spread(angles, NUM_ANGLES),
         num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
+        data=data,
         cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
     )
 
@@ -297,6 +301,7 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
+        data=str(run.get("data", "")),
         cost=run.get("cost"),
     )
 
