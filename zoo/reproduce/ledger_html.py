@@ -56,7 +56,7 @@ def _choices(everything: str, values: Iterable[str]) -> str:
 
 def _paper(title: str, rows: Sequence[Row]) -> str:
     items = "\n".join(
-        f"<section><h3>{escape(item)}</h3>\n{''.join(map(_row, of_item))}</section>"
+        f'<section><h3>{escape(item)}</h3>\n<div class="rows">\n{"".join(map(_row, of_item))}</div></section>'
         for item, of_item in by_item(rows).items()
     )
     return f"<section><h2>{escape(title)}</h2>\n{items}</section>"

@@ -221,5 +221,4 @@ def _measure(paper: str, measurement: Measurement) -> Section:
 
 
 def _write_ledger(options: PaperOptions, ledger: Ledger, environment: Mapping[str, Any]) -> None:
-    titles = {name: paper.title for name, paper in PAPERS.items()}
-    write_ledger(options.out, list(ledger.rows.values()), titles, options.command, environment)
+    write_ledger(options.out, list(ledger.rows.values()), options.command, environment)
