@@ -57,6 +57,7 @@ class TrainingRun:
     - `note`: what a reader has to know about the run; may be empty.
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
+    - `data`: digest of the names of the validation images; empty where it was not recorded.
     - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
 
@@ -70,6 +71,7 @@ class TrainingRun:
     note: str = ""
     num_training_images: int | None = None
     num_validation_images: int | None = None
+    data: str = ""
     experiment: str = ""
 
     @property
@@ -123,6 +125,7 @@ class TrainingRun:
             "environment": self.environment,
             "num_training_images": self.num_training_images,
             "num_validation_images": self.num_validation_images,
+            "validation_names": self.data,
             "epochs": list(self.epochs),
         }
         extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles)}
@@ -181,11 +184,12 @@ def _read_folder(folder: Path) -> TrainingRun:
     epochs: dict[int, Epoch] = {}
     reconstructions: dict[int, dict[str, Any]] = {}
     angles: dict[int, dict[str, Any]] = {}
-    environment = num_scored = None
+    environment, num_scored, data = None, None, ""
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = record.get("environment", environment)
+            data = record.get("images", {}).get("val", {}).get("names", data)
         elif event == "train":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
@@ -211,6 +215,7 @@ def _read_folder(folder: Path) -> TrainingRun:
         angles=_evenly_spread(angles, NUM_ANGLES),
         num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
+        data=data,
     )
 
 
@@ -272,6 +277,7 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
+        data=str(run.get("validation_names", "")),
     )
 
 
@@ -286,6 +292,12 @@ def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
             values.setdefault(key, [])
             values[key] += [value] if value not in values[key] else []
     return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
+
+
+def data_of(runs: Sequence[TrainingRun]) -> str:
+    """Return the digest of the images that all runs were scored on; empty where they differ or it was not recorded."""
+    digests = {run.data for run in runs}
+    return digests.pop() if len(digests) == 1 else ""
 
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
