@@ -23,6 +23,7 @@ from zoo.config.describe import SectionText
 from zoo.registry import published
 from zoo.report.tables import results_table
 from zoo.tasks.classification import ClassificationResult
+from zoo.tasks.significance import standard_error
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
@@ -157,11 +158,13 @@ def quickstart_seeds() -> str:
     seeds = " ".join(str(run["seed"]) for run in runs)
     center, ten_crops = (_listed([f"{run['results'][index]['top1']:.1f}" for run in runs]) for index in (0, 1))
     seconds = _range([run["seconds"] for run in runs], ".0f")
+    count = runs[0]["results"][0]["count"]
+    error = standard_error(mean(run["results"][0]["top1"] for run in runs), count)
     return (
         f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
-        "crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took "
-        f"{seconds} seconds each on {environment['threads']} cores\n"
-        f"({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
+        f"crops\nafter four epochs on 4,000 images; chance is 10 %, and a score on {count:,} images has a standard "
+        f"error of {error:.1f} points.\nTraining and scoring took {seconds} seconds each on {environment['threads']} "
+        f"cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
+from zoo.errors import ConfigError, printable
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.environment import describe_environment
@@ -253,6 +254,25 @@ class RunLog:
         """Record histograms of the classifier and of the last norm, if they were asked for."""
         if self._board is not None and self._histograms:
             self._write(partial(self._board.parameters, step, model))
+
+
+def validation_after(log_dir: Path, epoch: int) -> dict[str, Any]:
+    """Return the last record of the validation after ``epoch`` (from 0); ConfigError if the log of a run has none."""
+    path = log_dir / METRICS_FILE
+    found: dict[str, Any] | None = None
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if (record["event"], record.get("epoch")) == ("validation", epoch):
+                found = record
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the scores of a run cannot be read ({error}); {printable(path)}") from error
+    if found is None:
+        raise ConfigError(
+            f"the log has no validation after epoch {epoch + 1}; {printable(path)}: score the run's checkpoint with "
+            "zoo validate"
+        )
+    return found
 
 
 def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
