@@ -29,7 +29,7 @@ from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, print
 from zoo.files import write_json
 from zoo.registry import build_from_config
 from zoo.report.environment import describe_environment
-from zoo.report.log_folder import check_place, log_folder, writable
+from zoo.report.log_folder import check_place, check_unused, log_folder, writable
 from zoo.report.run_log import RunLog, kept_records, validation_after
 from zoo.report.seeds import SeedRun, seeds_json
 from zoo.tasks import task_of
@@ -150,8 +150,13 @@ def train_seeds(
 
     Every process of a run has to call it; all of them return the same.
     """
+    options = options or TrainOptions()
+    configs = seed_configs(config, log_dir, seeds)
+    if options.resume is None and not options.overwrite:
+        for folder in configs:  # all of them before the first is trained, which may take days
+            process.on_main(partial(check_unused, folder))
     runs: list[SeedRun] = []
-    for folder, seed_config in seed_configs(config, log_dir, seeds).items():
+    for folder, seed_config in configs.items():
         last_epoch = seed_config.optimizer.schedule.epochs - 1
         try:
             train_experiment(seed_config, data, folder, process, options)

@@ -24,8 +24,11 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     names = {path.name for path in finished.log_dir.iterdir() if not path.name.startswith("events.")}
     assert names >= {"checkpoint.pth.tar", "model_best.pth.tar", "training_0.log", "metrics.jsonl"}
     assert [event["event"] for event in _events(finished.log_dir)] == [
-        *("start", "train", "train", "train", "validation", "train", "train", "train", "validation"),
+        *("start", "train", "train", "train", "validation", "train", "train", "train", "validation", "end"),
     ]
+    end = _events(finished.log_dir)[-1]
+    assert end["seconds"] > 0
+    assert end["gpu_seconds"] is None
     board = EventAccumulator(str(finished.log_dir))
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
@@ -63,11 +66,12 @@ def test_a_run_goes_on_where_its_checkpoint_is(finished: Run, tmp_path: Path) ->
     (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
     command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-p", "1", "-j", "0"]
     assert main([*command, "--resume", "auto"]) == 0
-    again = _events(log_dir)[len(_events(finished.log_dir)) :]
+    *again, end = _events(log_dir)[len(_events(finished.log_dir)) :]
+    assert end["event"] == "end"
     assert [(event["event"], event["step"]) for event in again] == [
         *(("resume", 3), ("train", 4), ("train", 5), ("train", 6), ("validation", 6)),
     ]
-    assert [event["top1"] for event in again[1:]] == [event["top1"] for event in _events(finished.log_dir)[-4:]]
+    assert [event["top1"] for event in again[1:]] == [event["top1"] for event in _events(finished.log_dir)[-5:-1]]
 
 
 def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.Capture
     assert main([*command, str(finished.log_dir), "--resume", "auto"]) == 0
     assert capsys.readouterr().out == table
     cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
-    scored = _events(finished.log_dir)[-1]
+    scored = _events(finished.log_dir)[-2]
     assert cells[1:4] == ["tiny", "center10-scale12", f"{scored['top1']:.2f}"]
     assert cells[8] == str(NUM_VAL)
     assert list(tmp_path.iterdir()) == []

@@ -134,14 +134,15 @@ def test_what_cannot_be_done_with_seeds_is_refused_before_anything_is_trained(
     assert not (tmp_path / "log-seed1").exists()
 
 
-def test_a_folder_that_holds_a_run_is_refused_as_for_a_single_run(
+def test_a_folder_that_holds_a_run_is_refused_before_another_seed_is_trained(
     finished: Run, two_seeds: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", str(finished.config), str(finished.data), "--log-dir", str(two_seeds), "-j", "0"]
     before = two_seeds.with_name("log-seeds.json").read_bytes()
-    assert main([*command, "--seeds", "2"]) == 2
+    assert main([*command, "--seeds", "5", "2"]) == 2
     assert "the folder holds an earlier run" in capsys.readouterr().err
     assert two_seeds.with_name("log-seeds.json").read_bytes() == before
+    assert not two_seeds.with_name("log-seed5").exists()
 
 
 def _scores_of_a_rank(data: Path, log_dir: Path) -> list[dict[str, float] | None]:

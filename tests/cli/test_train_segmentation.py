@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
     events = [json.loads(line) for line in (trained / "log" / "metrics.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["start", "train", "train", "validation"]
+    assert [event["event"] for event in events] == ["start", "train", "train", "validation", "end"]
     train, validation = events[2], events[3]
     assert {f"{prefix}{name}" for prefix in ("", "epoch_") for name in SCORES} <= train.keys()
     assert len(validation["iou"]) == 3

@@ -113,7 +113,7 @@ def test_angles_between_gradients_have_a_curve_and_those_that_are_not_finite_bec
         log.gradient_angle(50, 0.25)
         log.gradient_angle(100, math.nan)
     assert _scalars(tmp_path, "reconstruction/gradient_angle_degrees")[0] == (50, 0.25)
-    fields = [(record["event"], record["step"], record["degrees"]) for record in _records(tmp_path)[1:]]
+    fields = [(record["event"], record["step"], record["degrees"]) for record in _records(tmp_path)[1:-1]]
     assert fields == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
 
 
@@ -125,9 +125,9 @@ def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path:
                 log.train_metrics(_metrics(step, loss=float(first_step + step)))
     assert _scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (30, 50.0), (40, 60.0)]
     assert [record["event"] for record in _records(tmp_path)] == [
-        *("start", "train", "train", "train", "resume", "train", "train"),
+        *("start", "train", "train", "train", "end", "resume", "train", "train", "end"),
     ]
-    assert _records(tmp_path)[4]["step"] == 20
+    assert _records(tmp_path)[5]["step"] == 20
 
 
 def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path: Path, config: Experiment) -> None:
@@ -135,7 +135,8 @@ def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path:
         log.begin(0, CPU, world_size=2, images={"train": {"images": 5}})
         log.train_metrics(_metrics(10))
         log.validation(0, 63, RESULT, is_best=True)
-    start, train, validation = _records(tmp_path)
+    start, train, validation, end = _records(tmp_path)
+    assert (end["event"], end["gpu_seconds"]) == ("end", None)
     assert (start["world_size"], start["config_digest"]) == (2, config.digest())
     assert start["images"] == {"train": {"images": 5}}
     assert start["environment"]["torch"] == torch.__version__
@@ -153,7 +154,8 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
         "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
     )
     assert validation.partition(" - ")[2] == (
-        "epoch 2 validation: top-1 61.00, top-5 91.00, loss 1.2500 over 998 images, 2 left out, the best so far"
+        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, 2 left out, the best "
+        "so far"
     )
 
 

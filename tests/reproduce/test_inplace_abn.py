@@ -6,14 +6,24 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from zoo.benchmark.largest_batch import MemoryPrediction, TrainingBytes
+from zoo.benchmark.memory_use import Memory
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
+from zoo.benchmark.variants import STRATEGIES
 from zoo.config import experiments_dir, load_experiment
+from zoo.layers.norm import norm_act
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models import build_network
+from zoo.reproduce import inplace_abn_batches as batches
+from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
+from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
 
 
@@ -133,3 +143,177 @@ def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_meas
     training = by_id(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
     assert re.match("needs training: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
     assert published("inplace_abn", "table2/vistas_test/miou").network == ""
+
+
+@pytest.fixture(scope="module")
+def figures_1_and_2() -> list[Section]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "SIDE", 8)
+        return [figures.count_block_buffers(), figures.count_stored_tensors()]
+
+
+@pytest.mark.parametrize(("norm", "maps"), [("standard", 6), ("inplace", 3)])
+def test_a_block_stores_the_maps_of_figure_1_and_its_first_norm_those_of_twice_the_size(norm: str, maps: int) -> None:
+    width, side = figures.WIDTH, figures.SIDE
+    block = IdentityResidualBlock(2 * width, (width, width, 2 * width), norm_act(norm), groups=64)
+    one = 4 * 2 * width * side**2
+    assert sorted(figures.stored_sizes(block, batch=2)) == sorted([one] * (maps * 2 // 3) + [2 * one] * (maps // 3))
+    number = published("inplace_abn", f"figure1/buffers_{norm}")
+    assert number.value == maps
+
+
+def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
+    found = {key: comparison for section in figures_1_and_2 for key, comparison in by_id(section).items()}
+    assert len(found) == 2 + 5 + 1
+    assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
+    assert found["figure2/standard"].measured == "x and z"
+    assert found["figure2/checkpoint"].measured == "x"
+    assert found["section5/memory"].measured == pytest.approx(50, abs=0.5)
+
+
+def test_other_tensors_and_other_shares_than_published_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "SIDE", 8)
+    monkeypatch.setattr(figures, "stored_sizes", lambda *_: [1] * 5)
+    monkeypatch.setattr(figures, "count_memory", lambda *_: Memory(1, 1, 1, 0))
+    found = by_id(figures.count_block_buffers())
+    assert {comparison.verdict.state for comparison in found.values()} == {"off"}
+    monkeypatch.setattr(figures, "stored_names", lambda *_: ["x", "x_hat"])
+    found = by_id(figures.count_stored_tensors(batch=1))
+    assert {key: comparison.verdict.state for key, comparison in found.items() if key.startswith("figure2")} == {
+        f"figure2/{key}": "off" for key in figures.FIGURE2
+    }
+    assert [str(figures.judge(share)) for share in (44.9, 45, 50, 51)] == [
+        "off: less than published",
+        "reproduced: between 45 and 50 %",
+        "reproduced: between 45 and 50 %",
+        "off: more than published",
+    ]
+
+
+@pytest.fixture(scope="module")
+def network_memory() -> Section:
+    return figures.count_network_memory({"resnext50": True}, batch=2)
+
+
+def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_norms(network_memory: Section) -> None:
+    most = by_id(network_memory)["abstract/memory"]
+    assert most.what == "most of all networks: resnext50, iABN plain"
+    assert isinstance(most.measured, float)
+    assert 45 < most.measured < 50
+    assert most.verdict.state == "reproduced"
+    own = [comparison.what for comparison in network_memory.comparisons[1:]]
+    assert own == ["resnext50: iABN plain", "resnext50: iABN"]
+
+
+class BatchByHand:
+    """Takes 0.15 GB an image with std-BN and 0.08 GB with in-place norms, and less in ResNeXt-152."""
+
+    def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
+        assert not scratch
+        self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.arch else 1)
+
+    def bytes_for(self, batch: int) -> TrainingBytes:
+        return TrainingBytes(0, int(batch * self._image_bytes))
+
+    def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
+        batch = int(memory_bytes // self._image_bytes)
+        return batch, self.bytes_for(batch)
+
+
+def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
+    section = batches.measure_batches()
+    found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_id(section).items()}
+    assert found == {
+        "section4.1/resnext101_stdbn_lr_256/batch": (320, "reproduced: they fit, and twice as many do not"),
+        "section4/gpu_memory": (9.6, "reproduced: fits"),
+        "section4.1/resnext101_ipabn_lr_512/batch": (600, "reproduced: at least as large"),
+        "section4.1/resnext152_ipabn_lr_256/batch_stdbn": (960, "off: they fit"),
+        "section4.1/wider_resnet38_ipabn_lr_256/batch_stdbn": (320, "off: they fit"),
+        "section4.1/densenet264_ipabn_lr_256/batch_stdbn": (320, "off: they fit"),
+    }
+    number = published("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
+    judged = [batches.judge_most(number, images).state for images in (255, 256, 511, 512)]
+    assert judged == ["off", "reproduced", "reproduced", "off"]
+
+
+def test_shapes_of_the_timed_blocks_are_those_of_the_network() -> None:
+    model, shapes = build_network("resnext101", norm_act("standard"), input_3x3=True).eval().to("meta"), []
+    for module in range(2, 6):
+        convolution = model.get_submodule(f"mod{module}.block2.convs.conv2")
+        convolution.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
+        assert convolution.weight.shape[1] * timing.GROUPS == convolution.weight.shape[0]
+    model(torch.empty(1, 3, 224, 224, device="meta"))
+    assert shapes == [(channels, side, side) for channels, side in timing.MODULES.values()]
+
+
+def times(inplace: float, checkpoint: float, noise: float = 0.0) -> dict[str, list[float]]:
+    """Return four rounds: a standard block takes 1 to 4 seconds, the others so many percent more, with noise."""
+    standard = [1.0, 2.0, 3.0, 4.0]
+
+    def longer(percent: float, signs: tuple[int, ...]) -> list[float]:
+        return [time * (1 + (percent + noise * sign) / 100) for time, sign in zip(standard, signs, strict=True)]
+
+    inplaces = {f"inplace_{form}": longer(inplace + 1 - form, (1, -1, 1, -1)) for form in (1, 2)}
+    checkpoints = {f"checkpoint_{kept}": longer(checkpoint, (-1, 1, -1, 1)) for kept in ("norms", "xhat")}
+    return {"standard": standard, **inplaces, **checkpoints}
+
+
+def claims(**modules: dict[str, list[float]]) -> dict[str, tuple[Any, str]]:
+    comparisons = timing.compare_claims(modules)
+    return {
+        comparison.published.id.removeprefix("inplace_abn/"): (comparison.measured, str(comparison.verdict))
+        for comparison in comparisons
+        if comparison.published is not None
+    }
+
+
+def test_overheads_are_compared_with_the_range_and_the_factor_of_the_paper() -> None:
+    found = claims(CONV1=times(1, 2), CONV2=times(2.6, 5.2))
+    assert found["section4.3/overhead_inplace_least"] == (pytest.approx(1), "reproduced: +0.2 points")
+    assert found["section4.3/overhead_inplace_most"] == (pytest.approx(2.6), "reproduced: +0.6 points")
+    assert found["section4.3/checkpointing"] == ("3.6 against 1.8", "reproduced: a factor of 2.0")
+    least = pytest.approx(100 * (1.01 / 1.02 - 1))
+    assert found["section4.3/advantage"] == (least, "reproduced: faster")
+    assert found["section3.3/inplace_2"][1] == "reproduced: faster"
+    found = claims(CONV1=times(4, 4.5), CONV2=times(5, 4))
+    assert found["section4.3/overhead_inplace_most"][1] == "off: +3.0 points"
+    assert found["section4.3/checkpointing"][1] == "off: a factor of 0.9"
+    assert found["section4.3/advantage"][1] == "off: slower"
+    assert claims(CONV1=times(-1, 1))["section4.3/checkpointing"][1] == "off: in-place norms have no overhead"
+
+
+def test_rounds_that_differ_more_than_the_strategies_are_underpowered() -> None:
+    found = claims(CONV1=times(1, 2, noise=3))
+    assert {verdict for _, verdict in found.values()} == {f"underpowered: {timing.TOO_NOISY}"}
+
+
+def test_every_strategy_is_timed_in_every_module() -> None:
+    section = timing.measure_overheads({"CONV1": (64, 4), "CONV2": (128, 2)}, batch=2, rounds=3, sample_s=1e-6)
+    assert len(by_id(section)) == 5
+    own = [comparison for comparison in section.comparisons if comparison.published is None]
+    assert len(own) == 2 * len(STRATEGIES)
+    assert {comparison.n for comparison in section.comparisons} == {3}
+    assert "CONV2 128 x 2^2" in section.setting
+
+
+def test_every_published_number_has_a_row(
+    monkeypatch: pytest.MonkeyPatch, network_memory: Section, figures_1_and_2: list[Section]
+) -> None:
+    monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
+    monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (100, 100))
+    monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
+    setups = {name: Setup("deeplab_resnext50", batch=5, size=64) for name in table2.COLUMNS}
+    sections = [
+        network_memory,
+        *figures_1_and_2,
+        batches.measure_batches(),
+        scores.report_imagenet_scores([]),
+        timing.measure_overheads({"CONV1": (64, 4)}, batch=2, rounds=2, sample_s=1e-6),
+        scores.report_segmentation_scores(),
+        table2.measure_memory_gains(setups),
+        scores.report_readme_scores([]),
+    ]
+    assert len(PAPERS["inplace_abn"].measurements(Inputs())) == len(sections)
+    found = {key for section in sections for key in by_id(section)}
+    assert found == set(published_numbers("inplace_abn"))

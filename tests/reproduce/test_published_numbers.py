@@ -79,12 +79,6 @@ def test_a_network_that_a_number_belongs_to_is_one_of_this_package(paper: str) -
     assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_what_is_derived_says_from_which_numbers(paper: str) -> None:
-    derived = [number for number in published_numbers(paper).values() if number.kind == "derived"]
-    assert [number.id for number in derived if not numbers_in(number.quotation)] == []
-
-
 def test_a_number_is_known_by_its_file_and_its_kind_is_one_of_four(tmp_path: Path) -> None:
     number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"

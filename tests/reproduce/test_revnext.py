@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.reproduce.runs import run_of
+from tests.reproduce.runs import make_run, run_of
 from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
@@ -21,6 +22,7 @@ from zoo.reproduce.comparison import Comparison, Line, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.training_runs import load_changed, read_runs
 
 NUMBERS = published_numbers("revnext")
 # Test accuracies in the authors' notebooks 4, cell 6, and 5, cell 6: first all stored runs, then all others.
@@ -107,7 +109,7 @@ def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeyp
 
 
 def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes time is replaced: the networks of Figures 10 and 11, and the steps whose memory is measured."""
+    """What takes time is replaced: the networks of Figures 10 and 11, and the steps that are measured or counted."""
     ratios = chains.LayerRatios(
         [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
         [[], [], [], [1.0], [], [2.0], []],
@@ -115,6 +117,9 @@ def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pyt
     )
     monkeypatch.setattr(chains, "measure_ratios", lambda *_, **__: ratios)
     monkeypatch.setattr(memory, "_measure", lambda _, sizes, batch: [Memory(1, s * s, s * s, 0) for s in sizes])
+    monkeypatch.setattr(memory, "count_memory", lambda *_: Memory(1, 1, 1, 0))
+    monkeypatch.setattr(memory, "build_revnext", lambda name, **_: build_revnext(name, device="meta"))
+    monkeypatch.setattr(costs, "additional_passes", lambda *_, **__: 1.0)
     monkeypatch.setattr(laws, "SIDE", 8)
     sections = [measurement.measure() for measurement in PAPERS["revnext"].measurements(Inputs())]
     found = {key for section in sections for key in by_key(section)}
@@ -182,9 +187,9 @@ def test_norms_undone_as_by_the_authors_have_a_ratio_of_at_most_four_n_squared()
 
 def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None:
     one, two = {3: {"layers": (1, 1, 1)}}, {3: {"blocks": (1, 1)}}
-    section = chains.measure_depths(one, two, slopes=(0.2,), all_slopes=(0.1, 0.2), batch=4, authors_batch=2)
+    section = chains.measure_depths(one, two, slopes=(0.2,), all_slopes=(0.1, 0.2), batch=2, authors_batch=1)
     assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 1, 2, 2, 2]
-    _, flat, _, hybrid, _ = chains.measure_layers(batch=4, authors_batch=2).panels[0].lines
+    _, flat, _, hybrid, _ = chains.measure_layers(batch=2, authors_batch=1).panels[0].lines
     assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
     assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
 
@@ -246,6 +251,11 @@ def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plai
     assert len(plain) == (2 if memory.kernels_in_use() != "reference" else 0)
 
 
+def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
+    """515 values of all layers and 4 of a gradient; 128 inside a block and 32 of its gradient."""
+    assert [memory.count_by_rule(name) for name in memory.COUNTED_BY_RULE] == [4 * (515 + 4), 4 * 160, 4 * 160]
+
+
 def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
     measured = {c.what: c.measured for c in memory.count_whole_data_sets().comparisons}
     kept, again = (
@@ -289,28 +299,51 @@ def test_what_was_not_trained_has_the_command_for_it() -> None:
             assert comparison.verdict.reason.startswith("`zoo train ")
 
 
-def test_networks_of_figure_12_can_be_built() -> None:
-    """From the options in their rows."""
-    rows = by_key(figure12.report_reconstruction([]))
-    reason = rows["figure12/flat_3-4-4/reconstructed"].verdict.reason
-    assert 'revnext_flat_cifar10 with network.options {"layers": [3, 4, 4], "channels": 48}' in reason
-    assert 'network.memory "auto"' in reason
-    options = {"layers": [3, 4, 4], "channels": 48, "memory": "auto"}
-    assert build_revnext("revnext_flat", device="meta", **options).num_features == 16 * 48
-    assert "network.activation_param 0.05" in rows["figure12/flat_slope_0.05/stored"].verdict.reason
-    assert 'network.memory "plain"' in rows["figure12/flat_slope_0.05/stored"].verdict.reason
-    assert '{"blocks": [3, 4]}' in rows["figure12/hybrid_run8_3-4/stored"].verdict.reason
+def test_networks_of_figure_12_are_those_of_the_authors() -> None:
+    wider = load_changed(figure12.EXPERIMENTS["figure12/flat_3-4-4/reconstructed"])
+    assert wider.network.options == {"layers": [3, 4, 4], "channels": 48}
+    assert wider.optimizer.schedule.epochs == 40
+    stored = load_changed(figure12.EXPERIMENTS["figure12/flat_3-4-4/stored"])
+    assert stored.network.options == {"layers": [3, 4, 4]}
+    slope = load_changed(figure12.EXPERIMENTS["figure12/flat_slope_0.05/stored"])
+    assert (slope.network.options, slope.network.activation_param) == ({"layers": [1, 2, 2]}, 0.05)
+    hybrid = load_changed(figure12.EXPERIMENTS["figure12/hybrid_run8_3-4/stored"])
+    assert (hybrid.network.options, hybrid.optimizer.schedule.epochs) == ({"blocks": [3, 4]}, 50)
 
 
-def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds() -> None:
-    name = figure12.SHORT[0]
-    both = [run_of(name, 60.0, memory="plain"), run_of(name, 58.5)]
-    section = figure12.report_reconstruction(both)
-    (lost,) = (c for c in section.comparisons if c.what == f"{name}: lost by reconstruction (n = 1 against 1)")
-    assert (lost.measured, lost.verdict.state) == (1.5, "nothing published")
-    assert "standard error unknown between runs" in lost.verdict.reason
+def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [90.0] * 50, "revnext_cifar10", memory="plain", options={"blocks": [1, 2]})
+    runs, remarks = read_runs([run], PAPERS["revnext"].experiments)
+    assert remarks == []
+    rows = by_key(figure12.report_reconstruction(runs))
+    for key in ("figure12/hybrid_run2_1-2/stored", "figure12/hybrid_run3_1-2/stored"):
+        assert rows[key].measured == 90.0
+        assert rows[key].verdict.state == "underpowered", "of 500 images"
+    assert rows["figure12/hybrid_run2_1-2/reconstructed"].measured is None
+
+
+@pytest.mark.parametrize(
+    ("key", "stored", "reconstructed", "state"),
+    [
+        ("section5.1/hybrid_accuracy", 92.0, 92.1, "reproduced"),
+        ("section5.1/hybrid_accuracy", 92.0, 90.0, "off"),
+        ("section5.1/flat_large_depth", 92.0, 90.0, "reproduced"),
+        ("section5.1/flat_large_depth", 92.0, 92.1, "off"),
+    ],
+)
+def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds(
+    key: str, stored: float, reconstructed: float, state: str
+) -> None:
+    name = next(name for name, own in figure12.SHORT.items() if own == key)
+    counts = {"num_training_images": 50_000, "num_validation_images": 10_000}
+    runs = [run_of(name, stored + seed / 100, seed=seed, memory="plain", **counts) for seed in (1, 2)]
+    runs += [run_of(name, reconstructed + seed / 100, seed=seed, **counts) for seed in (1, 2)]
+    section = figure12.report_reconstruction(runs)
+    row = by_key(section)[key]
+    assert row.measured == pytest.approx(stored - reconstructed)
+    assert (row.verdict.state, row.n) == (state, 2)
     assert len(section.panels) == 1
-    assert not any("lost" in c.what for c in figure12.report_reconstruction(both[:1]).comparisons)
+    assert by_key(figure12.report_reconstruction(runs[:2]))[key].verdict.state == "needs training"
 
 
 def test_the_accuracy_of_the_abstract_is_judged_as_an_accuracy() -> None:

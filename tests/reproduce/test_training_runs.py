@@ -41,7 +41,11 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [])
     add_records(
         folder,
-        {"event": "resume", "environment": {"commit": "abc"}},
+        {
+            "event": "resume",
+            "environment": {"commit": "abc"},
+            "images": {"train": {"images": 500, "names": "12ab"}, "val": {"images": 50, "names": "34cd"}},
+        },
         *(train(0, 2.5), train(0, 2.0), {"event": "validation", "epoch": 0, "top1": 20, "loss": 2.2, "count": 50}),
         *(train(1, 9.0), {"event": "validation", "epoch": 1, "top1": 1.0, "loss": 9.9, "count": 50}),
         *(train(1, 1.5), {"event": "validation", "epoch": 1, "top1": 30.0, "loss": 1.7, "count": 50}),
@@ -55,7 +59,22 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     ]
     assert run.environment == {"commit": "abc"}
     assert (run.num_training_images, run.num_validation_images) == (500, 50)
+    assert run.data == "train 12ab, val 34cd"
     assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
+
+
+def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: Path) -> None:
+    cost = {"seconds": 60.0, "gpu_seconds": None, "joules": 250.0, "joules_of": "a package"}
+    folder = make_run(tmp_path / "a", [10.0])
+    add_records(folder, {"event": "end", **cost}, {"event": "resume"})
+    assert read_path(folder)[0].cost is None  # the second part was killed
+    add_records(folder, {"event": "end", **cost})
+    (run,) = read_path(folder)
+    assert run.cost == {"seconds": 120.0, "gpu_seconds": None, "joules": 500.0, "joules_of": "a package"}
+    run = replace(run, data="train 12ab")
+    write_runs(tmp_path, "test", "zoo", [run])
+    assert read_path(tmp_path / "test_runs.json")[0].cost == run.cost
+    assert read_path(tmp_path / "test_runs.json")[0].data == run.data
 
 
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:
@@ -78,10 +97,10 @@ def test_angles_are_thinned_out_and_the_images_have_their_digest(tmp_path: Path)
     assert (run.angles[0], run.angles[-1]) == (
         {"step": 0, "degrees": 0.0}, {"step": 2 * NUM_ANGLES - 1, "degrees": None},
     )  # fmt: skip
-    assert (run.data, data_of([run]), data_of([run, replace(run, data="other")])) == ("digest", "digest", "")
+    assert (run.data, data_of([run]), data_of([run, replace(run, data="other")])) == ("val digest", "val digest", "")
     write_runs(tmp_path, "x", "zoo reproduce revnet", [run])
     (again,) = read_path(tmp_path / "x_runs.json")
-    assert (again.angles, again.data) == (run.angles, "digest")
+    assert (again.angles, again.data) == (run.angles, "val digest")
 
 
 def test_a_file_of_runs_stands_for_its_folders(tmp_path: Path) -> None:
@@ -147,7 +166,7 @@ def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path
 def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: Path) -> None:
     unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
     empty = make_run(tmp_path / "b", [])
-    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[-1])
+    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[0])
     found, (first, second, third) = read_runs([unknown, empty, foreign], EXPERIMENTS)
     assert found == []
     assert first.startswith(f"left out: {unknown} was")

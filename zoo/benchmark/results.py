@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from zoo.files import write_json, write_text
+from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment
 from zoo.report.tables import Cell, markdown_table
 
@@ -65,8 +66,12 @@ class Results:
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._cost = CostMeter(self.device)
+
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
         """Add a record of ``values`` (at least one)."""
+        self._cost.update()
         middle, spread = median_and_spread(values)
         self.records.append(
             Record(
@@ -88,6 +93,7 @@ class Results:
             "machine": {key: environment[key] for key in MACHINE},
             "versions": {key: value for key, value in environment.items() if key not in (*MACHINE, *TOP, "threads")},
             **{key: environment[key] for key in TOP},
+            "cost": self._cost.read(),
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
             "records": [asdict(record) | {"shape": list(record.shape)} for record in self.records],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
     from zoo.engine.task import Result
+    from zoo.report.cost import CostMeter
     from zoo.report.seeds import SeedRun
     from zoo.scoring import LoadedNetwork
 
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from zoo.data.sample import unpack_sample
     from zoo.data.scenes import unpack_scenes
     from zoo.engine.process import open_process
+    from zoo.report.cost import CostMeter
     from zoo.report.seeds import seeds_table
     from zoo.report.tables import results_table
     from zoo.training import seed_configs
@@ -73,11 +75,12 @@ def run(args: argparse.Namespace) -> int:
         if args.log_dir is not None:
             configs = {args.log_dir: next(iter(configs.values()))}
     with open_process() as process:
+        cost = CostMeter(process.device, process.world_size)
         runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
         if process.is_main:
             by_protocol = _by_protocol(runs, list(configs))
             if args.json is not None:
-                _write_json(args, runs, by_protocol, process)
+                _write_json(args, runs, by_protocol, process, cost)
             results = [result for run in runs for result in run.results]
             tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
             if len(runs) > 1:
@@ -169,7 +172,11 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
 
 
 def _write_json(
-    args: argparse.Namespace, runs: Sequence[Run], by_protocol: Mapping[str, Sequence[SeedRun]], process: Process
+    args: argparse.Namespace,
+    runs: Sequence[Run],
+    by_protocol: Mapping[str, Sequence[SeedRun]],
+    process: Process,
+    cost: CostMeter,
 ) -> None:
     from zoo.files import write_json
     from zoo.report.environment import describe_environment, warn_of_changes
@@ -183,6 +190,7 @@ def _write_json(
         "benchmark": "quickstart",
         "command": shlex.join([*words, "--json", str(args.json)]),
         "environment": describe_environment(process.device),
+        "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
         "summary": {protocol: seeds_json(seeds)["summary"] for protocol, seeds in by_protocol.items()},
     }

@@ -25,6 +25,7 @@ from zoo.engine.task import Result
 from zoo.errors import ConfigError, printable
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
+from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import METRICS_FILE, writable, write_settings
 from zoo.tasks import task_of
@@ -127,6 +128,7 @@ class RunLog:
         self._progress: Progress | None = None
         self._board: Board | None = None
         self._metrics: JsonLines | None = None
+        self._cost: CostMeter | None = None
         self._num_lost = 0
         with writable(log_dir), ExitStack() as opened:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -149,6 +151,8 @@ class RunLog:
         if error is not None:
             reason = f"stopped: {type(error).__name__}: {error}"
             logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
+        if self._cost is not None:
+            self._add_line("end", **self._cost.read())
         if self._metrics is not None:
             self._write(self._metrics.close)
         if self._board is not None:
@@ -176,6 +180,7 @@ class RunLog:
             images=images,
             environment=describe_environment(device),
         )
+        self._cost = CostMeter(device, world_size)
         with writable(self._log_dir):
             self._board = Board(self._log_dir, self._config, step)
 
@@ -218,6 +223,8 @@ class RunLog:
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
             )
         self._add_line("train", **metrics.record())
+        if self._cost is not None:
+            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
 
@@ -225,6 +232,8 @@ class RunLog:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
         logger.info("%s", _validation_line(epoch, result, is_best))
         self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
+        if self._cost is not None:
+            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
@@ -290,7 +299,8 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 
 def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
-    scores = [f"{label} {result.scores()[key]:.2f}" for key, label in result.labels.items()]
+    errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"

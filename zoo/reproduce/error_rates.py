@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
+from zoo.tasks import significance
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
 # Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
@@ -103,7 +104,7 @@ def _score(
 
 
 def facts_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
-    """Return what a comparison says of the runs behind it: the machine, and the images they were scored on."""
+    """Return what a comparison says of the runs behind it: the machine, and the images."""
     return {"environment": environment_of(runs), "data": data_of(runs)}
 
 
@@ -186,8 +187,7 @@ def _by_images(runs: Sequence[TrainingRun]) -> float | None:
     """Return the binomial standard error of a score, in points; None if not all runs scored the same number."""
     counts = {run.num_validation_images for run in runs}
     count = counts.pop()
-    share = mean(run.top1[-1] for run in runs) / 100
-    return 100 * math.sqrt(share * (1 - share) / count) if count and not counts else None
+    return significance.standard_error(mean(run.top1[-1] for run in runs), count) if count and not counts else None
 
 
 def image_counts(runs: Sequence[TrainingRun]) -> str:

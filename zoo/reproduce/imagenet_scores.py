@@ -18,6 +18,7 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
+from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment, utc_now, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
@@ -215,7 +216,8 @@ class ImageNetRun:
         return (None, faults[0]) if faults else (network, None)
 
     def _score(self, entry: Entry, network: scoring.LoadedNetwork, protocol: Protocol) -> dict[str, Any]:
-        options, start_s = self._options, time.monotonic()
+        options, process, start_s = self._options, self._process, time.monotonic()
+        cost = CostMeter(process.device, process.world_size)
         result = scoring.score(
             network,
             options.data,
@@ -234,6 +236,7 @@ class ImageNetRun:
             "limit": options.limit,
             "processes": self._process.world_size,
             "seconds": round(time.monotonic() - start_s, 1),
+            "cost": cost.read(),
             "finished": utc_now(),
         }
         self._measurements.append(measured)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.files import write_bytes, write_json, write_text
+from zoo.report.cost import CostMeter
 from zoo.report.tables import markdown_table, number_text
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.plot import draw
@@ -27,6 +28,7 @@ class Report:
     - `command`: what measures it.
     - `environment`: the versions and the machine.
     - `plots`: whether to draw plots.
+    - `cost`: what counts the cost of measuring.
     - `remarks`: what stands on top.
     """
 
@@ -36,6 +38,7 @@ class Report:
     command: str
     environment: Mapping[str, Any]
     plots: bool
+    cost: CostMeter
     remarks: Sequence[str] = ()
 
 
@@ -48,7 +51,8 @@ def write_report(report: Report, sections: Sequence[Section]) -> str:
     drawn = {section.key: f"{name}_{section.key}.png" for section in sections if section.panels and report.plots}
     text = "\n".join([*header, *(_markdown(section, drawn.get(section.key)) for section in sections)]) + "\n"
     content: dict[str, Any] = {"benchmark": name, "command": report.command, "environment": environment}
-    content |= {"remarks": list(report.remarks), "sections": [_to_json(section) for section in sections]}
+    content |= {"cost": report.cost.read(), "remarks": list(report.remarks)}
+    content |= {"sections": [_to_json(section) for section in sections]}
     write_json(folder / f"{name}.json", content)
     write_text(folder / f"{name}.md", text)
     for section in sections:

@@ -14,6 +14,7 @@ import torch
 
 from zoo.engine.process import open_process
 from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment, warn_of_changes
 from zoo.report.plot_style import check_matplotlib
 from zoo.reproduce import OUT
@@ -115,12 +116,14 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         with open_process() as process:
             reproduce_imagenet(ImageNetOptions(options.data, workers=options.workers, out=options.out), process)
         chosen = choose()
-    environment = describe_environment(torch.device("cpu"))
+    device = torch.device("cpu")
+    environment = describe_environment(device)
     reports = {}
     for paper, measurements in chosen.items():
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
-        report = Report(options.out, paper, PAPERS[paper].title, options.command, environment, options.plots, remarks)
+        title, cost = PAPERS[paper].title, CostMeter(device)
+        report = Report(options.out, paper, title, options.command, environment, options.plots, cost, remarks)
         sections: list[Section] = []
         for measurement in measurements:
             item = measurement.item

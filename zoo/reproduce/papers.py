@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce import (
+    inplace_abn_figures1and2,
     inplace_abn_scores,
     revnet_figures3and4,
     revnet_section7,
@@ -18,7 +19,9 @@ from zoo.reproduce import (
     revnext_tables1and2,
 )
 from zoo.reproduce.comparison import Section
+from zoo.reproduce.inplace_abn_batches import measure_batches
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
+from zoo.reproduce.inplace_abn_timing import measure_overheads
 from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
@@ -33,7 +36,7 @@ class Paper:
 
     Args:
     - `title`: the heading of its report.
-    - `experiments`: stems of the experiment files whose training runs belong to its tables.
+    - `experiments`: the experiments whose training runs belong to its tables, by names that `load_changed` reads.
     - `images`: the data set that --data gives its measurements; None if none of them needs images.
     - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
     """
@@ -83,7 +86,12 @@ PAPERS = {
         (),
         "ImageNet",
         lambda inputs: [
+            Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
+            Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
+            Measurement("Figure 2", inplace_abn_figures1and2.count_stored_tensors),
+            Measurement("Section 4.1", measure_batches),
             Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Section 4.3", measure_overheads),
             Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
             Measurement("Table 2", measure_memory_gains),
             Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
@@ -121,7 +129,12 @@ PAPERS = {
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
-        (revnext_tables1and2.EXPERIMENT, *revnext_tables1and2.OTHER_EXPERIMENTS, *revnext_figure12.SHORT),
+        (
+            revnext_tables1and2.EXPERIMENT,
+            *revnext_tables1and2.OTHER_EXPERIMENTS,
+            *revnext_figure12.SHORT,
+            *revnext_figure12.EXPERIMENTS.values(),
+        ),
         None,
         lambda inputs: [
             Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),

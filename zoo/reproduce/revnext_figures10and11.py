@@ -140,16 +140,17 @@ def _watch(layer: nn.Module) -> Ratios:
 
 
 def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
-    inputs: list[Tensor] = []  # that of the forward pass, and after it that of the recomputation
+    inputs: list[Tensor] = []  # that of the forward pass
     record, undo = layer.record_, layer.undo_
 
     def record_(x: Tensor) -> Any:
-        inputs.append(x.clone())
+        if not inputs:  # otherwise a recomputation
+            inputs.append(x.clone())
         return record(x)
 
     def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
         x, dx, gradients = undo(y, dy, saved)
-        ratios[index] = signal_to_noise(inputs[0].double(), x.double())
+        ratios[index] = signal_to_noise(inputs.pop().double(), x.double())
         return x, dx, gradients
 
     layer.record_, layer.undo_ = record_, undo_

@@ -13,6 +13,8 @@ from zoo.benchmark.largest_batch import constant_bytes
 from zoo.benchmark.memory_use import Memory, count_memory, measure_memory
 from zoo.benchmark.network_setup import Setup
 from zoo.config import experiments_dir, load_experiment
+from zoo.layers.norm import ABN
+from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import forced, kernels_for
 from zoo.reproduce.comparison import (
     Comparison,
@@ -58,6 +60,7 @@ PER_PIXEL = {
     for name, row in NETWORKS.items()
 }
 FOUND_AGAIN = "section4.4/bytes_per_pixel_found_again"
+COUNTED_BY_RULE = ("revnext_resnet18", "revnext_revnet", "irevnet_revnext")
 DEEPER: Mapping[str, dict[str, Any]] = {"revnext_flat": {"layers": (3, 3, 3)}, "revnext": {"blocks": (3, 3)}}
 # Trained on CIFAR-10; no text that we have shows the accuracies of the others. The abstract prints 93.3 % for a network
 # whose depths and pools it does not state; we assume that it is this one.
@@ -68,9 +71,9 @@ OTHER_EXPERIMENTS = (
 # Images and their side, of the data sets that section 1 processes in one batch.
 DATA_SETS = {"mnist": (60_000, 28), "cifar10": (50_000, 32)}
 NOTES = [
-    "the paper counts the inputs of convolutions and norms and one gradient. What is measured is everything that the "
-    "allocator handed out, which includes the outputs of stem and levels, the gradients inside a branch and scratch "
-    "memory",
+    "the paper counts the inputs of convolutions and norms and one gradient: by its rule the networks are those of its "
+    "totals. What is measured is everything that the allocator handed out, which includes the outputs of stem and "
+    "levels, the gradients inside a branch and scratch memory",
     "RevNet and i-RevNet: the paper counts the two branches of a block, 128 values per pixel, and a gradient of 32. "
     "Here one branch is run at a time, which takes 64 values, and a gradient inside it, 16. But the output of a chain, "
     "32, and its gradient, 32, belong to the caller, so that the reconstructed activations, 32, and their gradient, "
@@ -146,8 +149,30 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
         activations = published("revnext", f"{row.section}/activations")
         what = f"{name}: activations and gradients for {batch}"
         comparisons.append(compare_maximum(what, activations, slope * PAPER_PIXELS / 1e9, "GB", TOLERANCE))
+    if name in COUNTED_BY_RULE:
+        what = f"{name}: bytes per pixel, counted by the paper's rule"
+        number = published("revnext", PER_PIXEL[name])
+        comparisons.append(compare(what, number, count_by_rule(name), "B", TOLERANCE))
     number = published("revnext", f"{row.section}/weights")
     return [*comparisons, compare(f"{name}: weights", number, weights / 1e6, "MB", WEIGHTS_TOLERANCE)]
+
+
+def count_by_rule(name: str) -> float:
+    """Return the bytes per pixel that the paper counts: the inputs of convolutions and norms, and one gradient.
+
+    Sections 3.3 to 3.5: of a network without reversible blocks the inputs of all layers and the gradient of the last
+    convolution's output, of others those of the first block and the gradient of its map.
+    """
+    model = build_revnext(name, device="meta", memory="plain")
+    block = next((module for module in model.modules() if isinstance(module, ReversibleBlock)), None)
+    sizes: list[int] = []
+    for layer in (block or model).modules():
+        if isinstance(layer, (nn.Conv2d, ABN)):
+            layer.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].numel()))
+    images = torch.empty(2, 3, 32, 32, device="meta")
+    model(images)
+    gradient = sizes[-1] if block is None else 2 * sizes[0]
+    return 4 * (sum(sizes) + gradient) / (images.numel() / 3)
 
 
 def _compare_variants(name: str, sizes: Sequence[int], batch: int, slope: float, kernels: str) -> list[Comparison]:

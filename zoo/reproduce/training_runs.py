@@ -20,6 +20,7 @@ from zoo.config import Experiment, experiments_dir, load_experiment, parse_exper
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
+from zoo.report.cost import total_cost
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
@@ -36,6 +37,7 @@ MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training":
 NEEDED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
+    "end": ("seconds", "gpu_seconds", "joules", "joules_of"),
 }  # fmt: skip
 Epoch = dict[str, Any]
 
@@ -57,7 +59,8 @@ class TrainingRun:
     - `note`: what a reader has to know about the run; may be empty.
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
-    - `data`: digest of the names of the validation images; empty where it was not recorded.
+    - `data`: digests of the names of its images for training and validation; empty where they were not recorded.
+    - `cost`: what training took, see `zoo.report.cost.CostMeter`; None where a part of it was not recorded.
     - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
 
@@ -72,6 +75,7 @@ class TrainingRun:
     num_training_images: int | None = None
     num_validation_images: int | None = None
     data: str = ""
+    cost: dict[str, Any] | None = None
     experiment: str = ""
 
     @property
@@ -125,10 +129,10 @@ class TrainingRun:
             "environment": self.environment,
             "num_training_images": self.num_training_images,
             "num_validation_images": self.num_validation_images,
-            "validation_names": self.data,
             "epochs": list(self.epochs),
         }
-        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles)}
+        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles),
+                  "data": self.data, "cost": self.cost}  # fmt: skip
         return {**content, **{key: value for key, value in extras.items() if value}}
 
 
@@ -137,6 +141,7 @@ def read_runs(
 ) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
 
+    The names are those that `load_changed` reads.
     ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
     belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. There
     are no remarks on runs of the experiments ``others``. The note that a file has on a run becomes a remark too.
@@ -144,10 +149,7 @@ def read_runs(
     """
     if not paths:
         return [], []
-    experiments, elsewhere = (
-        {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in group}
-        for group in (names, others)
-    )
+    experiments, elsewhere = ({_settings(load_changed(name)): name for name in group} for group in (names, others))
     once: dict[Path, Path] = {}
     for path in paths:
         once.setdefault(path.resolve(), path)
@@ -167,6 +169,23 @@ def read_runs(
     return runs, remarks
 
 
+def load_changed(name: str) -> Experiment:
+    """Return an experiment by the stem of its file, which changes of its settings may follow.
+
+    The changes are a JSON object of settings and values: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
+    """
+    stem, _, changes = name.partition(" ")
+    experiment = load_experiment(experiments_dir() / f"{stem}.json")
+    content = experiment.model_dump(mode="json", exclude={"expected"})
+    for setting, value in json.loads(changes or "{}").items():
+        *path, last = setting.split(".")
+        inner = content
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+    return parse_experiment(content, name) if changes else experiment
+
+
 def _settings(config: Experiment) -> str:
     """Return the settings that tell experiments apart, as text."""
     return json.dumps(config.model_dump(mode="json", exclude=MAY_DIFFER), sort_keys=True)  # type: ignore[arg-type]
@@ -184,12 +203,16 @@ def _read_folder(folder: Path) -> TrainingRun:
     epochs: dict[int, Epoch] = {}
     reconstructions: dict[int, dict[str, Any]] = {}
     angles: dict[int, dict[str, Any]] = {}
-    environment, num_scored, data = None, None, ""
+    environment = num_scored = None
+    num_begun, costs, data = 0, [], ""
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
             environment = record.get("environment", environment)
-            data = record.get("images", {}).get("val", {}).get("names", data)
+            data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
+            num_begun += 1
+        elif event == "end":
+            costs.append(record)
         elif event == "train":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
@@ -216,6 +239,7 @@ def _read_folder(folder: Path) -> TrainingRun:
         num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
         data=data,
+        cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
     )
 
 
@@ -277,7 +301,8 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
-        data=str(run.get("validation_names", "")),
+        data=str(run.get("data", "")),
+        cost=run.get("cost"),
     )
 
 
@@ -295,7 +320,7 @@ def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
 
 
 def data_of(runs: Sequence[TrainingRun]) -> str:
-    """Return the digest of the images that all runs were scored on; empty where they differ or it was not recorded."""
+    """Return the digests of the images of all runs; empty where they differ or were not recorded."""
     digests = {run.data for run in runs}
     return digests.pop() if len(digests) == 1 else ""
 
