@@ -22,6 +22,7 @@ from zoo.config import Experiment, describe_settings, experiments_dir, load_expe
 from zoo.config.describe import SectionText
 from zoo.registry import published
 from zoo.report.tables import results_table
+from zoo.reproduce.page_figures import MARKERS
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.significance import standard_error
 
@@ -565,7 +566,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "experiments": experiments,
     "settings": settings,
 }
-MARKERS = re.compile(r"(<!-- (\w+) -->\n?)(.*?)(\n?<!-- /\2 -->)", re.DOTALL)
 
 
 def sections_of(text: str) -> dict[str, str]:
