@@ -23,6 +23,7 @@ from zoo.config.describe import SectionText
 from zoo.registry import published
 from zoo.report.tables import results_table
 from zoo.reproduce.ledger import counts_in_words
+from zoo.reproduce.page_figures import MARKERS
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.significance import standard_error
 
@@ -576,7 +577,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "experiments": experiments,
     "settings": settings,
 }
-MARKERS = re.compile(r"(<!-- (\w+) -->\n?)(.*?)(\n?<!-- /\2 -->)", re.DOTALL)
 
 
 def sections_of(text: str) -> dict[str, str]:

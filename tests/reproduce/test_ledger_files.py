@@ -15,9 +15,9 @@ import pytest
 from tests.reproduce.ledgers import ENVIRONMENT, found, number, publish, rows_of
 from zoo.errors import ConfigError
 from zoo.reproduce.ledger import UNNAMED, Row
-from zoo.reproduce.ledger_files import csv_text, read_rows, write_ledger, write_pages
+from zoo.reproduce.ledger_files import csv_text, read_rows, write_ledger
 from zoo.reproduce.ledger_html import html_page
-from zoo.reproduce.ledger_page import JSON, markdown_page
+from zoo.reproduce.ledger_page import markdown_page
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published_numbers
 
@@ -102,13 +102,6 @@ def test_the_committed_page_has_every_published_number_and_says_why_of_each_that
     assert [id for id, row in rows.items() if row.published != published[id].value] == []
     assert [id for id, row in rows.items() if row.verdict.endswith(UNNAMED) or not row.verdict or not row.command] == []
     assert [id for id, row in rows.items() if row.measured is None and row.state in ("reproduced", "off")] == []
-
-
-def test_the_committed_pages_are_made_of_the_committed_rows(tmp_path: Path) -> None:
-    """After a change of what they look like: python -m zoo.reproduce.ledger_files docs/results"""
-    write_pages(tmp_path, list(read_rows(RESULTS).values()), json.loads((RESULTS / JSON).read_text())["command"])
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (RESULTS / path.name).read_bytes(), path.name
 
 
 class Page(HTMLParser):

@@ -46,15 +46,23 @@ def write_ledger(folder: Path, rows: Sequence[Row], command: str, environment: M
     content: dict[str, Any] = {"benchmark": "reproduction", "command": command, "environment": environment}
     content |= {"states": count_states(rows), "rows": [row.model_dump() for row in rows]}
     write_json(folder / JSON, content)
-    write_pages(folder, rows, command)
+    write_forms(folder, rows, command)
 
 
-def write_pages(folder: Path, rows: Sequence[Row], command: str) -> None:
-    """Write what is made of the rows: the CSV file and both pages."""
+def write_forms(folder: Path, rows: Sequence[Row], command: str) -> None:
+    """Write the files that are made of the rows."""
+    for name, text in forms_of(rows, command).items():
+        write_text(folder / name, text)
+
+
+def forms_of(rows: Sequence[Row], command: str) -> dict[str, str]:
+    """Return the files that are made of the rows, by their names; ``command`` is that of the last run."""
     titles = {name: paper.title for name, paper in PAPERS.items()}
-    write_text(folder / CSV, csv_text(rows))
-    write_text(folder / PAGE, markdown_page(rows, titles, command))
-    write_text(folder / HTML, html_page(rows, titles, command))
+    return {
+        CSV: csv_text(rows),
+        PAGE: markdown_page(rows, titles, command),
+        HTML: html_page(rows, titles, command),
+    }
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -71,4 +79,4 @@ def csv_text(rows: Sequence[Row]) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         kept = list(read_rows(Path(name)).values())
-        write_pages(Path(name), kept, json.loads((Path(name) / JSON).read_text(encoding="utf-8"))["command"])
+        write_forms(Path(name), kept, json.loads((Path(name) / JSON).read_text(encoding="utf-8"))["command"])
