@@ -132,12 +132,11 @@ def test_the_forms_of_the_ledger_are_made_of_its_rows_and_a_measured_row_has_an_
     git: Git, tmp_path: Path
 ) -> None:
     rows = list(Ledger(PAPERS, {}).rows.values())
-    titles = {name: paper.title for name, paper in PAPERS.items()}
     environment = content_of(git)["environment"]
-    write_ledger(tmp_path / "results", rows, titles, "zoo reproduce all", environment)
+    write_ledger(tmp_path / "results", rows, "zoo reproduce all", environment)
     assert check(tmp_path).faults == []
     rows[0] = rows[0].model_copy(update={"measured": 1.0})
-    write_ledger(tmp_path / "results", rows, titles, "zoo reproduce all", environment)
+    write_ledger(tmp_path / "results", rows, "zoo reproduce all", environment)
     (tmp_path / "results" / "reproduction.csv").write_text("")
     faults = check(tmp_path).faults
     assert f"reproduction.json: 1 rows were measured, but have no commit or no date: {rows[0].id}" in faults
