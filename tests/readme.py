@@ -22,6 +22,8 @@ from zoo.config import Experiment, describe_settings, experiments_dir, load_expe
 from zoo.config.describe import SectionText
 from zoo.registry import published
 from zoo.report.tables import results_table
+from zoo.reproduce.ledger import counts_in_words
+from zoo.reproduce.page_figures import MARKERS
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.significance import standard_error
 
@@ -479,6 +481,15 @@ def _bytes_per_pixel(name: str) -> str:
     return f"{found['measured']:.0f}"
 
 
+# --- zoo reproduce ---
+
+
+def reproduction() -> str:
+    """How many of the published numbers are in each state."""
+    states = result("reproduction")["states"]
+    return f"{sum(states.values())} numbers: {_listed(counts_in_words(states))}"
+
+
 # --- zoo reproduce inplace_abn ---
 
 BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
@@ -533,6 +544,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "reproduction": reproduction,
     "headline": headline,
     "quickstart": quickstart,
     "quickstart_seeds": quickstart_seeds,
@@ -565,7 +577,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "experiments": experiments,
     "settings": settings,
 }
-MARKERS = re.compile(r"(<!-- (\w+) -->\n?)(.*?)(\n?<!-- /\2 -->)", re.DOTALL)
 
 
 def sections_of(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``zoo reproduce`` PAPER and ``all`` write reports and the ledger; what they cannot use they refuse before measuring."""
+"""``zoo reproduce`` PAPER and ``all`` write reports and the ledger, and refuse what they cannot use at once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
         ("needs training", "zoo reproduce revnext --item 'Figure 1'"),
     }
     printed = capsys.readouterr().out
-    assert "Of 6 published numbers: 3 reproduced, 3 needs training." in printed
+    assert "Of 6 published numbers: 3 reproduced, 3 need training." in printed
     assert str(tmp_path / "REPRODUCTION.md") in printed
     assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
 

@@ -104,9 +104,9 @@ def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: 
 def row_of(network: str, protocol: str, scored: tuple[float, float], **differences: float) -> dict[str, Any]:
     """Return a row of the report of `zoo reproduce imagenet`; without differences it cannot be compared."""
     measured = {"top1": scored[0], "top5": scored[1], "count": 50_000 if differences else 1000, "data": "f00d",
-                "environment": {"torch": "9"}}  # fmt: skip
+                "environment": {"torch": "9"}, "finished": "2026-01-02T03:04:05"}  # fmt: skip
     return {"network": network, "protocol": protocol, "weights_md5": "abc", "measured": measured,
-            "difference": differences or None}  # fmt: skip
+            "difference": differences or None, "command": "zoo reproduce imagenet"}  # fmt: skip
 
 
 def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_they_come_from() -> None:
@@ -121,6 +121,7 @@ def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_th
     assert (top1.measured, str(top1.verdict)) == (77.1, "reproduced: +0.06 points")
     assert (top5.measured, str(top5.verdict)) == (94.0, "off: +0.50 points")
     assert (top1.weights_md5, top1.data, top1.environment) == ("abc", "f00d", {"torch": "9"})
+    assert (top1.date, top1.command) == ("2026-01-02T03:04:05", "zoo reproduce imagenet")
     assert top1.spread == pytest.approx(0.188, abs=1e-3), "the root of 0.771 * 0.229 / 50,000"
     part = found[f"table1/{network}/tencrop224/top1"]
     assert part.verdict.state == "underpowered"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.reproduce.ledgers import found, measured_by, number, publish
 from zoo.reproduce.comparison import Comparison, State, Verdict
-from zoo.reproduce.ledger import STATES, UNNAMED, Ledger, Row, count_sentence, count_states
+from zoo.reproduce.ledger import STATES, UNNAMED, Ledger, Row, count_sentence, count_states, counts_in_words
 
 ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 PAPERS = ["inplace_abn", "revnet"]
@@ -110,6 +110,7 @@ def test_numbers_are_counted_by_their_states() -> None:
     rows: list[Row] = list(ledger_after(found(ONE), found(TWO, state="off")).rows.values())
     assert count_states(rows) == {**dict.fromkeys(STATES, 0), "reproduced": 1, "off": 1, "not run": 1}
     assert count_sentence(rows) == "Of 3 published numbers: 1 reproduced, 1 off, 1 not run."
+    assert counts_in_words({"off": 0, "needs data": 1, "needs training": 2}) == ["1 needs data", "2 need training"]
 
 
 def test_numbers_that_the_papers_do_not_have_have_no_row() -> None:

@@ -14,11 +14,14 @@ import pytest
 
 from tests.reproduce.ledgers import ENVIRONMENT, found, number, publish, rows_of
 from zoo.errors import ConfigError
-from zoo.reproduce.ledger import Row
+from zoo.reproduce.ledger import UNNAMED, Row
 from zoo.reproduce.ledger_files import csv_text, read_rows, write_ledger
 from zoo.reproduce.ledger_html import html_page
 from zoo.reproduce.ledger_page import markdown_page
+from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.published_numbers import published_numbers
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 CHROMIUM = Path("/usr/bin/chromium")
 TITLES = {"inplace_abn": "The first paper", "revnet": "The second paper"}
 COMMAND = "zoo reproduce all"
@@ -89,6 +92,24 @@ def test_the_page_says_on_top_of_which_commits_and_versions_its_rows_are(rows: l
     assert f"2 rows of commit `{'a' * 40}`, 2026-03-04, 1 of them measured: torch 2.15.0" in page
     assert f"1 rows of commit `{'b' * 40}-dirty`, at an unknown time, 1 of them measured: torch 2.14.0" in page
     assert "1 rows that no command was run for" in page
+
+
+def test_the_committed_page_has_every_published_number_and_says_why_of_each_that_is_not_measured() -> None:
+    """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
+    rows = read_rows(RESULTS)
+    published = {number.id: number for paper in PAPERS for number in published_numbers(paper).values()}
+    assert list(rows) == list(published)
+    assert [id for id, row in rows.items() if row.published != published[id].value] == []
+    assert [id for id, row in rows.items() if row.verdict.endswith(UNNAMED) or not row.verdict or not row.command] == []
+    assert [id for id, row in rows.items() if row.measured is None and row.state in ("reproduced", "off")] == []
+
+
+def test_the_committed_files_are_made_of_the_committed_rows() -> None:
+    content = json.loads((RESULTS / "reproduction.json").read_text())
+    rows, titles = list(read_rows(RESULTS).values()), {name: paper.title for name, paper in PAPERS.items()}
+    assert (RESULTS / "reproduction.csv").read_text() == csv_text(rows)
+    assert (RESULTS / "REPRODUCTION.md").read_text() == markdown_page(rows, titles, content["command"])
+    assert (RESULTS / "reproduction.html").read_text() == html_page(rows, titles, content["command"])
 
 
 class Page(HTMLParser):

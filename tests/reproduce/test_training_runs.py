@@ -12,7 +12,16 @@ import pytest
 from tests.reproduce.runs import EXPERIMENT, make_run, settings_of
 from zoo.errors import ConfigError
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.training_runs import NUM_RECONSTRUCTIONS, draw_runs, groups_of, read_path, read_runs, write_runs
+from zoo.reproduce.training_runs import (
+    NUM_ANGLES,
+    NUM_RECONSTRUCTIONS,
+    data_of,
+    draw_runs,
+    groups_of,
+    read_path,
+    read_runs,
+    write_runs,
+)
 
 EXPERIMENTS, REVNEXT_EXPERIMENTS = PAPERS["revnet"].experiments, PAPERS["revnext"].experiments
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -76,6 +85,22 @@ def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(t
     assert len(kept) == NUM_RECONSTRUCTIONS
     assert (kept[0]["step"], kept[-1]["step"]) == (0, 100)
     assert (kept[0]["worst_relative_error"], kept[-1]["worst_relative_error"]) == (0.5, None)
+
+
+def test_angles_are_thinned_out_and_the_images_have_their_digest(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [10.0])
+    steps = [{"event": "gradient_angle", "step": step, "degrees": step / 100} for step in range(2 * NUM_ANGLES)]
+    images = {"val": {"images": 50, "classes": 2, "names": "digest"}}
+    add_records(folder, {"event": "resume", "images": images}, *steps, {**steps[-1], "degrees": None})
+    (run,) = read_path(folder)
+    assert len(run.angles) == NUM_ANGLES
+    assert (run.angles[0], run.angles[-1]) == (
+        {"step": 0, "degrees": 0.0}, {"step": 2 * NUM_ANGLES - 1, "degrees": None},
+    )  # fmt: skip
+    assert (run.data, data_of([run]), data_of([run, replace(run, data="other")])) == ("val digest", "val digest", "")
+    write_runs(tmp_path, "x", "zoo reproduce revnet", [run])
+    (again,) = read_path(tmp_path / "x_runs.json")
+    assert (again.angles, again.data) == (run.angles, "val digest")
 
 
 def test_a_file_of_runs_stands_for_its_folders(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from zoo.cli import (
     benchmark,
+    check_results,
     compare,
     convert,
     data,
@@ -34,7 +35,7 @@ from zoo.report.console import set_up_console
 
 COMMANDS = (
     list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,
-    benchmark, quickstart, doctor,
+    benchmark, check_results, quickstart, doctor,
 )  # fmt: skip
 
 

@@ -7,6 +7,8 @@
   an entry in ``papers``.
 - ``comparison``: what all of them consist of, and the verdicts on their numbers. ``training_runs`` and ``error_rates``:
   the accuracies of trained networks.
+- ``stored_results`` and ``page_figures`` look for results that nobody can measure again, and for figures in the pages
+  that no result backs: `zoo results check`.
 """
 
 from pathlib import Path

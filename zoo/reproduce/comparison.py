@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce.published_numbers import PublishedNumber
@@ -184,6 +184,13 @@ def compare_trend(what: str, published: PublishedNumber, measured: Sequence[floa
     direction = "rises" if last > first else "falls"
     verdict = Verdict("reproduced" if direction == published.value else "off", f"it {direction}")
     return Comparison(what, published, f"{first:.2g} to {last:.2g}", unit, verdict)
+
+
+def explain(comparison: Comparison, why: str) -> Comparison:
+    """Return the comparison with a further reason behind that of its verdict."""
+    verdict = comparison.verdict
+    reason = f"{verdict.reason}; {why}" if verdict.reason else why
+    return replace(comparison, verdict=verdict._replace(reason=reason))
 
 
 def unpublished(what: str, measured: Value, unit: str = "") -> Comparison:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
-from zoo.reproduce.training_runs import TrainingRun, environment_of
+from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
 from zoo.tasks import significance
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
@@ -99,12 +99,13 @@ def _score(
         verdict = Verdict("nothing published", f"standard error {error}")
     else:
         verdict = judge(measured - published.number, finished)
-    what, environment = what + image_counts(finished), environment_of(finished)
-    data = {run.data for run in finished}
-    return Comparison(
-        what, published, measured, "%", verdict, len(finished), error.best,
-        data=data.pop() if len(data) == 1 else "", environment=environment,
-    )  # fmt: skip
+    what, facts = what + image_counts(finished), facts_of(finished)
+    return Comparison(what, published, measured, "%", verdict, len(finished), error.best, **facts)
+
+
+def facts_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return what a comparison says of the runs behind it: the machine, and the images."""
+    return {"environment": environment_of(runs), "data": data_of(runs)}
 
 
 def judge(difference: float, *groups: Sequence[TrainingRun], at_most: bool = False) -> Verdict:
@@ -114,19 +115,23 @@ def judge(difference: float, *groups: Sequence[TrainingRun], at_most: bool = Fal
     """
     error, num_single = standard_error(*groups), sum(len(runs) == 1 for runs in groups)
     text = f"{difference:+.2f} points, standard error {error}"
-    missing = _missing_images([run for runs in groups for run in runs])
+    missing = missing_images([run for runs in groups for run in runs])
     if missing or error.best is None:
         return Verdict("underpowered", f"{missing}; {text}" if missing else text)
     doubled = 2 * math.hypot(error.best, CLOSE * math.sqrt(num_single))
-    distance = difference if at_most else abs(difference)
-    if distance > max(CLOSE, doubled):
+    return decide(difference if at_most else abs(difference), doubled, CLOSE, text)
+
+
+def decide(distance: float, doubled_error: float, tolerance: float, text: str) -> Verdict:
+    """Return the verdict on a ``distance`` that is known up to twice its standard error; ``text`` is its reason."""
+    if distance > max(tolerance, doubled_error):
         return Verdict("off", f"off by {text}")
-    if distance <= CLOSE and doubled <= CLOSE:
-        return Verdict("reproduced", f"within {CLOSE} points: {text}")
+    if distance <= tolerance and doubled_error <= tolerance:
+        return Verdict("reproduced", f"within {tolerance:g}: {text}")
     return Verdict("underpowered", text)
 
 
-def _missing_images(runs: Sequence[TrainingRun]) -> str:
+def missing_images(runs: Sequence[TrainingRun]) -> str:
     """Return which runs were not trained or scored on the whole data; "" if all were on all of it."""
     for run in runs:
         counts = (run.num_training_images, run.num_validation_images)

@@ -74,6 +74,7 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
         number.quantity, number, score, "%", verdict,
         spread=standard_error(score, count),
         weights_md5=row["weights_md5"], data=measured["data"], environment=measured["environment"],
+        date=measured["finished"], command=row["command"],
     )  # fmt: skip
 
 

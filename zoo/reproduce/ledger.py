@@ -29,7 +29,7 @@ class Row(BaseModel):
     Args:
     - `id`, `paper`, `item`, `quantity`, `unit`, `kind`, `place`, `quotation`, `network`, `settings`: those of
       `zoo.reproduce.published_numbers.PublishedNumber`; `published` is its value.
-    - `what`: the name of the measured number in the report of the paper.
+    - `what`: the name of the measured number in the report of the paper, with its unit there if that says more.
     - `measured`: None where nothing was measured.
     - `n`, `spread`: runs or repetitions, and how far they scatter, see `zoo.reproduce.comparison.Comparison`.
     - `state`, `verdict`: what follows, as a word and in words.
@@ -123,8 +123,14 @@ def count_states(rows: Iterable[Row]) -> dict[State, int]:
 
 def count_sentence(rows: Sequence[Row]) -> str:
     """Return how many of the numbers are in each state, as a sentence."""
-    counts = ", ".join(f"{count} {state}" for state, count in count_states(rows).items() if count)
-    return f"Of {len(rows)} published numbers: {counts}."
+    return f"Of {len(rows)} published numbers: {', '.join(counts_in_words(count_states(rows)))}."
+
+
+def counts_in_words(counts: Mapping[State, int]) -> list[str]:
+    """Return "5 off", "3 need data" and so on, for the states that there are."""
+    return [
+        f"{count} {state if count == 1 else state.replace('needs', 'need')}" for state, count in counts.items() if count
+    ]
 
 
 def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -141,7 +147,7 @@ def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredB
     environment = measured_by.environment if comparison.environment is None else comparison.environment
     return Row(
         **_of_number(number),
-        what=comparison.what,
+        what=comparison.what if comparison.unit == number.unit else f"{comparison.what} ({comparison.unit})",
         measured=comparison.measured,
         n=comparison.n if is_measured else None,
         spread=comparison.spread if is_measured else None,

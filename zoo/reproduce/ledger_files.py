@@ -47,9 +47,17 @@ def write_ledger(
     content: dict[str, Any] = {"benchmark": "reproduction", "command": command, "environment": environment}
     content |= {"states": count_states(rows), "rows": [row.model_dump() for row in rows]}
     write_json(folder / JSON, content)
-    write_text(folder / CSV, csv_text(rows))
-    write_text(folder / PAGE, markdown_page(rows, titles, command))
-    write_text(folder / HTML, html_page(rows, titles, command))
+    for name, text in forms_of(rows, titles, command).items():
+        write_text(folder / name, text)
+
+
+def forms_of(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> dict[str, str]:
+    """Return the files that are made of the rows, by their names; the arguments are those of `write_ledger`."""
+    return {
+        CSV: csv_text(rows),
+        PAGE: markdown_page(rows, titles, command),
+        HTML: html_page(rows, titles, command),
+    }
 
 
 def csv_text(rows: Sequence[Row]) -> str:

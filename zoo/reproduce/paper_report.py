@@ -12,10 +12,10 @@ from zoo.report.cost import CostMeter
 from zoo.report.tables import markdown_table, number_text
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.plot import draw
-from zoo.reproduce.published_numbers import PublishedNumber
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
-SHOWN = ("cpu", "device", "threads", "torch", "zoo", "commit")  # of the environment, in the Markdown file
+# Of the environment, in the Markdown file.
+SHOWN = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,38 @@ class Report:
 
 def write_report(report: Report, sections: Sequence[Section]) -> str:
     """Write PAPER.md, PAPER.json and the plots of the ``sections``; return the Markdown."""
-    folder, name, environment = report.folder, report.name, report.environment
-    header = [f"# {report.title}", "", f"- command: `{report.command}`"]
-    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN)]
-    header += [f"- {remark}" for remark in report.remarks]
-    drawn = {section.key: f"{name}_{section.key}.png" for section in sections if section.panels and report.plots}
-    text = "\n".join([*header, *(_markdown(section, drawn.get(section.key)) for section in sections)]) + "\n"
-    content: dict[str, Any] = {"benchmark": name, "command": report.command, "environment": environment}
-    content |= {"cost": report.cost.read(), "remarks": list(report.remarks)}
+    folder, name = report.folder, report.name
+    content: dict[str, Any] = {"benchmark": name, "command": report.command, "environment": report.environment}
+    content |= {"cost": report.cost.read(), "remarks": list(report.remarks), "plots": report.plots}
     content |= {"sections": [_to_json(section) for section in sections]}
+    text = report_text(report.title, content)
     write_json(folder / f"{name}.json", content)
     write_text(folder / f"{name}.md", text)
     for section in sections:
-        if section.key in drawn:
-            write_bytes(folder / drawn[section.key], draw(section))
+        if section.panels and report.plots:
+            write_bytes(folder / _plot(name, section.key), draw(section))
     return text
+
+
+def report_text(title: str, content: Mapping[str, Any]) -> str:
+    """Return PAPER.md, which is made of the ``content`` of PAPER.json; ``title`` is its heading."""
+    environment = content["environment"]
+    header = [f"# {title}", "", f"- command: `{content['command']}`"]
+    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN if environment.get(key))]
+    header += [f"- {remark}" for remark in content["remarks"]]
+    sections = [
+        _markdown(
+            section,
+            _plot(content["benchmark"], section["key"]) if section["panels"] and content.get("plots", True) else None,
+        )
+        for section in content["sections"]
+    ]
+    return "\n".join([*header, *sections]) + "\n"
+
+
+def _plot(name: str, key: str) -> str:
+    """Return the name of the file with the plot of a section."""
+    return f"{name}_{key}.png"
 
 
 def _to_json(section: Section) -> dict[str, Any]:
@@ -75,17 +92,21 @@ def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     return {**content, "published": published, "verdict": str(verdict), "state": verdict.state}
 
 
-def _markdown(section: Section, plot: str | None) -> str:
-    """Return the section's part of the report; ``plot`` is the name of the file with its plot."""
-    lines = ["", f"## {section.title}", "", f"{section.setting} ({section.seconds:.0f} s)"]
-    rows = [[each.what, *_published(each.published), number_text(each.measured), each.unit, str(each.verdict)]
-            for each in section.comparisons]  # fmt: skip
+def _markdown(section: Mapping[str, Any], plot: str | None) -> str:
+    """Return a section of the JSON file as a part of the report; ``plot`` is the name of the file with its plot."""
+    lines = ["", f"## {section['title']}", "", f"{section['setting']} ({section['seconds']:.0f} s)"]
+    rows = [[each["what"], *_published(each["published"]), number_text(each["measured"]), each["unit"], each["verdict"]]
+            for each in section["figures"]]  # fmt: skip
     lines += ["", markdown_table(HEADERS, rows)] if rows else []
-    lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
-    lines += ["", f"![{section.title}]({plot})"] if plot else []
+    lines += ["", *(f"- {note}" for note in section["notes"])] if section["notes"] else []
+    lines += ["", f"![{section['title']}]({plot})"] if plot else []
     return "\n".join(lines)
 
 
-def _published(published: PublishedNumber | None) -> tuple[str, str]:
+def _published(published: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return what was published, and its kind and place; empty texts for nothing."""
-    return ("", "") if published is None else (number_text(published.value), f"{published.kind}, {published.place}")
+    return (
+        ("", "")
+        if published is None
+        else (number_text(published["value"]), f"{published['kind']}, {published['place']}")
+    )

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from zoo.reproduce import (
     inplace_abn_figures1and2,
     inplace_abn_scores,
+    revnet_figures3and4,
     revnet_section7,
     revnet_table1,
     revnet_tables2to5,
@@ -21,7 +22,6 @@ from zoo.reproduce.comparison import Section
 from zoo.reproduce.inplace_abn_batches import measure_batches
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
 from zoo.reproduce.inplace_abn_timing import measure_overheads
-from zoo.reproduce.revnet_figures3and4 import measure_angles, open_images, report_curves
 from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
@@ -74,6 +74,12 @@ class Measurement(NamedTuple):
     measure: Callable[[], Section]
 
 
+def _of_figure4(inputs: Inputs) -> Callable[[], Section]:
+    """Return what measures Figure 4 of the RevNet paper, once its images are opened."""
+    images = None if inputs.data is None else revnet_figures3and4.open_images(inputs.data)
+    return partial(revnet_figures3and4.report_reconstruction, inputs.runs, images)
+
+
 PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
@@ -93,7 +99,12 @@ PAPERS = {
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
-        (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
+        (
+            *revnet_tables2to5.CIFAR_ERRORS,
+            *revnet_tables2to5.IMAGENET_ERRORS,
+            *revnet_tables2to5.SHORT,
+            revnet_figures3and4.LONGER,
+        ),
         "CIFAR-10",
         lambda inputs: [
             Measurement("Abstract", revnet_table1.measure_growth),
@@ -109,8 +120,8 @@ PAPERS = {
             Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, inputs.runs)),
             Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
-            Measurement("Figure 3", report_curves),
-            Measurement("Figure 4", partial(measure_angles, None if inputs.data is None else open_images(inputs.data))),
+            Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
+            Measurement("Figure 4", _of_figure4(inputs)),
             Measurement("Section 7.1", revnet_section7.report_settings),
             Measurement("Section 7.2", revnet_section7.measure_fits),
         ],

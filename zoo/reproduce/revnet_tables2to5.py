@@ -21,7 +21,7 @@ from zoo.reproduce.comparison import (
     off_by,
     unpublished,
 )
-from zoo.reproduce.error_rates import UNKNOWN, command_of, judge, report_errors, standard_error
+from zoo.reproduce.error_rates import UNKNOWN, command_of, facts_of, judge, report_errors, standard_error
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
@@ -94,7 +94,8 @@ def measure_depth_of_block() -> Section:
     ]
     ratio = per_block[0] / 9 / (per_block[1] / 15)
     number = published("revnet", "section5/depth_of_block")
-    section.comparisons.append(compare("RevNet-38 over ResNet-32: convolutions of a block", number, ratio, "", 0))
+    verdict = Verdict("reproduced", "equal") if ratio == 2 else Verdict("off", "not two")
+    section.comparisons.append(Comparison("RevNet-38 over ResNet-32: convolutions", number, ratio, "", verdict))
     return section
 
 
@@ -140,8 +141,8 @@ def _compare_pair(
 ) -> Comparison:
     difference = mean(run.top1[-1] for run in resnets) - mean(run.top1[-1] for run in revnets)
     verdict = judge(difference, revnets, resnets, at_most=True)
-    n = min(len(revnets), len(resnets))
-    return Comparison(what, number, difference, "points", verdict, n, standard_error(revnets, resnets).best)
+    n, facts = min(len(revnets), len(resnets)), facts_of([*revnets, *resnets])
+    return Comparison(what, number, difference, "points", verdict, n, standard_error(revnets, resnets).best, **facts)
 
 
 def measure_imagenet_memory(size: int = 224) -> Section:

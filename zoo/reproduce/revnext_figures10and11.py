@@ -19,6 +19,7 @@ from zoo.reproduce.comparison import (
     Verdict,
     compare,
     compare_decades,
+    explain,
     unpublished,
 )
 from zoo.reproduce.paper_networks import build_revnext
@@ -183,7 +184,7 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
             in_order = _finite(ratios.in_order())
             values = {"first": in_order[0], "smallest": min(in_order), "last": in_order[-1]}
             section.comparisons += [
-                compare_decades(f"{label}: {end}", published("revnext", f"figure10/{family}_{end}"), values[end])
+                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values[end])
                 for end in ("first", "last", *["smallest"] * (family == "hybrid"))
             ]
     section.comparisons += [_compare_accumulation(label, ratios) for label, ratios in flats.items()]
@@ -192,6 +193,12 @@ def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Se
     lines = [finite_line(label, ratios.in_order()) for label, ratios in {**flats, **hybrids}.items()]
     section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
     return section
+
+
+def _compare(what: str, key: str, measured: float) -> Comparison:
+    """Return the comparison of a ratio, whose verdict says so where norms are undone as by the authors."""
+    comparison = compare_decades(what, published("revnext", key), measured)
+    return explain(comparison, AS_AUTHORS) if AS_AUTHORS in what else comparison
 
 
 def _finite(ratios: Ratios) -> Ratios:
@@ -295,8 +302,7 @@ def measure_depths(
             }
             smallest = {depth: min(ratios.in_order()) for depth, ratios in measured.items()}
             section.comparisons += [
-                compare_decades(f"{label}, slope {slope}, {depth} {unit}", published("revnext", key), smallest[depth])
-                for key, depth in ends.items()
+                _compare(f"{label}, slope {slope}, {depth} {unit}", key, smallest[depth]) for key, depth in ends.items()
             ]
             lines.append(Line(f"slope {slope}", list(smallest), list(smallest.values())))
             deepest.setdefault(label, []).append(measured[max(measured)])
@@ -341,11 +347,7 @@ def _over_slopes(section: Section, slopes: Sequence[float], batch: int, authors_
         smallest = {slope: min(measure_ratios(name, slope, **options).in_order()) for slope in points}
         family = label.partition(" ")[0]
         section.comparisons += [
-            compare_decades(
-                f"{label}, slope {slope}",
-                published("revnext", f"figure11/{family}_over_slopes/{slope}"),
-                smallest[slope],
-            )
+            _compare(f"{label}, slope {slope}", f"figure11/{family}_over_slopes/{slope}", smallest[slope])
             for slope in ends
         ]
         if points is slopes:

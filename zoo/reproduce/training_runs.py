@@ -319,6 +319,12 @@ def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
 
 
+def data_of(runs: Sequence[TrainingRun]) -> str:
+    """Return the digests of the images of all runs; empty where they differ or were not recorded."""
+    digests = {run.data for run in runs}
+    return digests.pop() if len(digests) == 1 else ""
+
+
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
     """Write NAME_runs.json, which may then be given in place of the log folders of the runs."""
     content = {
