@@ -8,6 +8,8 @@
   a paper, ``ledger_files`` the pages with a row for each published number. ``ledger`` says which rows are kept,
   ``ledger_page`` and ``ledger_html`` what the pages look like.
 - ``imagenet_table`` and ``imagenet_scores``: the published ImageNet scores, `zoo reproduce imagenet`.
+- ``stored_results`` and ``page_figures`` look for results that nobody can measure again, and for figures in the pages
+  that no result backs: `zoo results check`.
 """
 
 from pathlib import Path

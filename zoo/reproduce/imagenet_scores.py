@@ -59,9 +59,9 @@ class ImageNetOptions:
     print_freq: int | None = 10
     out: Path = OUT
 
-    def command(self, model: str) -> str:
-        """Return the command that scores one of the models."""
-        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
+    def command(self, *models: str) -> str:
+        """Return the command that scores these models."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", *models]
         words += ["--protocols", *self.protocols] if self.protocols else []
         words += ["--out", str(self.out)] if self.out != OUT else []
         words += ["--limit", str(self.limit)] if self.limit else []
@@ -250,6 +250,7 @@ class ImageNetRun:
         self.markdown = markdown_report(rows, data, missing, self._environment, self._options.limit)
         content = {
             "benchmark": "imagenet",
+            "command": self._options.command(*self._options.models),
             "data": {**asdict(data), "is_imagenet": data.is_imagenet},
             "limit": self._options.limit,
             "environment": self._environment,

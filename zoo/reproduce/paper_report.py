@@ -14,7 +14,8 @@ from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.plot import draw
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
-SHOWN = ("cpu", "device", "threads", "torch", "zoo", "commit")  # of the environment, in the Markdown file
+# Of the environment, in the Markdown file.
+SHOWN = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def report_text(title: str, content: Mapping[str, Any]) -> str:
     """Return PAPER.md, which is made of the ``content`` of PAPER.json; ``title`` is its heading."""
     environment = content["environment"]
     header = [f"# {title}", "", f"- command: `{content['command']}`"]
-    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN)]
+    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN if environment.get(key))]
     header += [f"- {remark}" for remark in content["remarks"]]
     sections = [
         _markdown(
