@@ -82,11 +82,21 @@ def test_an_empty_folder_is_filled_and_any_other_is_left_alone(tmp_path: Path) -
 
 
 def test_what_a_killed_process_left_is_removed_later(tmp_path: Path) -> None:
-    old, young = tmp_path / ".out-12345678", tmp_path / ".out-abcdefgh"
-    old.mkdir()
-    young.mkdir()
-    os.utime(old, (time.time() - 4000,) * 2)
+    old, young, other = (
+        tmp_path / f".out{name}" for name in (".unfinished-12345678", ".unfinished-abcdefgh", "-12345678")
+    )
+    for folder in (old, young, other):
+        folder.mkdir()
+    for folder in (old, other):
+        os.utime(folder, (time.time() - 4000,) * 2)
     with complete_folder(tmp_path / "out"):
         pass
-    assert not old.exists()
-    assert young.exists()
+    assert [folder.exists() for folder in (old, young, other)] == [False, True, True]
+
+
+def test_the_folder_that_one_is_in_is_filled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    with complete_folder(Path(".")) as folder:
+        (folder / "a").touch()
+    assert (tmp_path / "out" / "a").exists()

@@ -84,10 +84,12 @@ def complete_folder(target: Path) -> Iterator[Path]:
     an hour later or more. Raises DataError where `check_free` does, and if the files cannot be written.
     """
     check_free(target)
+    target = target.resolve()  # "." has no name, and a link is not replaced
+    unfinished = target.with_name(f"{target.name}.unfinished")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        remove_leftovers(unfinished)
+        with tempfile.TemporaryDirectory(prefix=f".{unfinished.name}-", dir=target.parent) as temporary:
             built = Path(temporary, target.name)
             built.mkdir()
             yield built

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import glob
 import hashlib
 import os
 import shutil
@@ -50,7 +51,7 @@ def is_intact(tree: Path, made_of: bytes) -> bool:
 
 def remove_leftovers(tree: Path) -> None:
     """Remove the temporary folders of killed processes beside ``tree``; a young one may belong to a running process."""
-    for folder in tree.parent.glob(f".{tree.name}-{'?' * 8}"):  # as tempfile names them
+    for folder in tree.parent.glob(f".{glob.escape(tree.name)}-{'?' * 8}"):  # as tempfile names them
         with suppress(OSError):  # another process removes it, too
             if time.time() - folder.stat().st_mtime > STALE_S:
                 shutil.rmtree(folder)

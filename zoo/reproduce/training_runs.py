@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,14 @@ def _read_folder(folder: Path) -> TrainingRun:
         data=data,
         cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
     )
+
+
+def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the environment in a record; one from before environments had dates gets that of the record."""
+    environment, time_s = record.get("environment"), record.get("time_s")
+    if environment is None or "date" in environment or time_s is None:
+        return environment
+    return {**environment, "date": datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")}
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
