@@ -165,27 +165,6 @@ def compare_maximum(what: str, published: PublishedNumber, measured: float, unit
     return Comparison(what, published, measured, unit, verdict)
 
 
-def compare_with_axis(what: str, top: PublishedNumber, measured: float, unit: str) -> Comparison:
-    """Return the comparison of a curve's largest value with the ``top`` of the axis of the published plot.
-
-    It is for plots that show only that their curve stays within the axis.
-    """
-    is_within = measured <= top.number
-    verdict = Verdict("reproduced", "within the axis") if is_within else Verdict("off", "above the axis")
-    return Comparison(what, top, measured, unit, verdict)
-
-
-def compare_trend(what: str, published: PublishedNumber, measured: Sequence[float], unit: str) -> Comparison:
-    """Return the comparison of a curve that, as published, "rises" or "falls" from its first value to its last.
-
-    The verdict says what the measured curve does.
-    """
-    first, last = measured[0], measured[-1]
-    direction = "rises" if last > first else "falls"
-    verdict = Verdict("reproduced" if direction == published.value else "off", f"it {direction}")
-    return Comparison(what, published, f"{first:.2g} to {last:.2g}", unit, verdict)
-
-
 def explain(comparison: Comparison, why: str) -> Comparison:
     """Return the comparison with a further reason behind that of its verdict."""
     verdict = comparison.verdict

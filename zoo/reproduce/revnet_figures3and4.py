@@ -124,8 +124,8 @@ def loss_curves(title: str, runs: Sequence[TrainingRun]) -> list[Panel]:
 
 
 def _losses(run: TrainingRun) -> dict[float, float]:
-    """Return the training loss of each epoch that has one."""
-    return {e["epoch"]: float(e["train_loss"]) for e in run.epochs if e.get("train_loss") is not None}
+    """Return the training loss of each epoch that has one; its logarithm is drawn and compared, and 0 has none."""
+    return {e["epoch"]: float(e["train_loss"]) for e in run.epochs if e.get("train_loss")}
 
 
 def _angle_line(run: TrainingRun) -> Line:

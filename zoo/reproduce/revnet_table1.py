@@ -123,7 +123,6 @@ def measure_operations() -> Section:
     calls = _chain_costs(DEPTHS)["checkpoint sqrt(L)"][-1].calls
     numbers = _numbers("section3.2")
     section.comparisons = [
-        compare("ResNet-32: forward", numbers["forward"], forward / forward, "N", COUNT_TOLERANCE),
         compare("ResNet-32: backward", numbers["backward"], backward / forward, "N", COUNT_TOLERANCE),
         compare("RevNet-38: forward and backward", numbers["reversible"], reversible, "N", COUNT_TOLERANCE),
         compare("RevNet-38: overhead", numbers["overhead"], 100 * (reversible / ordinary - 1), "%", ROUGHLY),

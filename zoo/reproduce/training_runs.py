@@ -209,7 +209,7 @@ def _read_folder(folder: Path) -> TrainingRun:
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
-            environment = record.get("environment", environment)
+            environment = _dated(record) or environment
             data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
             num_begun += 1
         elif event == "end":
