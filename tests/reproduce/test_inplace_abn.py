@@ -14,17 +14,21 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
 from zoo.config import experiments_dir, load_experiment
+from zoo.data.validation_set import ValidationSet
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
+from zoo.registry import published as published_weights
 from zoo.reproduce import inplace_abn_batches as batches
 from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
 from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.imagenet_table import Row
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.tasks.protocols import PROTOCOLS
 
 
 def by_id(section: Section) -> dict[str, Comparison]:
@@ -101,35 +105,43 @@ def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: 
     assert found[checked] == "nothing published: off by +10.0 %"
 
 
-def row_of(network: str, protocol: str, scored: tuple[float, float], **differences: float) -> dict[str, Any]:
-    """Return a row of the report of `zoo reproduce imagenet`; without differences it cannot be compared."""
-    measured = {"top1": scored[0], "top5": scored[1], "count": 50_000 if differences else 1000, "data": "f00d",
-                "environment": {"torch": "9"}, "finished": "2026-01-02T03:04:05"}  # fmt: skip
-    return {"network": network, "protocol": protocol, "weights_md5": "abc", "measured": measured,
-            "difference": differences or None, "command": "zoo reproduce imagenet"}  # fmt: skip
+def rows_of(scored: dict[str, dict[str, float]], data: ValidationSet, count: int = 50_000) -> list[dict[str, Any]]:
+    """Return the rows of a report of `zoo reproduce imagenet`; ``scored``: top1 and top5 by protocol."""
+    network, rows = "resnext101_stdbn_lr_256", []
+    for protocol in PROTOCOLS:
+        score = scored.get(protocol)
+        known = {"count": count, "data": data.digest, "environment": {"torch": "9"}, "finished": "2026-01-02T03:04:05"}
+        measured = None if score is None else {**score, **known}
+        expected = published_weights()[network].scores[protocol]
+        rows.append(Row(network, protocol, expected, "README", "abc", "zoo reproduce imagenet", measured).to_json(data))
+    return rows
 
 
 def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_they_come_from() -> None:
-    network = "resnext101_stdbn_lr_256"
-    rows = [
-        row_of(network, "center224", (77.1, 94.0), top1=0.06, top5=0.5),
-        row_of(network, "tencrop224", (80.0, 95.0)),
-        {"network": network, "protocol": "center320", "measured": None, "difference": None, "weights_md5": "abc"},
-    ]
+    whole = ValidationSet("val", 50_000, 1000, digest="f00d")
+    rows = rows_of({"center224": {"top1": 77.1, "top5": 94.0}}, whole)
     found = by_id(scores.report_imagenet_scores(rows))
-    top1, top5 = (found[f"table1/{network}/center224/{metric}"] for metric in ("top1", "top5"))
+    top1, top5 = (found[f"table1/resnext101_stdbn_lr_256/center224/{metric}"] for metric in ("top1", "top5"))
     assert (top1.measured, str(top1.verdict)) == (77.1, "reproduced: +0.06 points")
     assert (top5.measured, str(top5.verdict)) == (94.0, "off: +0.50 points")
     assert (top1.weights_md5, top1.data, top1.environment) == ("abc", "f00d", {"torch": "9"})
     assert (top1.date, top1.command) == ("2026-01-02T03:04:05", "zoo reproduce imagenet")
     assert top1.spread == pytest.approx(0.188, abs=1e-3), "the root of 0.771 * 0.229 / 50,000"
-    part = found[f"table1/{network}/tencrop224/top1"]
-    assert part.verdict.state == "underpowered"
-    assert "1,000 images" in part.verdict.reason
-    waiting = found[f"table1/{network}/center320/top5"]
+    waiting = found["table1/resnext101_stdbn_lr_256/center320/top5"]
     assert waiting.measured is None
-    command = f"`zoo reproduce imagenet --data DIR --models {network}`"
+    command = "`zoo reproduce imagenet --data DIR --models resnext101_stdbn_lr_256`"
     assert str(waiting.verdict) == f"needs data: {command}"
+
+
+def test_a_part_of_imagenet_is_underpowered_and_other_images_are_no_measurement() -> None:
+    scored = {"tencrop224": {"top1": 80.0, "top5": 95.0}}
+    part = rows_of(scored, ValidationSet("val", 50_000, 1000, digest="f00d"), count=1000)
+    top1 = by_id(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
+    assert (top1.measured, top1.verdict.state) == (80.0, "underpowered")
+    assert "1,000 of 50,000 images" in top1.verdict.reason
+    others = rows_of(scored, ValidationSet("val", 20, 2, digest="f00d", difference="it has 20 images"), count=20)
+    top1 = by_id(scores.report_imagenet_scores(others))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
+    assert (top1.measured, top1.verdict.state) == (None, "needs data")
 
 
 def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_measured() -> None:

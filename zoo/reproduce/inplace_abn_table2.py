@@ -159,7 +159,10 @@ def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> l
         what, unit = f"{name}, {regime}: {strategy}", f"%: {GPUS * found.batch} x {found.size}^2"
         gain = round(100 * (found.ratio - 1))
         if strategy in INPLACE:
-            comparisons += [compare_minimum(what, number, gain, unit) for number in gains_of(name, regime)]
+            comparisons += [
+                compare_minimum(what + ", synchronised" * ("-sync" in number.network), number, gain, unit)
+                for number in gains_of(name, regime)
+            ]
         elif strategy != BASELINE:
             comparisons.append(unpublished(what, gain, unit))
     exact = {strategy: found.ratio for strategy, found in largest.items() if strategy not in ROUNDING}

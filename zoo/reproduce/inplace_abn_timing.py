@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import mean
 from typing import NamedTuple
 
@@ -64,17 +65,18 @@ def measure_overheads(
     - `rounds`: how often each strategy is timed.
     - `sample_s`: how long the calls of a sample take at least.
     """
-    clock, allocator = Clock(torch.device("cpu")), keep_heap()
-    seconds = {}
-    for name, (channels, side) in modules.items():
-        x, dout = torch.randn(2, batch, channels, side, side).unbind()
-        steps = {strategy: block_step(Block(channels, GROUPS, strategy), x, dout) for strategy in STRATEGIES}
-        seconds[name] = time_interleaved(steps, clock, rounds=rounds, min_sample_s=sample_s)
+    allocator, seconds = keep_heap(), {}
+    with one_thread():
+        clock = Clock(torch.device("cpu"))
+        for name, (channels, side) in modules.items():
+            x, dout = torch.randn(2, batch, channels, side, side).unbind()
+            steps = {strategy: block_step(Block(channels, GROUPS, strategy), x, dout) for strategy in STRATEGIES}
+            seconds[name] = time_interleaved(steps, clock, rounds=rounds, min_sample_s=sample_s)
     shapes = ", ".join(f"{name} {channels} x {side}^2" for name, (channels, side) in modules.items())
     section = Section(
         "section4.3", "Section 4.3 and Table 1, right: time of a block",
-        "Forward and backward of norm, activation and convolution in plain torch operations, in float32, on a CPU "
-        f"({torch.get_num_threads()} threads), where the paper has a Titan Xp: {batch} images; channels and pixels of "
+        "Forward and backward of norm, activation and convolution in plain torch operations, in float32, on one "
+        f"thread of a CPU, where the paper has a Titan Xp: {batch} images; channels and pixels of "
         f"the bottlenecks in the four modules of ResNeXt-101: {shapes}; their 3x3 convolution in {GROUPS} groups. "
         f"Median and interquartile range of {rounds} rounds, in each of which all strategies take turns; the "
         "difference is taken within a round. Reproduced: longer by at most as much as published, and "
@@ -87,6 +89,17 @@ def measure_overheads(
         *(f"{name}: {meaning}" for name, meaning in STRATEGIES.items()),
     ]
     return section
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, whose CPU time other programs hardly change."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> Step:
