@@ -90,7 +90,7 @@ def _counts_table(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row, command: int) -> list[Cell]:
     """Return the cells of a row; ``command`` is the number of its command in the list above the table."""
-    measured, commit = with_unit(row.measured, row.unit), LONG_COMMIT.sub(r"\1", row.commit)
+    measured, commit = with_unit(row.measured, row.measured_unit), LONG_COMMIT.sub(r"\1", row.commit)
     cells = [with_unit(row.published, row.unit), row.kind, measured, number_text(row.n), number_text(row.spread)]
     return [row.quantity, *cells, row.verdict, f"[{command}]", commit, row.date]
 
