@@ -128,7 +128,7 @@ def test_runs_that_were_trained_alike_share_their_axes(tmp_path: Path) -> None:
     assert [[run.experiment for run in group] for group in groups_of(runs)] == [[*names[:2]], [names[2]]]
 
 
-@pytest.mark.parametrize("names", [["cifar10_revnet"], ["cifar10_revnext", "cifar10_flat"]])
+@pytest.mark.parametrize("names", [["revnet_runs"], ["cifar10_revnext", "cifar10_flat"]])
 def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(names: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs, remarks = read_runs([RESULTS / f"{name}.json" for name in names], [*EXPERIMENTS, *REVNEXT_EXPERIMENTS])
