@@ -157,9 +157,9 @@ def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:
     assert tables2to5.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
 
 
-def test_revnet_104_holds_less_than_its_twin_by_the_published_ratio() -> None:
+def test_revnet_104_holds_less_than_its_twin_by_more_than_the_published_ratio() -> None:
     found = states(tables2to5.measure_imagenet_memory(size=64))
-    assert (found["table5/ratio"], found["table5/revnet104/parameters"]) == ("reproduced", "reproduced")
+    assert (found["table5/ratio"], found["table5/revnet104/parameters"]) == ("off", "reproduced")
 
 
 class PredictionByHand:
