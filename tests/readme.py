@@ -497,9 +497,15 @@ DATA_SETS = {"cityscapes": "Cityscapes", "coco_stuff": "COCO-Stuff"}
 SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN unwound, 3x3 redone")
 
 
+def table_2() -> dict[str, Any]:
+    """The section of the report with the pixels of batches."""
+    (section,) = [section for section in result("inplace_abn")["sections"] if section["key"] == "table2"]
+    return section
+
+
 def segmentation_pixels() -> str:
     """More pixels of a batch in the memory of standard norms, published and predicted, with the crops that they are."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     figures = {figure["what"]: figure for figure in section["figures"]}
 
     def gain(value: int, unit: str = "") -> str:
@@ -517,19 +523,19 @@ def segmentation_pixels() -> str:
 
 def segmentation_memory_gb() -> str:
     """The bytes of the table's first rows."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     return _range([f["measured"] for f in section["figures"] if f["what"].endswith("predicted for one GPU")], ".1f")
 
 
 def segmentation_exact() -> str:
     """The pixels of the best strategy that changes no bit over those of standard norms."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     return _range([f["measured"] for f in section["figures"] if ": pixels of " in f["what"]], ".1f")
 
 
 def segmentation_checked() -> str:
     """How far predictions are at most from real steps, in percent."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     checked = [abs(f["measured"]) for f in section["figures"] if f["what"].endswith("prediction over a real step")]
     return f"{max(checked):.1f} % in {len(checked)} steps"
 

@@ -37,8 +37,8 @@ def test_a_row_has_the_published_number_the_measured_one_and_how_it_was_measured
     assert (row.published, row.unit, row.kind, row.place, row.quotation) == (
         7.24, "%", "printed", "Table 3, row 1", "7.14% 7.24%",
     )  # fmt: skip
-    assert (row.measured, row.n, row.spread, row.state, row.verdict) == (
-        7.3, 3, 0.1, "reproduced", "reproduced: as measured",
+    assert (row.measured, row.measured_unit, row.n, row.spread, row.state, row.verdict) == (
+        7.3, "%", 3, 0.1, "reproduced", "reproduced: as measured",
     )  # fmt: skip
     assert (row.commit, row.date, row.environment) == ("a" * 40, "2026-03-04", {"torch": "2.15.0", "cuda": None})
     assert (row.weights_md5, row.data, row.command) == ("md5", "digest", "zoo reproduce revnet --item 'Table 3'")

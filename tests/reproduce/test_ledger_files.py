@@ -45,7 +45,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 
 
 def test_rows_are_read_again_as_they_were_written(rows: list[Row], tmp_path: Path) -> None:
-    write_ledger(tmp_path, rows, TITLES, COMMAND, ENVIRONMENT)
+    write_ledger(tmp_path, rows, COMMAND, ENVIRONMENT)
     assert list(read_rows(tmp_path).values()) == rows
     content = json.loads((tmp_path / "reproduction.json").read_text())
     assert content["states"]["off"] == 1
@@ -102,14 +102,6 @@ def test_the_committed_page_has_every_published_number_and_says_why_of_each_that
     assert [id for id, row in rows.items() if row.published != published[id].value] == []
     assert [id for id, row in rows.items() if row.verdict.endswith(UNNAMED) or not row.verdict or not row.command] == []
     assert [id for id, row in rows.items() if row.measured is None and row.state in ("reproduced", "off")] == []
-
-
-def test_the_committed_files_are_made_of_the_committed_rows() -> None:
-    content = json.loads((RESULTS / "reproduction.json").read_text())
-    rows, titles = list(read_rows(RESULTS).values()), {name: paper.title for name, paper in PAPERS.items()}
-    assert (RESULTS / "reproduction.csv").read_text() == csv_text(rows)
-    assert (RESULTS / "REPRODUCTION.md").read_text() == markdown_page(rows, titles, content["command"])
-    assert (RESULTS / "reproduction.html").read_text() == html_page(rows, titles, content["command"])
 
 
 class Page(HTMLParser):

@@ -90,8 +90,9 @@ def test_commands_have_to_be_understood_also_those_that_verdicts_quote(git: Git,
 
 
 def test_what_is_no_result_at_all_is_a_fault_and_ends_no_check(git: Git, tmp_path: Path) -> None:
-    faults = check(tmp_path, a="[1]", b='{"records": 1', c={"records": []}, d={"benchmark": "revnet"}).faults
-    assert {fault.split(":")[0] for fault in faults} == {"a.json", "b.json", "c.json", "d.json"}
+    rows = {"rows": [1], "command": "zoo list", "environment": {"commit": "1"}}
+    faults = check(tmp_path, a="[1]", b='{"records": 1', c={"records": []}, d={"benchmark": "revnet"}, e=rows).faults
+    assert {fault.split(":")[0] for fault in faults} == {"a.json", "b.json", "c.json", "d.json", "e.json"}
     assert any("a.json: it cannot be read (ValueError: it holds no object)" in fault for fault in faults)
 
 
@@ -132,12 +133,11 @@ def test_the_forms_of_the_ledger_are_made_of_its_rows_and_a_measured_row_has_an_
     git: Git, tmp_path: Path
 ) -> None:
     rows = list(Ledger(PAPERS, {}).rows.values())
-    titles = {name: paper.title for name, paper in PAPERS.items()}
     environment = content_of(git)["environment"]
-    write_ledger(tmp_path / "results", rows, titles, "zoo reproduce all", environment)
+    write_ledger(tmp_path / "results", rows, "zoo reproduce all", environment)
     assert check(tmp_path).faults == []
     rows[0] = rows[0].model_copy(update={"measured": 1.0})
-    write_ledger(tmp_path / "results", rows, titles, "zoo reproduce all", environment)
+    write_ledger(tmp_path / "results", rows, "zoo reproduce all", environment)
     (tmp_path / "results" / "reproduction.csv").write_text("")
     faults = check(tmp_path).faults
     assert f"reproduction.json: 1 rows were measured, but have no commit or no date: {rows[0].id}" in faults

@@ -26,15 +26,15 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
 
 
 def number_text(value: Cell) -> str:
-    """Return a number with four digits, or with all of them if it is a whole one; words as they are, None as "".
+    """Return a number with four digits, a whole one below 1e9 with all of them; words as they are, None as "".
 
-    Sizes from 10,000 on are written with commas, and very large or small ones with their power of ten.
+    Numbers from 10,000 on are written with commas, and very large or small ones with their power of ten.
     """
     if value is None or isinstance(value, str):
         return value or ""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    if 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return str(value) if isinstance(value, int) and abs(value) < 1e4 else f"{value:.4g}"
 
 
 def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:

@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple
 from zoo.reproduce.published_numbers import PublishedNumber
 
 Value = float | str | None
-
-
 State = Literal[
     "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run", "nothing published"
 ]
@@ -130,7 +128,7 @@ def compare(what: str, published: PublishedNumber, measured: float, unit: str, t
 def within(difference: float, tolerance: float) -> Verdict:
     """Return the verdict on a relative difference."""
     if abs(difference) <= tolerance:
-        return Verdict("reproduced", f"within {100 * tolerance:g} %")
+        return Verdict("reproduced", f"within {100 * tolerance:g} %" if tolerance else "equal")
     return off_by(difference)
 
 

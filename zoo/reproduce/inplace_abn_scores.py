@@ -10,14 +10,12 @@ from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.imagenet_table import TOLERANCE
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
-from zoo.tasks.significance import standard_error
 
 ImageNetRows = Sequence[Mapping[str, Any]]  # of a report of `zoo reproduce imagenet`, as its JSON file has them
 IMAGENET = (
     "Top-1 and top-5 of the published weights on the ImageNet validation set, in percent, as `zoo reproduce imagenet` "
-    f"scores them. Reproduced: within {TOLERANCE} points. Underpowered: not on all {NUM_IMAGES:,} images of the set. "
-    "The spread is the standard error by the number of images; scores of the same weights on the same images differ by "
-    "less."
+    f"scores them. Reproduced: within {TOLERANCE} points. Underpowered: on a part of the {NUM_IMAGES:,} images. The "
+    "spread is the standard error by the number of images; the same weights on the same images differ by less."
 )
 NO_LABELS = Verdict("not built", "the labels of the test images are not public; a server of their owners scores them")
 
@@ -48,7 +46,7 @@ def report_segmentation_scores() -> Section:
 
 def _imagenet(prefix: str, rows: ImageNetRows) -> Iterator[Comparison]:
     """Yield the comparison of each published score whose key is PREFIX NETWORK/PROTOCOL/METRIC."""
-    measured_rows = {(row["network"], row["protocol"]): row for row in rows if row["measured"] is not None}
+    measured_rows = {(row["network"], row["protocol"]): row for row in rows if row["state"] != "needs data"}
     for key, number in published_numbers("inplace_abn").items():
         if key.startswith(prefix) and key.endswith(("/top1", "/top5")):
             network, protocol, metric = key.removeprefix(prefix).split("/")
@@ -62,17 +60,15 @@ def _not_scored(number: PublishedNumber) -> Comparison:
 
 
 def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Comparison:
+    """Return the comparison of one score of a row, whose own verdict is that of the worse of its two scores."""
     measured = row["measured"]
-    score, count = measured[metric], measured["count"]
     if row["difference"] is None:
-        verdict = Verdict("underpowered", f"{count:,} images that are not the validation set of {NUM_IMAGES:,}")
+        verdict = Verdict(row["state"], row["verdict"].removeprefix(f"{row['state']}: "))
     else:
         difference = row["difference"][metric]
-        is_within = abs(difference) <= TOLERANCE
-        verdict = Verdict("reproduced" if is_within else "off", f"{difference:+.2f} points")
+        verdict = Verdict("reproduced" if abs(difference) <= TOLERANCE else "off", f"{difference:+.2f} points")
     return Comparison(
-        number.quantity, number, score, "%", verdict,
-        spread=standard_error(score, count),
+        number.quantity, number, measured[metric], "%", verdict, spread=row["standard_error"][metric],
         weights_md5=row["weights_md5"], data=measured["data"], environment=measured["environment"],
         date=measured["finished"], command=row["command"],
     )  # fmt: skip

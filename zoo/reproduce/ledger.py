@@ -29,8 +29,8 @@ class Row(BaseModel):
     Args:
     - `id`, `paper`, `item`, `quantity`, `unit`, `kind`, `place`, `quotation`, `network`, `settings`: those of
       `zoo.reproduce.published_numbers.PublishedNumber`; `published` is its value.
-    - `what`: the name of the measured number in the report of the paper, with its unit there if that says more.
-    - `measured`: None where nothing was measured.
+    - `what`: the name of the measured number in the report of the paper.
+    - `measured`: None where nothing was measured; in the unit `measured_unit`, which may say more than `unit`.
     - `n`, `spread`: runs or repetitions, and how far they scatter, see `zoo.reproduce.comparison.Comparison`.
     - `state`, `verdict`: what follows, as a word and in words.
     - `section`: the item of the paper's report that the row is of.
@@ -55,6 +55,7 @@ class Row(BaseModel):
     settings: str
     what: str = ""
     measured: int | float | str | None = None
+    measured_unit: str = ""
     n: int | None = None
     spread: float | None = None
     state: State
@@ -147,8 +148,9 @@ def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredB
     environment = measured_by.environment if comparison.environment is None else comparison.environment
     return Row(
         **_of_number(number),
-        what=comparison.what if comparison.unit == number.unit else f"{comparison.what} ({comparison.unit})",
+        what=comparison.what,
         measured=comparison.measured,
+        measured_unit=comparison.unit if is_measured else "",
         n=comparison.n if is_measured else None,
         spread=comparison.spread if is_measured else None,
         state=comparison.verdict.state,

@@ -1,10 +1,14 @@
-"""The files of the ledger: reproduction.json, from which its rows are read again, and three forms of it to read."""
+"""The files of the ledger: reproduction.json, from which its rows are read again, and three forms of it to read.
+
+``python -m zoo.reproduce.ledger_files FOLDER`` writes the three forms anew from the rows that are there.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from zoo.files import write_json, write_text
 from zoo.reproduce.ledger import Row, count_states
 from zoo.reproduce.ledger_html import html_page
 from zoo.reproduce.ledger_page import CSV, HTML, JSON, markdown_page
+from zoo.reproduce.papers import PAPERS
 
 PAGE = "REPRODUCTION.md"
 FIELDS = [name for name in Row.model_fields if name not in ("environment", "section")]  # columns of the CSV file
@@ -36,23 +41,23 @@ def read_rows(folder: Path) -> dict[str, Row]:
     return {row.id: row for row in rows}
 
 
-def write_ledger(
-    folder: Path, rows: Sequence[Row], titles: Mapping[str, str], command: str, environment: Mapping[str, Any]
-) -> None:
-    """Write the four files of the ledger.
-
-    - `titles`: those of the papers, by their names.
-    - `command`, `environment`: those of the last run.
-    """
+def write_ledger(folder: Path, rows: Sequence[Row], command: str, environment: Mapping[str, Any]) -> None:
+    """Write the four files of the ledger; ``command`` and ``environment`` are those of the last run."""
     content: dict[str, Any] = {"benchmark": "reproduction", "command": command, "environment": environment}
     content |= {"states": count_states(rows), "rows": [row.model_dump() for row in rows]}
     write_json(folder / JSON, content)
-    for name, text in forms_of(rows, titles, command).items():
+    write_forms(folder, rows, command)
+
+
+def write_forms(folder: Path, rows: Sequence[Row], command: str) -> None:
+    """Write the files that are made of the rows."""
+    for name, text in forms_of(rows, command).items():
         write_text(folder / name, text)
 
 
-def forms_of(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> dict[str, str]:
-    """Return the files that are made of the rows, by their names; the arguments are those of `write_ledger`."""
+def forms_of(rows: Sequence[Row], command: str) -> dict[str, str]:
+    """Return the files that are made of the rows, by their names; ``command`` is that of the last run."""
+    titles = {name: paper.title for name, paper in PAPERS.items()}
     return {
         CSV: csv_text(rows),
         PAGE: markdown_page(rows, titles, command),
@@ -69,3 +74,9 @@ def csv_text(rows: Sequence[Row]) -> str:
     for row in rows:
         writer.writerow([*(getattr(row, name) for name in FIELDS), *(row.environment.get(key) for key in keys)])
     return file.getvalue()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        kept = list(read_rows(Path(name)).values())
+        write_forms(Path(name), kept, json.loads((Path(name) / JSON).read_text(encoding="utf-8"))["command"])

@@ -56,7 +56,7 @@ def _choices(everything: str, values: Iterable[str]) -> str:
 
 def _paper(title: str, rows: Sequence[Row]) -> str:
     items = "\n".join(
-        f"<section><h3>{escape(item)}</h3>\n{''.join(map(_row, of_item))}</section>"
+        f'<section><h3>{escape(item)}</h3>\n<div class="rows">\n{"".join(map(_row, of_item))}</div></section>'
         for item, of_item in by_item(rows).items()
     )
     return f"<section><h2>{escape(title)}</h2>\n{items}</section>"
@@ -67,7 +67,8 @@ def _row(row: Row) -> str:
     spread = f" \u00b1 {number_text(row.spread)}" if row.spread is not None else ""
     times = f"<small>n = {row.n}</small>" if row.n is not None and row.n > 1 else ""
     reason = row.verdict.removeprefix(row.state).removeprefix(": ")
-    published, measured = (escape(with_unit(value, row.unit)) for value in (row.published, row.measured))
+    published = escape(with_unit(row.published, row.unit))
+    measured = escape(with_unit(row.measured, row.measured_unit))
     cells = [
         f"<span>{escape(row.quantity)}</span>",
         f"<span><b>{published}</b><small>{escape(row.kind)}</small></span>",

@@ -21,10 +21,10 @@ MEANINGS = {
     "not run": "the command in the verdict measures it, and has not been run for this page",
 }
 KINDS = {
-    "printed": "stands in the paper",
-    "derived": "follows from what stands there",
-    "authors' log": "is an output that the authors' public code has kept",
-    "read off a figure": "is only as exact as the eye",
+    "printed": "it stands in the paper",
+    "derived": "it follows from what stands there",
+    "authors' log": "it is an output that the authors' public code has kept",
+    "read off a figure": "it is only as exact as the eye",
 }
 HEADERS = ("quantity", "published", "kind", "measured", "n", "spread", "verdict", "command", "commit", "date")
 LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # ten digits of it are shown
@@ -39,10 +39,10 @@ def markdown_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) 
         f"[reproduction.csv]({CSV}) and [reproduction.json]({JSON}).",
         _counts_table(rows),
         "\n".join(f"- **{state}**: {meaning}" for state, meaning in MEANINGS.items()),
-        "A published number "
-        + "; ".join(f"that is called **{kind}** {meaning}" for kind, meaning in KINDS.items())
-        + ". n counts the runs or repetitions; the spread is the standard error of an accuracy, and the interquartile "
-        "range of a time.",
+        "The kinds of published numbers:",
+        "\n".join(f"- **{kind}**: {meaning}" for kind, meaning in KINDS.items()),
+        "n counts runs or repetitions. The spread is the standard error of an accuracy, or the interquartile range of "
+        "times.",
         "## Measured with",
         "\n".join(f"- {line}" for line in measured_with(rows)),
     ]
@@ -90,7 +90,7 @@ def _counts_table(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row, command: int) -> list[Cell]:
     """Return the cells of a row; ``command`` is the number of its command in the list above the table."""
-    measured, commit = with_unit(row.measured, row.unit), LONG_COMMIT.sub(r"\1", row.commit)
+    measured, commit = with_unit(row.measured, row.measured_unit), LONG_COMMIT.sub(r"\1", row.commit)
     cells = [with_unit(row.published, row.unit), row.kind, measured, number_text(row.n), number_text(row.spread)]
     return [row.quantity, *cells, row.verdict, f"[{command}]", commit, row.date]
 
