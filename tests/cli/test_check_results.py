@@ -25,6 +25,9 @@ def test_faults_and_remarks_are_printed_and_faults_alone_fail(
     captured = capsys.readouterr()
     assert "fault: b.json: it names no command" in captured.out
     assert "faults, listed above" in captured.err
+    (tmp_path / "c.json").write_text('{"command": "zoo list", "environment": {"commit": "1"}, "rows": [1]}')
+    assert main(["results", "check", str(tmp_path)]) == 3
+    assert "fault: c.json: it cannot be read" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_not_there_is_a_users_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

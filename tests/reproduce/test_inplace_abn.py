@@ -75,10 +75,10 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
     section = table2.measure_memory_gains({"coco_stuff_resnext101": setup}, checked=(2, 32))
     found = {c.what.removeprefix("coco_stuff_resnext101, "): (c.measured, c.unit, str(c.verdict))
              for c in section.comparisons}  # fmt: skip
-    reached = "reproduced: at least as large"
-    assert found["fixed crop: iABN"] == (60, "%: 32 x 64^2", reached), "8 of 5 * 10 / 6"
-    assert found["fixed batch: iABN"] == (56, "%: 20 x 80^2", reached), "64 times the root of 10 / 6, in steps of 8"
-    assert found["fixed crop: iABN plain"] == (0, "%: 20 x 64^2", "off by -100.0 %")
+    more, near = "off by +6.7 % of the pixels", "reproduced: within 5 % of the pixels"
+    assert found["fixed crop: iABN"] == (60, "%: 32 x 64^2", more), "8 of 5 * 10 / 6; more is off too"
+    assert found["fixed batch: iABN"] == (56, "%: 20 x 80^2", near), "64 times the root of 10 / 6, in steps of 8"
+    assert found["fixed crop: iABN plain"] == (0, "%: 20 x 64^2", "off by -33.3 % of the pixels")
     assert found["fixed batch: iABN unwound"] == (352, "%: 20 x 136^2", "nothing published")
     exact = "pixels of iABN checkpointed over those of std-BN"
     rounded = "the sums of unwound blocks are rounded"
@@ -98,7 +98,7 @@ def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: 
     setup = Setup("deeplab_resnext50", batch=4, size=64)
     section = table2.measure_memory_gains({"cityscapes_resnext101": setup})
     found = {comparison.what: str(comparison.verdict) for comparison in section.comparisons}
-    assert found["cityscapes_resnext101, fixed crop: iABN"] == "off by -33.3 %", "50 % of 75 %"
+    assert found["cityscapes_resnext101, fixed crop: iABN"] == "off by -14.3 % of the pixels", "1.5 of 1.75"
     less = "nothing published: less than 4"
     assert [verdict for what, verdict in found.items() if "pixels of" in what] == [less] * 2
     checked = "deeplab_resnext50, 4 x 128^2, iABN plain: prediction over a real step"
@@ -239,7 +239,10 @@ def test_batches_of_section_4_1_are_those_of_four_gpus(monkeypatch: pytest.Monke
     found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_id(section).items()}
     assert found == {
         "section4.1/resnext101_stdbn_lr_256/batch": (320, "reproduced: they fit, and twice as many do not"),
-        "section4/gpu_memory": (9.6, "reproduced: fits"),
+        "section4/gpu_memory": (
+            None,
+            "not built: it is a fact of the authors' machine, which other rows are measured in",
+        ),
         "section4.1/resnext101_ipabn_lr_512/batch": (600, "reproduced: at least as large"),
         "section4.1/resnext152_ipabn_lr_256/batch_stdbn": (960, "off: they fit"),
         "section4.1/wider_resnet38_ipabn_lr_256/batch_stdbn": (320, "off: they fit"),
@@ -293,7 +296,9 @@ def test_overheads_are_compared_with_the_range_and_the_factor_of_the_paper() -> 
     assert found["section4.3/overhead_inplace_most"][1] == "off: +3.0 points"
     assert found["section4.3/checkpointing"][1] == "off: a factor of 0.9"
     assert found["section4.3/advantage"][1] == "off: slower"
-    assert claims(CONV1=times(-1, 1))["section4.3/checkpointing"][1] == "off: in-place norms have no overhead"
+    without = claims(CONV1=times(-1, 1))
+    assert without["section4.3/overhead_inplace_least"][1] == "off: -1.8 points", "less than published is not equal"
+    assert without["section4.3/checkpointing"][1] == "off: in-place norms have no overhead"
 
 
 def test_rounds_that_differ_more_than_the_strategies_are_underpowered() -> None:

@@ -157,9 +157,9 @@ def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:
     assert tables2to5.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
 
 
-def test_revnet_104_holds_less_than_its_twin_by_the_published_ratio() -> None:
+def test_revnet_104_holds_less_than_its_twin_by_more_than_the_published_ratio() -> None:
     found = states(tables2to5.measure_imagenet_memory(size=64))
-    assert (found["table5/ratio"], found["table5/revnet104/parameters"]) == ("reproduced", "reproduced")
+    assert (found["table5/ratio"], found["table5/revnet104/parameters"]) == ("off", "reproduced")
 
 
 class PredictionByHand:
@@ -177,8 +177,8 @@ class PredictionByHand:
 
 @pytest.mark.parametrize(
     ("per_image", "most", "verdicts_of"),
-    [(10, "96 to 192", "reproduced reproduced reproduced"), (16, "60 to 120", "off off off"),
-     (14, "68 to 137", "reproduced reproduced reproduced")],
+    [(10, "96 to 192", "reproduced reproduced underpowered"), (16, "60 to 120", "off off off"),
+     (7, "137 to 274", "reproduced reproduced reproduced")],
 )  # fmt: skip
 def test_what_fits_is_between_the_memory_of_32_and_of_64_images_of_the_resnet(
     monkeypatch: pytest.MonkeyPatch, per_image: int, most: str, verdicts_of: str

@@ -90,8 +90,9 @@ def test_commands_have_to_be_understood_also_those_that_verdicts_quote(git: Git,
 
 
 def test_what_is_no_result_at_all_is_a_fault_and_ends_no_check(git: Git, tmp_path: Path) -> None:
-    faults = check(tmp_path, a="[1]", b='{"records": 1', c={"records": []}, d={"benchmark": "revnet"}).faults
-    assert {fault.split(":")[0] for fault in faults} == {"a.json", "b.json", "c.json", "d.json"}
+    rows = {"rows": [1], "command": "zoo list", "environment": {"commit": "1"}}
+    faults = check(tmp_path, a="[1]", b='{"records": 1', c={"records": []}, d={"benchmark": "revnet"}, e=rows).faults
+    assert {fault.split(":")[0] for fault in faults} == {"a.json", "b.json", "c.json", "d.json", "e.json"}
     assert any("a.json: it cannot be read (ValueError: it holds no object)" in fault for fault in faults)
 
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from zoo.cli.options import check_writable
+from zoo.errors import ConfigError, printable
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from zoo.report.paired_predictions import score_files
 
     check_writable(args.json)
-    scored = score_files([file for file in (args.first, args.second) if file is not None], args.real)
+    inputs = [file for file in (args.first, args.second) if file is not None]
+    for file in (*inputs, args.real):
+        if args.json is not None and file is not None and args.json.resolve() == file.resolve():
+            raise ConfigError(f"--json would overwrite what is read; {printable(file)}: name another file")
+    scored = score_files(inputs, args.real)
     print(scored.table("folders" if args.real is None else "ImageNet-ReaL"))
     if args.json is not None:
         environment = describe_environment(torch.device("cpu"))

@@ -79,12 +79,12 @@ def _add_imagenet_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark and return the exit code; options that it does not have end the process, as argparse does."""
-    if args.benchmark == "imagenet" and args.data is None:
-        args.parser.error("the following arguments are required: --data")
     for action in args.parser._actions:
         is_given = getattr(args, action.dest, action.default) != action.default
         if is_given and not _has_option(args.benchmark, action.dest):
             args.parser.error(f"{args.benchmark} has no option {action.option_strings[-1]}")
+    if args.benchmark == "imagenet" and args.data is None:
+        args.parser.error("the following arguments are required: --data")
     return _reproduce_imagenet(args) if args.benchmark == "imagenet" else _reproduce_papers(args)
 
 

@@ -30,7 +30,9 @@ def check_md5(file: Path, expected: str) -> None:
             while piece := opened.read(READ_BYTES):
                 digest.update(piece)
     except OSError as error:
-        raise DataError(f"a file cannot be read: {error.strerror}; {printable(file)}") from error
+        raise DataError(
+            f"a file cannot be read: {error.strerror}; {printable(file)}: make it readable, or download it again"
+        ) from error
     if digest.hexdigest() != expected:
         raise DataError(
             f"the file is not the one that the owners of the data distribute: its md5 is {digest.hexdigest()} and not "
@@ -50,7 +52,10 @@ def read_members(archive: Path, is_wanted: Callable[[str], bool]) -> Iterator[tu
                 if not (member.isreg() and is_wanted(member.name)):
                     continue
                 if member.size > MAX_MEMBER_BYTES:
-                    raise DataError(f"{printable(member.name)} in {printable(archive)} has {member.size:,} bytes")
+                    raise DataError(
+                        f"{printable(member.name)} in {printable(archive)} has {member.size:,} bytes, more than the "
+                        f"{MAX_MEMBER_BYTES:,} that are read: download it again"
+                    )
                 content = tar.extractfile(member)
                 assert content is not None, "a regular file has a content"
                 yield member.name, content.read()

@@ -108,7 +108,9 @@ def unpack_cifar(release: CifarRelease, source: Path, out: Path, show_progress: 
                         bar.advance(1)
                     labels += classes
             if Counter(labels) != dict.fromkeys(range(len(names)), per_class):
-                raise DataError(f"{split} has not {per_class:,} images of each class; {printable(source)}")
+                raise DataError(
+                    f"{split} has not {per_class:,} images of each class; {printable(source)}: download it again"
+                )
     return digests
 
 

@@ -76,13 +76,18 @@ def unpack_imagenet_val(
 def _wnids_of_images(devkit: Path, release: ImageNetRelease) -> list[str]:
     """Return the wnid of each validation image, in the order of their numbers."""
     files = read_all(devkit, [META, TRUTH])
-    structs = read_structs(files[META], "synsets")
+    try:
+        structs = read_structs(files[META], "synsets")
+    except DataError as error:
+        raise DataError(f"{META}: {error}; {printable(devkit)}: download it again") from error
     wnid_of = {row["ILSVRC2012_ID"]: row["WNID"] for row in structs}  # those of groups of classes are above 1000
     numbers: Sequence[str] = files[TRUTH].decode("ascii", errors="replace").split()
     try:
         wnids = [wnid_of[int(number)] for number in numbers]
     except (ValueError, KeyError) as error:
-        raise DataError(f"{TRUTH} names a class that there is not: {error}; {printable(devkit)}") from error
+        raise DataError(
+            f"{TRUTH} names a class that there is not: {error}; {printable(devkit)}: download it again"
+        ) from error
     if Counter(wnids) != dict.fromkeys(imagenet_wnids(), release.per_class):
         raise DataError(
             f"the {len(wnids):,} images are not {release.per_class} of each class of ImageNet; {printable(devkit)}: "
@@ -95,5 +100,7 @@ def _number_of(name: str, num_images: int, archive: Path) -> int:
     """Return the number in the name of an image; DataError for any other name."""
     match = IMAGE_NAME.fullmatch(name)
     if match is None or not 1 <= int(match[1]) <= num_images:
-        raise DataError(f"{printable(name)} is not the name of one of the images; {printable(archive)}")
+        raise DataError(
+            f"{printable(name)} is not the name of one of the images; {printable(archive)}: download it again"
+        )
     return int(match[1])

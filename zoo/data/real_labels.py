@@ -26,12 +26,12 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     try:
         labels = _CONTENT.validate_json(path.read_bytes(), strict=True)
     except OSError as error:
-        raise DataError(f"the labels cannot be read: {error.strerror}; {printable(path)}") from error
+        raise DataError(f"the labels cannot be read: {error.strerror}; {printable(path)}: {_REMEDY}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = "".join(f"[{index}]" for index in first["loc"])
+        place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()
         raise DataError(
-            f"these are no labels of ImageNet-ReaL: {brief(first['msg'])} {place}; {printable(path)}: {_REMEDY}"
+            f"these are no labels of ImageNet-ReaL: {brief(first['msg'])}{place}; {printable(path)}: {_REMEDY}"
         ) from error
     if len(labels) != NUM_IMAGES:
         raise DataError(

@@ -65,7 +65,8 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
                 true_class, *classes = map(int, numbers)
                 found[cells[name]] = Prediction(cells[name], true_class, tuple(classes), ())
     except (OSError, csv.Error, ValueError) as error:
-        raise DataError(f"the predictions cannot be read: {error}; {printable(path)}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"the predictions cannot be read: {reason}; {printable(path)}: {_REMEDY}") from error
     if not found:
         raise DataError(f"there are no predictions; {printable(path)}: {_REMEDY}")
     return found

@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple
 from zoo.reproduce.published_numbers import PublishedNumber
 
 Value = float | str | None
-
-
 State = Literal[
     "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run", "nothing published"
 ]

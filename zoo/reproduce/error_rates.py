@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
+from zoo.report.seeds import spread_of
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
@@ -180,7 +181,7 @@ def _combined(errors: Iterable[float | None]) -> float | None:
 
 def _between_runs(runs: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of the mean over runs, in points; None for one run."""
-    return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs)) if len(runs) > 1 else None
+    return spread_of([run.top1[-1] for run in runs]).standard_error
 
 
 def _by_images(runs: Sequence[TrainingRun]) -> float | None:

@@ -148,7 +148,7 @@ def recognise(data: Path, paper: str) -> ImageSet:
     found = next((name for name, (_, expected) in NUM_CLASSES.items() if counts[name] == expected), None)
     wanted = [PAPERS[paper].images] if paper != ALL else list(NUM_CLASSES)
     if found is None or found not in wanted:
-        expected = " or ".join(
+        expected = ", or ".join(
             f"{name}, which has {NUM_CLASSES[name][1]:,} class folders in {NUM_CLASSES[name][0]}/"
             for name in wanted
             if name
@@ -177,7 +177,10 @@ def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measureme
             f"{paper}: {', '.join(dict.fromkeys(each.item for each in of_paper))}"
             for paper, of_paper in measurements.items()
         )
-        raise ConfigError(f"--item: there is no measurement of {listed(unknown)}; there are those of {there_are}")
+        raise ConfigError(
+            f"--item: there is no measurement of {listed(name or 'an item without a name' for name in unknown)}; there "
+            f"are those of {there_are}"
+        )
     wanted = {_plain(name) for name in names} or known
     chosen = {paper: [each for each in of_paper if _plain(each.item) in wanted]
               for paper, of_paper in measurements.items()}  # fmt: skip

@@ -95,7 +95,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
         section.comparisons += _compare_angles(name, group)
     if metered:
         lines = [_angle_line(run) for group in metered.values() for run in group]
-        section.panels.append(Panel("gradients", "training step", "angle, degrees", lines))
+        section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
     else:
         first_steps = measure_angles(images)
         section.comparisons += first_steps.comparisons

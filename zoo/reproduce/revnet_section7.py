@@ -127,7 +127,10 @@ def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -
 def _compare_images(number: PublishedNumber, low: int, high: int, needed: int) -> Comparison:
     """Return the comparison of the largest batch, of which only the bounds are known, with the published one."""
     text = f"{number.value} images need {needed / 1e9:.1f} GB"
-    verdict = Verdict("reproduced" if number.number <= high else "off", text)
+    if low < number.number <= high:
+        verdict = Verdict("underpowered", f"{text}; they may fit, as the paper does not state the memory of its GPU")
+    else:
+        verdict = Verdict("reproduced" if number.number <= low else "off", text)
     return Comparison("RevNet-104 in the memory of the GPU", number, f"{low} to {high}", "images", verdict)
 
 

@@ -8,9 +8,18 @@ from statistics import mean
 from typing import Any
 
 from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured
-from zoo.reproduce.error_rates import ERRORS, UNKNOWN, error_curves, errors_of, image_counts, judge, standard_error
+from zoo.reproduce.error_rates import (
+    ERRORS,
+    UNKNOWN,
+    error_curves,
+    errors_of,
+    facts_of,
+    image_counts,
+    judge,
+    standard_error,
+)
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
-from zoo.reproduce.training_runs import TrainingRun, environment_of
+from zoo.reproduce.training_runs import TrainingRun
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # the epochs of hybrids past 50, at a learning rate of 0, are left out
@@ -81,7 +90,7 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
     measured = mean(run.top1[-1] for run in runs)
     error = standard_error(runs).best
     what, verdict = number.quantity + image_counts(runs), judge(measured - number.number, runs)
-    return Comparison(what, number, measured, "%", verdict, len(runs), error, environment=environment_of(runs))
+    return Comparison(what, number, measured, "%", verdict, len(runs), error, **facts_of(runs))
 
 
 def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRun]) -> Comparison:
@@ -103,7 +112,7 @@ def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRu
         _judge_kinds(number, lost, stored, reconstructed),
         min(len(stored), len(reconstructed)),
         standard_error(stored, reconstructed).best,
-        environment=environment_of([*stored, *reconstructed]),
+        **facts_of([*stored, *reconstructed]),
     )
 
 

@@ -15,7 +15,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
-from zoo.ops.abn.backend import forced, kernels_for
+from zoo.ops.abn.backend import forced, name_for
 from zoo.reproduce.comparison import (
     Comparison,
     Line,
@@ -99,7 +99,7 @@ NOTES = [
 
 def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] = SIZES, batch: int = BATCH) -> Section:
     """Return bytes per pixel as the slope over image sizes, and the totals of the paper's batch that follow."""
-    kernels = kernels_in_use()
+    kernels = name_for(torch.device("cpu"))
     section = Section(
         "pixels", "Bytes per input pixel, and Table 1: memory",
         f"float32, batches of {batch} images of {', '.join(map(str, sizes))} pixels, norms by the {kernels} kernels. "
@@ -127,11 +127,6 @@ def measure_pixels(names: Sequence[str] = tuple(NETWORKS), sizes: Sequence[int] 
             section.comparisons += _compare_variants(name, sizes[:2], batch, slopes[0], kernels)
     section.panels.append(Panel("peak of a step", "thousand pixels of a batch", "MB", lines))
     return section
-
-
-def kernels_in_use() -> str:
-    """Return the name of the kernels that compute norms on the CPU."""
-    return kernels_for(torch.empty(0)).__name__.rpartition(".")[2]
 
 
 def _measure(model: nn.Module, sizes: Sequence[int], batch: int) -> list[Memory]:

@@ -70,7 +70,7 @@ def check_results(folder: Path, fault_of_command: Callable[[str], str | None]) -
             if not isinstance(content, dict):
                 raise ValueError("it holds no object")
             faults = list(_faults(path, content, fault_of_command))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             faults, content = [f"it cannot be read ({type(error).__name__}: {error})"], {}
         findings.faults += [f"{path.name}: {fault}" for fault in faults]
         findings.remarks += [f"{path.name}: {remark}" for remark in _remarks(path, content)]

@@ -142,11 +142,11 @@ def read_runs(
 ) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
 
-    The names are those that `load_changed` reads.
-    ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
-    belongs to the experiment whose settings it was trained with, except that seed, memory and meters may differ. There
-    are no remarks on runs of the experiments ``others``. The note that a file has on a run becomes a remark too.
-    Remarks name paths as they were given. Raises ConfigError or CheckpointError for a path that is neither.
+    The names are those that `load_changed` reads. ``paths`` are log folders of `zoo train`, and files of runs that
+    stand for such folders; each is read once. A run belongs to the experiment whose settings it was trained with,
+    except that seed, memory and meters may differ. There are no remarks on runs of the experiments ``others``. The note
+    that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises ConfigError or
+    CheckpointError for a path that is neither.
     """
     if not paths:
         return [], []
@@ -287,7 +287,7 @@ def _read_file(path: Path) -> list[TrainingRun]:
         return [_from_json(path, run, content) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--runs: no shortened logs of training runs can be read ({type(error).__name__}: {error}); "
+            f"--runs: no training runs can be read ({type(error).__name__}: {error}); "
             f"{printable(path)}: give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them"
         ) from error
 
