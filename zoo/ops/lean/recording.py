@@ -1,0 +1,220 @@
+"""What watches a forward pass and decides, for each tensor that autograd saves, whether to keep it or its recipe."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zoo.ops.lean.operations import (
+    BATCH_NORMS,
+    COPIES,
+    RULES,
+    Operation,
+    Rule,
+    apply_line,
+    aten,
+    flops_of,
+    recipe_of_batch_norm,
+    written_arguments,
+)
+from zoo.ops.lean.recipes import _ABOVE_KERNELS, Call, Saved, Store, Value, unmodified
+
+DEPTH = 4  # saved values that a recipe may pass through, so that backward never computes long histories at once
+SMALLEST_BYTES = 2**16  # what is smaller is kept: a recipe would cost more time than the memory is worth
+
+
+class Recording(TorchDispatchMode):
+    """A context in which autograd keeps recipes of tensors in place of the tensors, where that takes less memory.
+
+    Gradients, outputs, running statistics and random numbers are the same bits as without it. Backward may run inside
+    or outside of the context. A context can be entered again, for another forward pass, but not while it is active.
+
+    Backward raises RecipeError if a tensor that a recipe starts from was overwritten since.
+
+    Args:
+    - `flops_per_byte`: convolutions and matrix products whose output costs no more floating-point operations than these
+      for each of its bytes may be computed again too; 0: none.
+    - `depth`: saved values that a recipe may pass through. More of them hold less, and have a larger peak in backward.
+    - `smallest_bytes`: smaller tensors are kept themselves.
+    - `parameters`: tensors that are there all the time, so that recipes may start from them for nothing.
+    """
+
+    def __init__(
+        self,
+        flops_per_byte: float = 0.0,
+        *,
+        depth: int = DEPTH,
+        smallest_bytes: int = SMALLEST_BYTES,
+        parameters: Iterable[Tensor] = (),
+    ) -> None:
+        super().__init__()
+        self._flops_per_byte, self._depth, self._smallest_bytes = flops_per_byte, depth, smallest_bytes
+        self._parameters = [parameter.untyped_storage() for parameter in parameters]
+        self._hooks: Any = None
+
+    def __enter__(self) -> Recording:
+        """Begin to record."""
+        # By the id of a tensor: the tensor, its version then, and its value.
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
+        # Addresses of the storages that are kept anyway.
+        self._kept = {storage._cdata for storage in self._parameters}
+        # By the address of a storage: values kept for recipes alone, of which autograd does not know.
+        self._unknown_to_autograd: dict[int, list[Value]] = {}
+        self._store = Store()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop recording; what backward needs stays."""
+        super().__exit__(*error)
+        self._hooks.__exit__(*error)
+        self._hooks = None  # which refers to this
+        self._known, self._kept, self._unknown_to_autograd = {}, set(), {}
+
+    def __torch_dispatch__(
+        self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and note how its outputs can be computed again."""
+        kwargs = kwargs or {}
+        if self._unknown_to_autograd:
+            for position, name in written_arguments(operation):
+                self._copy_before_it_is_overwritten(args[position] if position < len(args) else kwargs.get(name))
+        out = operation(*args, **kwargs)
+        if torch.is_grad_enabled():
+            rule = RULES.get(operation)
+            if rule is not None:
+                self._record(rule, args, kwargs, out)
+            elif operation in BATCH_NORMS:
+                self._record_batch_norm(operation, args, out)
+            elif self._flops_per_byte > 0 and self._is_cheap(operation, args, out):
+                self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
+        return out
+
+    def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
+        flops = flops_of(operation, args, out)
+        return flops is not None and flops <= self._flops_per_byte * out.nbytes
+
+    def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if rule.overwrites:
+            before = self._find(args[0])
+            if before is None or before.call is None:  # what it was computed from exists no more
+                self._known.pop(id(args[0]), None)
+                return
+        if any(isinstance(arg, Tensor) for arg in kwargs.values()):
+            return
+        values = tuple([self._value_of(arg) for arg in args])
+        if rule.repeat in COPIES and out.stride() == args[0].stride() and out.dtype == args[0].dtype:
+            if values[0].call is not None:
+                self._known[id(out)] = weakref.ref(out), out._version, values[0]
+            return  # the copy of a kept tensor is made because one of them will be overwritten
+        call = Call(rule.repeat, values, kwargs, rule.is_view)
+        if isinstance(out, Tensor):
+            self._note(out, call, 0, out._version + rule.overwrites)  # which is counted after this returns
+        else:
+            notes = [self._note(each, call, index, each._version) for index, each in enumerate(out)]
+            call.outputs = [weakref.ref(value) for value in notes]
+
+    def _record_batch_norm(self, operation: Operation, args: tuple[Any, ...], outputs: Any) -> None:
+        with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch._C._DisableTorchDispatch():
+            repeat, arguments = recipe_of_batch_norm(operation, args, outputs)
+        # The line's two vectors are new and small: the call itself keeps them.
+        own = arguments[1:] if repeat is apply_line else ()
+        values = [self._value_of(each) for each in arguments[: len(arguments) - len(own)]]
+        self._note(outputs[0], Call(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
+
+    def _note(self, tensor: Tensor, call: Call | None, index: int, version: int) -> Value:
+        value = Value(call, index, tensor, version, self._store)
+        self._known[id(tensor)] = value.live, version, value
+        return value
+
+    def _find(self, tensor: Tensor) -> Value | None:
+        """Return the value that a tensor holds now; None if it is not known."""
+        live, version, value = self._known.get(id(tensor), (None, 0, None))
+        return value if live is not None and live() is tensor and version == tensor._version else None
+
+    def _value_of(self, arg: Any) -> Any:
+        """Return the value of a tensor, those of a list of tensors, and anything else as it is."""
+        if isinstance(arg, Tensor):
+            return self._find(arg) or self._note(arg, None, 0, arg._version)
+        if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
+            return [self._value_of(each) for each in arg]
+        return arg
+
+    def _pack(self, tensor: Tensor) -> Any:
+        """Return what autograd keeps in place of a tensor."""
+        value = self._find(tensor)
+        if value is None:
+            if tensor.grad_fn is None:
+                return tensor, tensor._version
+            value = self._note(tensor, None, 0, tensor._version)
+        if value.readers == 0 and value.kept is None and not self._can_be_repeated(value, tensor):
+            value.keep(tensor)
+            self._kept.add(tensor.untyped_storage()._cdata)
+        return Saved(value)
+
+    def _can_be_repeated(self, value: Value, tensor: Tensor) -> bool:
+        """Return whether to keep the recipe of a value; then all that it starts from is kept from now on.
+
+        It is kept if what has to be kept for it alone takes fewer bytes than the tensor.
+        """
+        if value.call is None:
+            return False
+        storage = tensor.untyped_storage()
+        own_bytes = storage.nbytes()
+        if own_bytes < self._smallest_bytes or storage._cdata in self._kept:
+            return False
+        starts: list[tuple[Value, Tensor]] = []
+        costs: dict[int, int] = {}
+        seen, pending, depth = {value}, [value.call], 0
+        while pending:
+            for source in pending.pop().sources():
+                if source in seen or source.kept is not None:
+                    continue
+                seen.add(source)
+                if source.readers > 0:  # a recipe already: all that it starts from is kept
+                    depth = max(depth, source.depth + 1)
+                elif source.call is not None:
+                    pending.append(source.call)
+                else:
+                    live = source.live()
+                    if live is None or live._version != source.version:
+                        return False
+                    starts.append((source, live))
+                    start = live.untyped_storage()
+                    if start._cdata not in self._kept:
+                        costs[start._cdata] = start.nbytes()
+        # The parts of a concatenation are worth more than the whole: they are often parts of the next one too.
+        limit = own_bytes if value.call.operation is aten.cat.default else own_bytes - 1
+        if depth > self._depth or sum(costs.values()) > limit:
+            return False
+        value.depth = depth
+        for source, live in starts:
+            source.keep(live)
+            address = live.untyped_storage()._cdata
+            self._kept.add(address)
+            self._unknown_to_autograd.setdefault(address, []).append(source)
+        return True
+
+    def _copy_before_it_is_overwritten(self, arg: Any) -> None:
+        """Copy what recipes start from out of a tensor, or a list of them, that an operation writes into next.
+
+        Without recipes nobody would have needed it any more, so that the operation is right.
+        """
+        for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(tensor, Tensor):
+                for value in self._unknown_to_autograd.pop(tensor.untyped_storage()._cdata, ()):
+                    if value.kept is not None and value.readers == 0:
+                        with torch._C._DisableTorchDispatch(), torch.no_grad():
+                            value.kept = value.kept.clone()
+                        value.version = value.kept._version
+
+
+def _unpack(packed: Any) -> Tensor:
+    return packed.unpack() if isinstance(packed, Saved) else unmodified(*packed)
