@@ -6,7 +6,7 @@ recipes. So a missing row costs memory and never exactness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -87,6 +87,7 @@ IN_PLACE = {
     if rule.overwrites and rule.repeat._schema.name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
 }
 
+CONCATENATE = aten.cat.default
 CONVOLUTION = aten.convolution.default
 #: Matrix products, and the position of the operand whose last dimension is summed over.
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
@@ -122,12 +123,14 @@ BATCH_NORMS = {
 }
 
 
-def recipe_of_batch_norm(operation: Operation, args: tuple[Any, ...], outputs: Any) -> tuple[Operation, tuple[Any, ...]]:
+def recipe_of_batch_norm(
+    operation: Operation, args: tuple[Any, ...], outputs: Any
+) -> tuple[Operation, tuple[Any, ...]]:
     """Return a function and its arguments that give the first output of a batch norm again, bit for bit.
 
     The arguments have the tensors themselves. Running statistics are neither read, where the norm took those of the
-    batch, nor moved. In training on the CPU, the norm is repeated as the linear function that its saved mean and inverse
-    deviation make of it, which takes one pass over x in place of three.
+    batch, nor moved. In training on the CPU, the norm is repeated as the linear function that its saved mean and
+    inverse deviation make of it, which takes one pass over x in place of three.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:

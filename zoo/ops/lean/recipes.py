@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,13 +62,16 @@ class Call:
     - `args`: values and lists of values in place of tensors.
     - `kwargs`: without tensors.
     - `is_view`: whether the output shares the memory of the first argument.
+
+    ``parts`` are tensors that are kept alive until it is decided whether the output or its recipe is kept.
     """
 
-    __slots__ = ("args", "is_view", "kwargs", "operation", "outputs")
+    __slots__ = ("args", "is_view", "kwargs", "operation", "outputs", "parts")
 
     def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> None:
         self.operation, self.args, self.kwargs, self.is_view = operation, args, kwargs, is_view
         self.outputs: list[weakref.ref[Value]] = []  # those of an operation with several; the values hold the call
+        self.parts: Sequence[Tensor] = ()
 
     def sources(self) -> Iterator[Value]:
         """Yield the values that it takes, some of them several times."""

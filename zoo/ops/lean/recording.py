@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.operations import (
     BATCH_NORMS,
+    CONCATENATE,
     COPIES,
     RULES,
     Operation,
     Rule,
     apply_line,
-    aten,
     flops_of,
     recipe_of_batch_norm,
     written_arguments,
@@ -26,6 +27,26 @@ from zoo.ops.lean.recipes import _ABOVE_KERNELS, Call, Saved, Store, Value, unmo
 
 DEPTH = 4  # saved values that a recipe may pass through, so that backward never computes long histories at once
 SMALLEST_BYTES = 2**16  # what is smaller is kept: a recipe would cost more time than the memory is worth
+
+
+class Decision(NamedTuple):
+    """What became of a tensor that autograd saves, or that a recipe starts from.
+
+    Args:
+    - `made_by`: name of the operation that made it, such as "aten.convolution"; "" for one made before.
+    - `bytes`: of its memory; 0 if that is kept anyway, as the memory of a parameter is.
+    - `is_kept`: whether the tensor is kept, and not its recipe.
+    - `reason`: why.
+    - `flops_per_byte`: what computing it again would cost, if it is the output of a convolution or matrix product.
+    - `place`: the recording's ``place`` at that time.
+    """
+
+    made_by: str
+    bytes: int
+    is_kept: bool
+    reason: str
+    flops_per_byte: float | None
+    place: str
 
 
 class Recording(TorchDispatchMode):
@@ -37,25 +58,31 @@ class Recording(TorchDispatchMode):
     Backward raises RecipeError if a tensor that a recipe starts from was overwritten since.
 
     Args:
-    - `flops_per_byte`: convolutions and matrix products whose output costs no more floating-point operations than these
-      for each of its bytes may be computed again too; 0: none.
+    - `budget`: how much recomputation of convolutions and matrix products is allowed, as `Budget.parse` takes it; one
+      that limits bytes is told at the end of each pass what was held.
     - `depth`: saved values that a recipe may pass through. More of them hold less, and have a larger peak in backward.
     - `smallest_bytes`: smaller tensors are kept themselves.
     - `parameters`: tensors that are there all the time, so that recipes may start from them for nothing.
+    - `log`: is given each decision; None: decisions are not noted.
+
+    ``place`` may be set while it is active; the decisions name it.
     """
 
     def __init__(
         self,
-        flops_per_byte: float = 0.0,
+        budget: Budget | float | int | str | None = None,
         *,
         depth: int = DEPTH,
         smallest_bytes: int = SMALLEST_BYTES,
         parameters: Iterable[Tensor] = (),
+        log: list[Decision] | None = None,
     ) -> None:
         super().__init__()
-        self._flops_per_byte, self._depth, self._smallest_bytes = flops_per_byte, depth, smallest_bytes
+        self._budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
+        self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = [parameter.untyped_storage() for parameter in parameters]
-        self._hooks: Any = None
+        self._log = log
+        self.place = ""
 
     def __enter__(self) -> Recording:
         """Begin to record."""
@@ -65,8 +92,10 @@ class Recording(TorchDispatchMode):
         self._kept = {storage._cdata for storage in self._parameters}
         # By the address of a storage: values kept for recipes alone, of which autograd does not know.
         self._unknown_to_autograd: dict[int, list[Value]] = {}
+        self._makers = Makers() if self._log is not None or self._budget.is_limited else None
+        self._decisions: list[Decision] = []
         self._store = Store()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
         super().__enter__()
         return self
@@ -75,8 +104,12 @@ class Recording(TorchDispatchMode):
         """Stop recording; what backward needs stays."""
         super().__exit__(*error)
         self._hooks.__exit__(*error)
-        self._hooks = None  # which refers to this
-        self._known, self._kept, self._unknown_to_autograd = {}, set(), {}
+        del self._hooks, self._known, self._kept, self._unknown_to_autograd, self._makers  # some refer to this
+        if self._log is not None:
+            self._log += self._decisions
+        if self._budget.is_limited and error[0] is None:
+            self._budget.observe(self._decisions)
+        del self._decisions
 
     def __torch_dispatch__(
         self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,13 +126,15 @@ class Recording(TorchDispatchMode):
                 self._record(rule, args, kwargs, out)
             elif operation in BATCH_NORMS:
                 self._record_batch_norm(operation, args, out)
-            elif self._flops_per_byte > 0 and self._is_cheap(operation, args, out):
+            elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out):
                 self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
+            if self._makers is not None:
+                self._makers.note(operation, args, out)
         return out
 
     def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
         flops = flops_of(operation, args, out)
-        return flops is not None and flops <= self._flops_per_byte * out.nbytes
+        return flops is not None and flops <= self._budget.flops_per_byte * out.nbytes
 
     def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if rule.overwrites:
@@ -115,6 +150,8 @@ class Recording(TorchDispatchMode):
                 self._known[id(out)] = weakref.ref(out), out._version, values[0]
             return  # the copy of a kept tensor is made because one of them will be overwritten
         call = Call(rule.repeat, values, kwargs, rule.is_view)
+        if rule.repeat is CONCATENATE:
+            call.parts = args[0]  # often nobody else needs the last one, and the recipe has to start from it
         if isinstance(out, Tensor):
             self._note(out, call, 0, out._version + rule.overwrites)  # which is counted after this returns
         else:
@@ -154,22 +191,38 @@ class Recording(TorchDispatchMode):
             if tensor.grad_fn is None:
                 return tensor, tensor._version
             value = self._note(tensor, None, 0, tensor._version)
-        if value.readers == 0 and value.kept is None and not self._can_be_repeated(value, tensor):
-            value.keep(tensor)
-            self._kept.add(tensor.untyped_storage()._cdata)
+        if value.readers == 0 and value.kept is None:
+            reason = self._reason_to_keep(value, tensor)
+            if reason is None:
+                self._decide(tensor, "repeated in backward")
+            else:
+                self._decide(tensor, reason, is_kept=True)
+                value.keep(tensor)
         return Saved(value)
 
-    def _can_be_repeated(self, value: Value, tensor: Tensor) -> bool:
-        """Return whether to keep the recipe of a value; then all that it starts from is kept from now on.
+    def _decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
+        """Note that the memory of a tensor is kept, or is not."""
+        storage = tensor.untyped_storage()
+        if self._makers is not None:
+            made_by, flops_per_byte = self._makers.of(tensor)
+            new_bytes = 0 if storage._cdata in self._kept else storage.nbytes()
+            self._decisions.append(Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self.place))
+        if is_kept:
+            self._kept.add(storage._cdata)
 
-        It is kept if what has to be kept for it alone takes fewer bytes than the tensor.
+    def _reason_to_keep(self, value: Value, tensor: Tensor) -> str | None:
+        """Return why the tensor is to be kept; None if its recipe is, and all that this starts from from now on.
+
+        The recipe is kept if what has to be kept for it alone takes fewer bytes than the tensor.
         """
         if value.call is None:
-            return False
+            return "not an operation that is repeated"
         storage = tensor.untyped_storage()
         own_bytes = storage.nbytes()
-        if own_bytes < self._smallest_bytes or storage._cdata in self._kept:
-            return False
+        if own_bytes < self._smallest_bytes:
+            return "small"
+        if storage._cdata in self._kept:
+            return "shares memory that is kept"
         starts: list[tuple[Value, Tensor]] = []
         costs: dict[int, int] = {}
         seen, pending, depth = {value}, [value.call], 0
@@ -184,23 +237,26 @@ class Recording(TorchDispatchMode):
                     pending.append(source.call)
                 else:
                     live = source.live()
-                    if live is None or live._version != source.version:
-                        return False
+                    if live is None:
+                        return "what it was made of is gone"
+                    if live._version != source.version:
+                        return "what it was made of was overwritten"
                     starts.append((source, live))
                     start = live.untyped_storage()
                     if start._cdata not in self._kept:
                         costs[start._cdata] = start.nbytes()
         # The parts of a concatenation are worth more than the whole: they are often parts of the next one too.
-        limit = own_bytes if value.call.operation is aten.cat.default else own_bytes - 1
-        if depth > self._depth or sum(costs.values()) > limit:
-            return False
-        value.depth = depth
+        limit = own_bytes if value.call.operation is CONCATENATE else own_bytes - 1
+        if sum(costs.values()) > limit:
+            return "what it was made of is not smaller"
+        if depth > self._depth:
+            return f"its recipe would pass through {depth} others"
+        value.depth, value.call.parts = depth, ()
         for source, live in starts:
+            self._decide(live, "a recipe starts from it", is_kept=True)
             source.keep(live)
-            address = live.untyped_storage()._cdata
-            self._kept.add(address)
-            self._unknown_to_autograd.setdefault(address, []).append(source)
-        return True
+            self._unknown_to_autograd.setdefault(live.untyped_storage()._cdata, []).append(source)
+        return None
 
     def _copy_before_it_is_overwritten(self, arg: Any) -> None:
         """Copy what recipes start from out of a tensor, or a list of them, that an operation writes into next.
@@ -214,6 +270,30 @@ class Recording(TorchDispatchMode):
                         with torch._C._DisableTorchDispatch(), torch.no_grad():
                             value.kept = value.kept.clone()
                         value.version = value.kept._version
+
+
+class Makers:
+    """Which operations made the tensors of a forward pass."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
+
+    def note(self, operation: Operation, args: tuple[Any, ...], out: Any) -> None:
+        """Note the tensors that an operation has returned."""
+        flops = flops_of(operation, args, out)
+        price = None if flops is None else flops / out.nbytes
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, Tensor):
+                maker, price_of_base = str(operation).rpartition(".")[0], price
+                rule = RULES.get(operation)
+                if rule is not None and rule.is_view:  # as costly as the tensor that it shows
+                    maker, price_of_base = self.of(args[0])
+                self._of[id(each)] = weakref.ref(each), maker, price_of_base
+
+    def of(self, tensor: Tensor) -> tuple[str, float | None]:
+        """Return the name of the operation and the floating-point operations for each byte, if it costs any."""
+        live, maker, price = self._of.get(id(tensor), (None, "", None))
+        return (maker, price) if live is not None and live() is tensor else ("", None)
 
 
 def _unpack(packed: Any) -> Tensor:
