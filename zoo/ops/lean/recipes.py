@@ -28,15 +28,28 @@ class Value:
     - `call`: the call that computes it again; None if it cannot be, or is kept.
     - `index`: its position among the call's outputs.
     - `tensor`: the tensor that holds it now; it is not kept alive.
-    - `version`: the tensor's version while it holds this value.
+    - `version`: the version of the tensor that holds it, or that is kept, while it holds it.
     - `store`: where backward keeps it between two uses.
     """
 
-    __slots__ = ("__weakref__", "call", "depth", "index", "kept", "live", "readers", "store", "version", "waiting")
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "depth",
+        "index",
+        "kept",
+        "live",
+        "readers",
+        "store",
+        "stride",
+        "version",
+        "waiting",
+    )
 
     def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store) -> None:
         self.call, self.index, self.version, self.store = call, index, version, store
         self.live: weakref.ref[Tensor] = weakref.ref(tensor)
+        self.stride = tensor.stride()
         self.kept: Tensor | None = None
         self.readers = 0  # of autograd's saved tensors, in all
         self.waiting = 0  # of them, those that have not asked for it yet
@@ -47,7 +60,7 @@ class Value:
         if tensor.grad_fn is not None:  # which may be what saves it, so that it would never be freed
             with torch._C._DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach()
-        self.kept, self.call = tensor, None
+        self.kept, self.version, self.call = tensor, tensor._version, None
 
     def at_hand(self) -> Tensor | None:
         """Return the tensor if it is kept, or was computed already; RecipeError if it was overwritten since."""
@@ -190,7 +203,9 @@ def compute(target: Value) -> Tensor:
         outputs = operation(*args, **call.kwargs)
         if isinstance(outputs, Tensor):
             _take(value, outputs, target, tensors)
-            if not call.is_view and value not in value.store._tensors:
+            if call.is_view:
+                fresh.discard(call.args[0])  # the memory has two readers now
+            elif value.readers == 0:
                 fresh.add(value)
         else:
             for other in (reference() for reference in call.outputs):
@@ -229,6 +244,12 @@ def _plan(target: Value, tensors: dict[Value, Tensor]) -> tuple[list[Value], Cou
 
 
 def _take(value: Value, tensor: Tensor, target: Value, tensors: dict[Value, Tensor]) -> None:
+    """Put a computed value, laid out in memory as it was, where it is needed.
+
+    Kernels may add numbers up in another order for another layout.
+    """
+    if tensor.stride() != value.stride:
+        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     tensors[value] = tensor
     if value.readers > 0 and value is not target:
         value.store.put(value, tensor)

@@ -90,8 +90,8 @@ class Recording(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
         # Addresses of the storages that are kept anyway.
         self._kept = {storage._cdata for storage in self._parameters}
-        # By the address of a storage: values kept for recipes alone, of which autograd does not know.
-        self._unknown_to_autograd: dict[int, list[Value]] = {}
+        # By the address of a storage: kept values in it that recipes start from, of which autograd does not know.
+        self._started_from: dict[int, set[Value]] = {}
         self._makers = Makers() if self._log is not None or self._budget.is_limited else None
         self._decisions: list[Decision] = []
         self._store = Store()
@@ -104,7 +104,7 @@ class Recording(TorchDispatchMode):
         """Stop recording; what backward needs stays."""
         super().__exit__(*error)
         self._hooks.__exit__(*error)
-        del self._hooks, self._known, self._kept, self._unknown_to_autograd, self._makers  # some refer to this
+        del self._hooks, self._known, self._kept, self._started_from, self._makers  # some refer to this
         if self._log is not None:
             self._log += self._decisions
         if self._budget.is_limited and error[0] is None:
@@ -116,7 +116,7 @@ class Recording(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and note how its outputs can be computed again."""
         kwargs = kwargs or {}
-        if self._unknown_to_autograd:
+        if self._started_from:
             for position, name in written_arguments(operation):
                 self._copy_before_it_is_overwritten(args[position] if position < len(args) else kwargs.get(name))
         out = operation(*args, **kwargs)
@@ -223,15 +223,20 @@ class Recording(TorchDispatchMode):
             return "small"
         if storage._cdata in self._kept:
             return "shares memory that is kept"
+        kept: list[Value] = []
         starts: list[tuple[Value, Tensor]] = []
         costs: dict[int, int] = {}
         seen, pending, depth = {value}, [value.call], 0
         while pending:
             for source in pending.pop().sources():
-                if source in seen or source.kept is not None:
+                if source in seen:
                     continue
                 seen.add(source)
-                if source.readers > 0:  # a recipe already: all that it starts from is kept
+                if source.kept is not None:
+                    if source.kept._version != source.version:
+                        return "what it was made of was overwritten"
+                    kept.append(source)
+                elif source.readers > 0:  # a recipe already: all that it starts from is kept
                     depth = max(depth, source.depth + 1)
                 elif source.call is not None:
                     pending.append(source.call)
@@ -255,7 +260,10 @@ class Recording(TorchDispatchMode):
         for source, live in starts:
             self._decide(live, "a recipe starts from it", is_kept=True)
             source.keep(live)
-            self._unknown_to_autograd.setdefault(live.untyped_storage()._cdata, []).append(source)
+            kept.append(source)
+        for source in kept:
+            assert source.kept is not None
+            self._started_from.setdefault(source.kept.untyped_storage()._cdata, set()).add(source)
         return None
 
     def _copy_before_it_is_overwritten(self, arg: Any) -> None:
@@ -265,11 +273,13 @@ class Recording(TorchDispatchMode):
         """
         for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
             if isinstance(tensor, Tensor):
-                for value in self._unknown_to_autograd.pop(tensor.untyped_storage()._cdata, ()):
-                    if value.kept is not None and value.readers == 0:
+                for value in self._started_from.pop(tensor.untyped_storage()._cdata, ()):
+                    if value.kept is not None:
                         with torch._C._DisableTorchDispatch(), torch.no_grad():
-                            value.kept = value.kept.clone()
-                        value.version = value.kept._version
+                            copy = torch.empty_strided(
+                                value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
+                            ).copy_(value.kept)
+                        value.kept, value.version = copy, copy._version
 
 
 class Makers:
