@@ -19,7 +19,8 @@ OTHER_SHAPE = (4, 4)
 
 # Operations of one or two tensors of SHAPE that return one of SHAPE.
 ONE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu, "silu": F.silu, "gelu": F.gelu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "neg": torch.neg,
+    "relu": F.relu, "silu": F.silu, "gelu": F.gelu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish,
+    "neg": torch.neg,
     "leaky": lambda x: F.leaky_relu(x, 0.1), "clamp": lambda x: x.clamp(-1, 1), "square": lambda x: 0.1 * x * x,
     "clone": torch.clone, "flip": lambda x: x.flip(2), "roll": lambda x: x.roll(1, 1),
     "transpose": lambda x: x.transpose(2, 3), "permute": lambda x: x.permute(0, 2, 1, 3),
@@ -29,18 +30,21 @@ ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "norm": lambda x: F.batch_norm(x, None, None, training=True), "layer_norm": lambda x: F.layer_norm(x, (4,)),
     "group_norm": lambda x: F.group_norm(x, 2), "mean": lambda x: x - x.mean((2, 3), keepdim=True),
     "cumsum": lambda x: 0.3 * x.cumsum(3), "softmax": lambda x: x.softmax(1), "detach": lambda x: x + x.detach(),
-    "matmul": lambda x: 0.3 * (x @ x), "dropout": lambda x: F.dropout(x, 0.3), "expand": lambda x: x[:, :1].expand(SHAPE),
+    "matmul": lambda x: 0.3 * (x @ x), "dropout": lambda x: F.dropout(x, 0.3),
+    "expand": lambda x: x[:, :1].expand(SHAPE),
 }  # fmt: skip
 TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": lambda x, y: 0.5 * x * y, "div": lambda x, y: x / (2 + y * y),
-    "where": lambda x, y: torch.where(x > y, x, 2 * y), "maximum": torch.maximum, "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "where": lambda x, y: torch.where(x > y, x, 2 * y), "maximum": torch.maximum,
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "cat": lambda x, y: torch.cat([x[:, :2], y[:, 2:]], 1), "matmul2": lambda x, y: 0.3 * (x @ y),
     "conv": lambda x, y: F.conv2d(x, 0.2 * y[:1].reshape(4, 4, 2, 2), padding=1)[:, :, :4, :4],
 }  # fmt: skip
 # In-place operations.
 CHANGE_ONE: dict[str, Callable[[Tensor], Any]] = {
     "relu_": F.relu_, "add_": lambda x: x.add_(0.5), "mul_": lambda x: x.mul_(0.7), "sigmoid_": torch.sigmoid_,
-    "silu_": lambda x: F.silu(x, inplace=True), "zero_part": lambda x: x[:, 0].zero_(), "fill_row": lambda x: x[0].fill_(1.0),
+    "silu_": lambda x: F.silu(x, inplace=True), "zero_part": lambda x: x[:, 0].zero_(),
+    "fill_row": lambda x: x[0].fill_(1.0),
     "view_relu_": lambda x: x.view(-1)[:32].relu_(), "dropout_": lambda x: F.dropout(x, 0.3, inplace=True),
 }  # fmt: skip
 CHANGE_TWO: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -91,7 +95,8 @@ def check(steps: list[Step], seed: int, depth: int, smallest_bytes: int) -> None
 
 OPTIONS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 ARGUMENTS: dict[str, Any] = {
-    "steps": STEPS, "seed": st.integers(0, 3), "depth": st.sampled_from([0, 1, 4, 100]), "smallest_bytes": st.sampled_from([0, 300]),
+    "steps": STEPS, "seed": st.integers(0, 3), "depth": st.sampled_from([0, 1, 4, 100]),
+    "smallest_bytes": st.sampled_from([0, 300]),
 }  # fmt: skip
 
 

@@ -135,13 +135,14 @@ def recipe_of_batch_norm(
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
         return first_output, (operation, *args)
-    if x.device.type == "cpu" and outputs[1].dtype == x.dtype and _is_dense(x) and line_is_exact(x.dtype):
+    is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
+    if x.device.type == "cpu" and outputs[1].dtype == x.dtype and is_dense and line_is_exact(x.dtype):
         return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]))
     return first_output, (operation, x, weight, bias, None, None, True, *args[6:])
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Return whether a map is laid out in one of the ways for which batch norms have fast kernels."""
+    """Return whether a map is laid out in one of the ways for which batch norms have a kernel of their own."""
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
