@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, weights
+    from zoo.benchmark.memory_report import memory_report
     from zoo.benchmark.memory_use import count_memory, measure_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.layers.lean import lean
@@ -35,6 +36,7 @@ __all__ = [
     "load_network",
     "load_weights",
     "measure_memory",
+    "memory_report",
     "score",
     "transforms",
     "weights",
@@ -48,6 +50,7 @@ _HOMES = {
     "load_network": "zoo.scoring",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.benchmark.memory_use",
+    "memory_report": "zoo.benchmark.memory_report",
     "score": "zoo.scoring",
     "transforms": "zoo.registry",
 }

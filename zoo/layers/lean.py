@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from zoo.ops.context import is_transformed
-from zoo.ops.lean import Recording
+from zoo.ops.lean import Recording, is_recording
 from zoo.ops.lean.budget import Budget
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -65,7 +65,7 @@ class _Begin:
         if torch.compiler.is_compiling():
             return
         recording = None
-        if torch.is_grad_enabled() and not is_transformed() and not torch.jit.is_tracing() and not any(recordings):
+        if torch.is_grad_enabled() and not is_transformed() and not torch.jit.is_tracing() and not is_recording():
             recording = Recording(self.budget, parameters=module.parameters())
             recording.__enter__()
         recordings.append(recording)

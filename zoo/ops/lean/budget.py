@@ -57,8 +57,8 @@ class Budget:
         held = plain = 0
         candidates: Counter[float] = Counter()
         for decision in decisions:
-            held += decision.bytes if decision.is_kept else 0
-            plain += decision.bytes
+            held += decision.lean_bytes
+            plain += decision.plain_bytes
             if decision.is_kept and decision.flops_per_byte is not None:
                 candidates[decision.flops_per_byte] += decision.bytes
         limit = self._held_bytes if self._held_bytes is not None else (self._held_share or 1.0) * plain

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.operations import (
@@ -26,6 +26,7 @@ from zoo.ops.lean.operations import (
 from zoo.ops.lean.recipes import _ABOVE_KERNELS, Call, Saved, Store, Value, unmodified
 
 DEPTH = 4  # saved values that a recipe may pass through, so that backward never computes long histories at once
+START = "a recipe starts from it"  # the reason to keep what autograd does not need itself
 SMALLEST_BYTES = 2**16  # what is smaller is kept: a recipe would cost more time than the memory is worth
 
 
@@ -47,6 +48,16 @@ class Decision(NamedTuple):
     reason: str
     flops_per_byte: float | None
     place: str
+
+    @property
+    def plain_bytes(self) -> int:
+        """The bytes that autograd keeps without recipes."""
+        return 0 if self.reason == START else self.bytes
+
+    @property
+    def lean_bytes(self) -> int:
+        """The bytes that are kept with recipes."""
+        return self.bytes if self.is_kept else 0
 
 
 class Recording(TorchDispatchMode):
@@ -189,6 +200,7 @@ class Recording(TorchDispatchMode):
         value = self._find(tensor)
         if value is None:
             if tensor.grad_fn is None:
+                self._decide(tensor, "not an operation that is repeated", is_kept=True)
                 return tensor, tensor._version
             value = self._note(tensor, None, 0, tensor._version)
         if value.readers == 0 and value.kept is None:
@@ -258,7 +270,7 @@ class Recording(TorchDispatchMode):
             return f"its recipe would pass through {depth} others"
         value.depth, value.call.parts = depth, ()
         for source, live in starts:
-            self._decide(live, "a recipe starts from it", is_kept=True)
+            self._decide(live, START, is_kept=True)
             source.keep(live)
             kept.append(source)
         for source in kept:
@@ -280,6 +292,11 @@ class Recording(TorchDispatchMode):
                                 value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
                             ).copy_(value.kept)
                         value.kept, value.version = copy, copy._version
+
+
+def is_recording() -> bool:
+    """Return whether a recording is active in this thread."""
+    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
 
 
 class Makers:
