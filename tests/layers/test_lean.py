@@ -25,7 +25,7 @@ SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept f
 def held_bytes(model: nn.Module) -> int:
     """Return the bytes of the distinct tensors that autograd keeps for the loss of a model."""
     storages: dict[int, int] = {}
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

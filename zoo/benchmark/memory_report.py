@@ -74,7 +74,7 @@ def memory_report(model: nn.Module, example: Any, budget: float | int | str | No
 
     The forward pass runs once, in the mode that the network is in and with gradients. Buffers, such as running
     statistics, and the state of the random number generators are as before afterwards. Bytes are those of distinct
-    memory that autograd keeps; images and parameters are not counted.
+    memory that autograd keeps; inputs, parameters and buffers are not counted.
 
     Args:
     - `model`: the network.
@@ -83,7 +83,7 @@ def memory_report(model: nn.Module, example: Any, budget: float | int | str | No
     """
     log: list[Decision] = []
     inputs = example if isinstance(example, tuple) else (example,)
-    own = [*model.parameters(), *(each for each in inputs if isinstance(each, Tensor))]
+    own = [*model.parameters(), *model.buffers(), *(each for each in inputs if isinstance(each, Tensor))]
     recording = Recording(budget, parameters=own, log=log)
     with _unchanged(model), _named(model, recording), torch.enable_grad(), recording:
         model(*inputs)

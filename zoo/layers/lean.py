@@ -66,7 +66,7 @@ class _Begin:
             return
         recording = None
         if torch.is_grad_enabled() and not is_transformed() and not torch.jit.is_tracing() and not is_recording():
-            recording = Recording(self.budget, parameters=module.parameters())
+            recording = Recording(self.budget, parameters=[*module.parameters(), *module.buffers()])
             recording.__enter__()
         recordings.append(recording)
 
