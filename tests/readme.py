@@ -22,7 +22,10 @@ from zoo.config import Experiment, describe_settings, experiments_dir, load_expe
 from zoo.config.describe import SectionText
 from zoo.registry import published
 from zoo.report.tables import results_table
+from zoo.reproduce.ledger import counts_in_words
+from zoo.reproduce.page_figures import MARKERS
 from zoo.tasks.classification import ClassificationResult
+from zoo.tasks.significance import standard_error
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
@@ -157,11 +160,13 @@ def quickstart_seeds() -> str:
     seeds = " ".join(str(run["seed"]) for run in runs)
     center, ten_crops = (_listed([f"{run['results'][index]['top1']:.1f}" for run in runs]) for index in (0, 1))
     seconds = _range([run["seconds"] for run in runs], ".0f")
+    count = runs[0]["results"][0]["count"]
+    error = standard_error(mean(run["results"][0]["top1"] for run in runs), count)
     return (
         f"The seeds of `zoo quickstart --seed {seeds}` gave {center} % with the centre crop and {ten_crops} % with ten "
-        "crops\nafter four epochs on 4,000 images; chance is 10 %. Training and scoring took "
-        f"{seconds} seconds each on {environment['threads']} cores\n"
-        f"({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
+        f"crops\nafter four epochs on 4,000 images; chance is 10 %, and a score on {count:,} images has a standard "
+        f"error of {error:.1f} points.\nTraining and scoring took {seconds} seconds each on {environment['threads']} "
+        f"cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
     )
 
 
@@ -314,8 +319,8 @@ def reconstruction_times() -> str:
 # --- training runs ---
 
 CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
-    "ResNet-32": ("cifar10_revnet", None, "ResNet-32"),
-    "RevNet-38": ("cifar10_revnet", "RevNet-38 reconstructed", "RevNet-38 stored"),
+    "ResNet-32": ("revnet_runs", None, "resnet32_cifar10_short"),
+    "RevNet-38": ("revnet_runs", "revnet38_cifar10_short", "revnet38_cifar10_short, stored"),
     "RevNeXt, hybrid": ("cifar10_revnext", "RevNeXt reconstructed", "RevNeXt stored"),
     **{f"RevNeXt, flat, {layers} layers": ("cifar10_flat", f"{layers} layers reconstructed", f"{layers} layers stored")
        for layers in (3, 9, 12)},
@@ -327,12 +332,15 @@ def cifar10() -> str:
     rows = []
     for title, (file, *_) in CIFAR_RUNS.items():
         content, by_label = result(file), _runs_of(title)
-        finished = [run["epochs"][-1]["val_top1"] for runs in by_label for run in runs if run["status"] == "finished"]
-        share, count = mean(finished) / 100, content["num_validation_images"]
-        error = 100 * math.sqrt(share * (1 - share) / count)
-        rows.append(
-            [title, f"{content['num_training_images']:,}", f"{count:,}", f"{error:.1f}", *map(_final, by_label)]
+        runs = [run for of_label in by_label for run in of_label]
+        finished = [run["epochs"][-1]["val_top1"] for run in runs if run["status"] == "finished"]
+        # Of each run, or, in the files that were shortened by hand, of all runs in it.
+        (trained,), (scored,) = (
+            {run.get(key, content.get(key)) for run in runs} for key in ("num_training_images", "num_validation_images")
         )
+        share = mean(finished) / 100
+        error = 100 * math.sqrt(share * (1 - share) / scored)
+        rows.append([title, f"{trained:,}", f"{scored:,}", f"{error:.1f}", *map(_final, by_label)])
     return table(headers, rows)
 
 
@@ -348,10 +356,11 @@ def _final(runs: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def double_precision() -> str:
-    """The largest difference of the losses of reconstructed and stored steps in double precision."""
-    differences = result("cifar10_revnet")["sensitivity"]["float64, reconstructed minus stored"]
-    return f"{max(map(abs, differences)):.0e} in {len(differences)} steps".replace("e-0", "e-")
+def gradient_angle() -> str:
+    """The largest angle between the gradients of a batch from stored and from reconstructed activations, in a run."""
+    (run,) = [run for run in result("revnet_runs")["runs"] if run.get("angles")]
+    degrees = max(angle["degrees"] for angle in run["angles"])
+    return f"{degrees:.1g} degrees in a run of {run['angles'][-1]['step']} steps"
 
 
 def flat_errors() -> str:
@@ -476,6 +485,15 @@ def _bytes_per_pixel(name: str) -> str:
     return f"{found['measured']:.0f}"
 
 
+# --- zoo reproduce ---
+
+
+def reproduction() -> str:
+    """How many of the published numbers are in each state."""
+    states = result("reproduction")["states"]
+    return f"{sum(states.values())} numbers: {_listed(counts_in_words(states))}"
+
+
 # --- zoo reproduce inplace_abn ---
 
 BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
@@ -483,9 +501,15 @@ DATA_SETS = {"cityscapes": "Cityscapes", "coco_stuff": "COCO-Stuff"}
 SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN unwound, 3x3 redone")
 
 
+def table_2() -> dict[str, Any]:
+    """The section of the report with the pixels of batches."""
+    (section,) = [section for section in result("inplace_abn")["sections"] if section["key"] == "table2"]
+    return section
+
+
 def segmentation_pixels() -> str:
     """More pixels of a batch in the memory of standard norms, published and predicted, with the crops that they are."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     figures = {figure["what"]: figure for figure in section["figures"]}
 
     def gain(value: int, unit: str = "") -> str:
@@ -503,19 +527,19 @@ def segmentation_pixels() -> str:
 
 def segmentation_memory_gb() -> str:
     """The bytes of the table's first rows."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     return _range([f["measured"] for f in section["figures"] if f["what"].endswith("predicted for one GPU")], ".1f")
 
 
 def segmentation_exact() -> str:
     """The pixels of the best strategy that changes no bit over those of standard norms."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     return _range([f["measured"] for f in section["figures"] if ": pixels of " in f["what"]], ".1f")
 
 
 def segmentation_checked() -> str:
     """How far predictions are at most from real steps, in percent."""
-    (section,) = result("inplace_abn")["sections"]
+    section = table_2()
     checked = [abs(f["measured"]) for f in section["figures"] if f["what"].endswith("prediction over a real step")]
     return f"{max(checked):.1f} % in {len(checked)} steps"
 
@@ -530,6 +554,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "reproduction": reproduction,
     "headline": headline,
     "quickstart": quickstart,
     "quickstart_seeds": quickstart_seeds,
@@ -542,7 +567,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "held": held,
     "reversible": reversible,
     "cifar10": cifar10,
-    "double_precision": double_precision,
+    "gradient_angle": gradient_angle,
     "flat9": flat_errors,
     "pixels": pixels,
     "pixels_plain": pixels_plain,
@@ -562,7 +587,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "experiments": experiments,
     "settings": settings,
 }
-MARKERS = re.compile(r"(<!-- (\w+) -->\n?)(.*?)(\n?<!-- /\2 -->)", re.DOTALL)
 
 
 def sections_of(text: str) -> dict[str, str]:

@@ -68,6 +68,13 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
     ).stdout
     assert str(home) in shown  # the experiments of the installed package, not of a checkout
     assert re.search(r"native +active", shown), f"{shown}\n{done.stdout}"
+    installed = {
+        str(path.relative_to(package)) for package in home.rglob("site-packages/zoo") for path in package.rglob("*")
+    }
+    tracked = {
+        str(path.relative_to(ROOT / "zoo")) for path in (ROOT / "zoo/reproduce").rglob("*.*") if path.suffix != ".pyc"
+    }
+    assert tracked <= installed, "the published numbers and the page that they are written to are part of the package"
 
 
 def test_without_a_working_compiler_the_kernels_are_left_out_with_a_word(tmp_path: Path) -> None:

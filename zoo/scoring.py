@@ -243,7 +243,7 @@ def score(
         "give every process the same command, weights and images",
     )
     with Progress(protocol.name, len(loader), show=process.is_main, every=print_freq) as progress:
-        return validate(
+        result = validate(
             network.model.to(process.device),
             task,
             loader,
@@ -255,6 +255,7 @@ def score(
             advance=progress.advance,
             record=record,
         )
+    return replace(result, val=image_facts(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
 
 
 def _only_process() -> Process:

@@ -1,16 +1,19 @@
-"""Training an experiment on a folder of images, from the settings to the checkpoints."""
+"""Training an experiment on a folder of images, from the settings to the checkpoints, with one seed or several."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zoo.config import Experiment, check_world_size
+from zoo.config import Experiment, check_world_size, parse_experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import OnBadImage
 from zoo.data.loader import Loader
@@ -22,11 +25,16 @@ from zoo.engine.process import Process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import DataError, printable
+from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, printable
+from zoo.files import write_json
 from zoo.registry import build_from_config
-from zoo.report.log_folder import check_place, log_folder
-from zoo.report.run_log import RunLog, kept_records
+from zoo.report.environment import describe_environment
+from zoo.report.log_folder import check_place, check_unused, log_folder, writable
+from zoo.report.run_log import RunLog, kept_records, validation_after
+from zoo.report.seeds import SeedRun, seeds_json
 from zoo.tasks import task_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,12 @@ def train_experiment(
     task = task_of(config)
     with kept_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
-    _check_images_agree(process, loaders)
+    train_loader, val_loader = loaders
+    images = {
+        "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
+        "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
+    }
+    check_agreement(process, lambda: images, "copy the same DATA to every machine", DataError)
     num_parameters = _count_parameters(config)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
@@ -99,10 +112,69 @@ def train_experiment(
             log.message(f"all {epochs} epochs are done; {printable(log_dir)}: nothing to train")
         else:
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
-            log.begin(state.step, process.device, process.world_size)
+            log.begin(state.step, process.device, process.world_size, images)
             train(state, *loaders, log, log_dir, log_interval=options.log_interval)
         log.message(_end_summary(state, data, log_dir))
     return state
+
+
+def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dict[Path, Experiment]:
+    """Return the settings with each seed, by the log folder of its run: ``log_dir``-seedN.
+
+    Raises ConfigError for a seed that is not possible or is given twice.
+    """
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"a seed is given twice ({listed(seeds)}); command line: give each seed once")
+    settings = config.model_dump(mode="json")
+    return {
+        log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
+        for seed in seeds
+    }
+
+
+def train_seeds(
+    config: Experiment,
+    data: Path,
+    log_dir: Path,
+    process: Process,
+    seeds: Sequence[int],
+    options: TrainOptions | None = None,
+    command: str = "",
+) -> list[SeedRun]:
+    """Train once with each seed, one after the other, and return the scores of their last validations.
+
+    The run of seed N is that of `train_experiment` with the log folder ``log_dir``-seedN, and each is resumed as
+    ``options`` say. After each run ``log_dir``-seeds.json is written, with mean and spread of the scores so far and
+    the ``command``. A run whose loss is no longer finite has failed, and the next begins. Any other error would hit the
+    other seeds too and is raised, as is the TrainingInterrupted of a signal.
+
+    Every process of a run has to call it; all of them return the same.
+    """
+    options = options or TrainOptions()
+    configs = seed_configs(config, log_dir, seeds)
+    if options.resume is None and not options.overwrite:
+        for folder in configs:  # all of them before the first is trained, which may take days
+            process.on_main(partial(check_unused, folder))
+    runs: list[SeedRun] = []
+    for folder, seed_config in configs.items():
+        last_epoch = seed_config.optimizer.schedule.epochs - 1
+        try:
+            train_experiment(seed_config, data, folder, process, options)
+        except NonFiniteLossError as error:  # raised on every rank
+            logger.error("seed %d has failed: %s", seed_config.seed, error)
+            runs.append(SeedRun(seed_config.seed, str(folder), None, str(error)))
+        else:
+            scored = process.on_main(partial(validation_after, folder, last_epoch))
+            scores = {name: float(scored[name]) for name in task_of(config).labels}
+            runs.append(SeedRun(seed_config.seed, str(folder), scores))
+        process.on_main(partial(_write_seeds, log_dir, runs, command, process))
+    return runs
+
+
+def _write_seeds(log_dir: Path, runs: Sequence[SeedRun], command: str, process: Process) -> None:
+    content = {"command": command, "environment": describe_environment(process.device), **seeds_json(runs)}
+    with writable(log_dir.parent):
+        write_json(log_dir.with_name(f"{log_dir.name}-seeds.json"), content)
 
 
 def _check_settings_agree(config: Experiment, process: Process, options: TrainOptions) -> None:
@@ -127,19 +199,6 @@ def _build_loaders(task: Task, data: Path, process: Process, options: TrainOptio
     val_loader = task.build_val_loader(data, task.own_protocol, **share)
     check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
-
-
-def _check_images_agree(process: Process, loaders: Loaders) -> None:
-    train_loader, val_loader = loaders
-    check_agreement(
-        process,
-        lambda: {
-            "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
-            "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
-        },
-        "copy the same DATA to every machine",
-        DataError,
-    )
 
 
 def _count_parameters(config: Experiment) -> int:

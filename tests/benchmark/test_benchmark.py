@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark import largest_batch, layer, pareto_plot, variants
+from zoo.benchmark import largest_batch, layer, pareto_plot
 from zoo.benchmark.memory_use import count_memory, measure_memory, measure_peak
 from zoo.benchmark.model import MODES, measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
@@ -183,7 +183,7 @@ def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_inductor")
 def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
     results = new_results()
-    layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["contiguous"], rounds=2, with_blocks=True)
+    layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["contiguous"], rounds=2)
     providers = {record.provider for record in results.records if record.subject == "norm + activation"}
     assert {BASELINE, "checkpointed std-BN", "compiled std-BN", "compiled iABN", "iABN reference"} <= providers
     assert ("iABN native" in providers) == (native.why_not() is None)
@@ -191,8 +191,6 @@ def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
     assert held[BASELINE] == pytest.approx(2, abs=0.05)  # x and z
     assert held["iABN reference"] == pytest.approx(1, abs=0.05)  # z
     assert held["checkpointed std-BN"] < 2 * 1 + 0.05
-    assert set(variants.STRATEGIES) <= held.keys()
-    assert held["inplace_2"] < held["standard"]
     for metric in ("time", "time ratio", "peak"):
         assert all(value > 0 for value in values_of(results, metric).values())
     assert values_of(results, "time ratio")[BASELINE] == 1

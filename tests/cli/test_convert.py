@@ -234,7 +234,7 @@ def test_accuracy_is_measured_by_the_names_of_the_classes(files, tmp_path, capsy
     make_folder(tmp_path / "data" / "val", {"b": 3, "c": 1})
     options = ["--data", str(tmp_path / "data"), "-s", "10", "-c", "10", "-j", "0", "--no-compare"]
     assert run("relu-to-leaky-relu", tmp_path / "w.pth", tmp_path / "leaky.pth", *options) == 0
-    assert "before: top-1 75.00 %, top-5 100.00 %, 4 images" in capsys.readouterr().out
+    assert "before: top-1 75.00 ± 21.65 %, top-5 100.00 ± 0.00 %, 4 images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", [[], ["--json"]])

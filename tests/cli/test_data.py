@@ -1,4 +1,4 @@
-"""``zoo data check`` prints what is in a data folder and everything that is wrong with it."""
+"""``zoo data`` prints what is in a folder and all that is wrong with it, and makes one of what owners distribute."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from torchvision import datasets
+from torchvision.datasets import imagenet
 
 from tests.cli.conftest import Run
+from tests.data.distributed import md5_of
 from tests.data.sample_labels import label_map, make_labelled, random_classes
+from tests.data.test_cifar import files_of, release_of, write_folder
+from tests.data.test_imagenet_validation import write_release
 from zoo.cli import main
+from zoo.data.cifar import CIFAR
+from zoo.data.imagenet_validation import ImageNetRelease
 
 
 @pytest.fixture
@@ -57,3 +64,45 @@ def test_class_folders_are_described_by_their_numbers_of_images(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["train: 24 images of 12 x 12 px, 0 faults", "", "| class  | images |"]
     assert "| class1 |     12 |" in lines
+
+
+def test_cifar_is_made_into_folders_that_check_finds_nothing_wrong_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = files_of()
+    monkeypatch.setitem(CIFAR, "cifar10", release_of(files))
+    write_folder(tmp_path / "small-py", files)
+    command = ["data", "cifar10", str(tmp_path), str(tmp_path / "out")]
+    assert main(command) == 0
+    assert f"written to {tmp_path / 'out'}" in capsys.readouterr().out
+    written = json.loads((tmp_path / "out" / "cifar10.json").read_text())
+    assert written["made_by"] == "zoo data cifar10"
+    assert written["md5_of_source"] == {name: md5_of(content) for name, content in files.items()}
+    assert main(["data", "check", "resnet32_cifar10", str(tmp_path / "out"), "-j", "0"]) == 0
+    assert "train: 6 images of 32 x 32 px, 0 faults" in capsys.readouterr().out
+    assert main(command) == 2
+    assert "something already, which is not overwritten" in capsys.readouterr().err
+
+
+def test_validation_images_of_imagenet_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = write_release(tmp_path / "in")
+    monkeypatch.setattr("zoo.data.imagenet_validation.ImageNetRelease", lambda: release)
+    assert main(["data", "imagenet-val", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
+    assert len(list((tmp_path / "out" / "val").iterdir())) == 1000
+    assert json.loads((tmp_path / "out" / "imagenet-val.json").read_text())["made_by"] == "zoo data imagenet-val"
+
+
+def test_the_digests_are_those_that_torchvision_checks() -> None:
+    for release, theirs in zip(CIFAR.values(), (datasets.CIFAR10, datasets.CIFAR100), strict=True):
+        assert (release.archive, release.archive_md5, release.folder) == (
+            theirs.filename, theirs.tgz_md5, theirs.base_folder,
+        )  # fmt: skip
+        assert list(release.train.items()) == [tuple(pair) for pair in theirs.train_list]
+        assert list(release.val.items()) == [tuple(pair) for pair in theirs.test_list]
+        assert release.meta == {theirs.meta["filename"]: theirs.meta["md5"]}
+        assert release.names_key.decode() == theirs.meta["key"]
+    archives, ours = imagenet.ARCHIVE_META, ImageNetRelease()
+    assert (ours.images, ours.images_md5) == archives["val"]
+    assert (ours.devkit, ours.devkit_md5) == archives["devkit"]

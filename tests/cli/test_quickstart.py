@@ -64,7 +64,12 @@ def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytes
     assert [run["seed"] for run in first["runs"]] == [1, 2]
     assert all(run["seconds"] > 0 for run in first["runs"])
     assert [result["protocol"] for result in first["runs"][0]["results"]] == ["center10-scale12", "tencrop10-scale12"]
-    assert "runs/quickstart-seed2/checkpoint.pth.tar" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "runs/quickstart-seed2/checkpoint.pth.tar" in printed
+    assert [line for line in printed.splitlines() if line.startswith("center10-scale12:")]
+    top1 = [run["results"][0]["top1"] for run in first["runs"]]
+    assert first["summary"]["center10-scale12"]["top1"]["mean"] == sum(top1) / 2
+    assert f"| mean               |   {sum(top1) / 2:.2f} |" in printed
     assert main(command) == 0
     second = json.loads(Path("seeds.json").read_text())
     assert [run["seconds"] for run in second["runs"]] == [None, None]

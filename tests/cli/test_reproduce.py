@@ -86,7 +86,11 @@ def test_all_protocols_are_measured_and_compared(loads: Loads, data: Path, tmp_p
     assert code == 0
     assert [row["protocol"] for row in content["rows"]] == ["center224", "tencrop224", "center320"]
     for row in content["rows"]:
-        assert (row["verdict"], row["difference"]) == ("within 0.1 point", {"top1": 0.0, "top5": 0.0})
+        assert (row["state"], row["difference"]) == ("reproduced", {"top1": 0.0, "top5": 0.0})
+        assert row["verdict"] == "reproduced: within 0.1 point"
+        assert row["standard_error"] == row["measured"]["standard_errors"] == {"top1": 0.0, "top5": 0.0}
+        assert (row["images"]["images"], row["images"]["per_class"]) == (NUM_IMAGES, [3, 3])
+        assert row["images"]["digest"] == row["measured"]["data"]
         assert row["measured"]["count"] == NUM_IMAGES
         assert row["measured"]["weights_md5"] == row["weights_md5"] == published()[NAME].md5
         assert row["measured"]["environment"]["torch"] == torch.__version__
@@ -133,10 +137,22 @@ def test_a_limited_run_gets_no_verdict(loads: Loads, data: Path, tmp_path: Path)
     loads.model.wrong = True
     code, content = _reproduce(data, tmp_path, "--protocols", "center224", "--limit", "4")
     assert code == 0
-    assert content["rows"][0]["verdict"] == "not comparable: 4 images"
+    assert content["rows"][0]["verdict"] == f"underpowered: a subset of 4 of {NUM_IMAGES} images"
     assert content["rows"][0]["difference"] is None
     assert content["limit"] == 4
     assert "of which only 4 are scored" in (tmp_path / "imagenet.md").read_text()
+
+
+def test_a_folder_with_fewer_images_is_underpowered_whatever_the_settings(
+    loads: Loads, data: Path, tmp_path: Path
+) -> None:
+    (data / "val/n01443537/ILSVRC2012_val_00000001.JPEG").unlink()
+    code, content = _reproduce(data, tmp_path, "--protocols", "center224")
+    row = content["rows"][0]
+    assert (code, row["state"]) == (0, "underpowered")
+    assert row["verdict"] == f"underpowered: a subset of 5 of {NUM_IMAGES} images"
+    assert (row["images"]["per_class"], row["measured"]["limit"]) == ([2, 3], None)
+    assert "**This is a part of the ImageNet validation set**" in (tmp_path / "imagenet.md").read_text()
 
 
 def test_an_interrupted_run_keeps_its_rows_and_continues(
@@ -154,7 +170,7 @@ def test_an_interrupted_run_keeps_its_rows_and_continues(
     code, _ = _reproduce(data, tmp_path)
     assert code == EXIT_KEYBOARD_INTERRUPT
     verdicts = [row["verdict"] for row in json.loads((tmp_path / "imagenet.json").read_text())["rows"]]
-    assert verdicts == ["within 0.1 point", "not run", "not run"]
+    assert verdicts == ["reproduced: within 0.1 point", "needs data: not run", "needs data: not run"]
     code, content = _reproduce(data, tmp_path)
     assert code == 0
     assert [row["reused"] for row in content["rows"]] == [True, False, False]
@@ -169,7 +185,7 @@ def test_missing_weights_leave_their_rows_open_and_say_where_they_belong(
     assert code == 2
     for row in content["rows"]:
         missing = row["network"] == NAME
-        assert (row["measured"] is None, row["verdict"] == "not run") == (missing, missing)
+        assert (row["measured"] is None, row["verdict"] == "needs data: not run") == (missing, missing)
         assert row["reason"] == (f"{NAME}: no weights" if missing else None)
     assert content["rows"][3]["command"] == f"zoo reproduce imagenet --data {data} --models {NAME} --out {tmp_path}"
     (line,) = content["missing"]
@@ -201,7 +217,7 @@ def test_without_data_nothing_is_loaded_and_everything_missing_is_listed(
     content = json.loads((tmp_path / "imagenet.json").read_text())
     assert loads.names == []
     assert len(content["rows"]) == 3 * 9
-    assert {row["verdict"] for row in content["rows"]} == {"not run"}
+    assert {row["verdict"] for row in content["rows"]} == {"needs data: not run"}
     assert {row["reason"] for row in content["rows"]} == {"no data"}
     assert len(content["missing"]) == 1 + 9
     assert str(tmp_path / "none/val/n01440764/ILSVRC2012_val_00000293.JPEG") in content["missing"][0]
@@ -212,7 +228,8 @@ def test_a_checkpoint_is_scored_with_its_own_crop_beside_the_published(finished:
     code, content = _reproduce(finished.data, tmp_path, models=(str(finished.checkpoint),))
     assert code == 0
     assert [row["protocol"] for row in content["rows"]] == ["center10-scale12", "tencrop10-scale12"]
-    assert {row["verdict"] for row in content["rows"]} == {f"not comparable: {NUM_VAL} images"}
+    assert {row["verdict"] for row in content["rows"]} == {"nothing published"}
+    assert {row["measured"]["count"] for row in content["rows"]} == {NUM_VAL}
     assert {row["weights_md5"] for row in content["rows"]} == {md5_of(finished.checkpoint)}
     assert "not the ImageNet validation set" in (tmp_path / "imagenet.md").read_text()
 
@@ -281,4 +298,4 @@ def test_verified_weights_from_the_cache_are_what_gets_scored(
     assert code == 0
     assert {key: content["rows"][0]["measured"][key] for key in expected} == expected
     assert expected["weights_md5"] == md5_of(file)
-    assert content["rows"][0]["verdict"] == f"not comparable: {NUM_IMAGES} images"
+    assert content["rows"][0]["verdict"] == f"underpowered: a subset of {NUM_IMAGES} of 50,000 images"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,7 +16,7 @@ from zoo.config import load_experiment
 from zoo.weights import read_checkpoint
 
 
-def _events(log_dir: Path) -> list[dict[str, object]]:
+def _events(log_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -23,14 +24,27 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     names = {path.name for path in finished.log_dir.iterdir() if not path.name.startswith("events.")}
     assert names >= {"checkpoint.pth.tar", "model_best.pth.tar", "training_0.log", "metrics.jsonl"}
     assert [event["event"] for event in _events(finished.log_dir)] == [
-        *("start", "train", "train", "train", "validation", "train", "train", "train", "validation"),
+        *("start", "train", "train", "train", "validation", "train", "train", "train", "validation", "end"),
     ]
+    end = _events(finished.log_dir)[-1]
+    assert end["seconds"] > 0
+    assert end["gpu_seconds"] is None
     board = EventAccumulator(str(finished.log_dir))
     board.Reload()
     assert [event.step for event in board.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in board.Scalars("val/top1")] == [3, 6]
     assert "classifier.fc.weight" in board.Tags()["histograms"]
     assert board.Tags()["images"] == ["train/inputs"]
+
+
+def test_the_log_tells_a_part_of_the_images_from_all_of_them(finished: Run, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "train" / "class0" / "0.png").unlink()
+    assert main(["train", str(finished.config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
+    whole, part = (_events(folder)[0]["images"] for folder in (finished.log_dir, tmp_path / "log"))
+    assert [whole["train"]["images"], part["train"]["images"]] == [24, 23]
+    assert [whole["val"] == part["val"], whole["train"]["names"] == part["train"]["names"]] == [True, False]
+    assert whole["val"]["images"] == NUM_VAL
 
 
 def test_resume_auto_of_a_finished_run_only_says_so(finished: Run, tmp_path: Path) -> None:
@@ -52,11 +66,12 @@ def test_a_run_goes_on_where_its_checkpoint_is(finished: Run, tmp_path: Path) ->
     (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
     command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-p", "1", "-j", "0"]
     assert main([*command, "--resume", "auto"]) == 0
-    again = _events(log_dir)[len(_events(finished.log_dir)) :]
+    *again, end = _events(log_dir)[len(_events(finished.log_dir)) :]
+    assert end["event"] == "end"
     assert [(event["event"], event["step"]) for event in again] == [
         *(("resume", 3), ("train", 4), ("train", 5), ("train", 6), ("validation", 6)),
     ]
-    assert [event["top1"] for event in again[1:]] == [event["top1"] for event in _events(finished.log_dir)[-4:]]
+    assert [event["top1"] for event in again[1:]] == [event["top1"] for event in _events(finished.log_dir)[-5:-1]]
 
 
 def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -66,9 +81,9 @@ def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.Capture
     assert main([*command, str(finished.log_dir), "--resume", "auto"]) == 0
     assert capsys.readouterr().out == table
     cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
-    scored = _events(finished.log_dir)[-1]
+    scored = _events(finished.log_dir)[-2]
     assert cells[1:4] == ["tiny", "center10-scale12", f"{scored['top1']:.2f}"]
-    assert cells[6] == str(NUM_VAL)
+    assert cells[8] == str(NUM_VAL)
     assert list(tmp_path.iterdir()) == []
 
 

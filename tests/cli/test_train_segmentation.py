@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
     events = [json.loads(line) for line in (trained / "log" / "metrics.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["start", "train", "train", "validation"]
+    assert [event["event"] for event in events] == ["start", "train", "train", "validation", "end"]
     train, validation = events[2], events[3]
     assert {f"{prefix}{name}" for prefix in ("", "epoch_") for name in SCORES} <= train.keys()
     assert len(validation["iou"]) == 3
@@ -88,6 +89,26 @@ def test_evaluate_prints_the_table_of_the_task(trained: Path, capsys: pytest.Cap
         *("loss", "images", "left out"),
     ]
     assert [cell.strip() for cell in line.split("|")][1:3] == ["tiny", "whole"]
+
+
+def test_the_summary_of_seeds_has_the_scores_of_the_task(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained / "log", tmp_path / "log-seed0")  # a finished run is only read
+    command = [
+        "train",
+        str(trained / "tiny.json"),
+        str(trained / "data"),
+        "--log-dir",
+        str(tmp_path / "log"),
+        "-j",
+        "0",
+    ]
+    assert main([*command, "--seeds", "0", "--resume", "auto"]) == 0
+    assert "| mIoU % | pixel accuracy % |" in capsys.readouterr().out
+    content = json.loads((tmp_path / "log-seeds.json").read_text())
+    assert content["summary"].keys() == set(SCORES)
+    assert content["summary"]["miou"]["standard_error"] is None
 
 
 def test_a_checkpoint_shows_its_best_miou(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 import zoo
 from tests.cli.conftest import NUM_VAL, SETTINGS, Run
-from tests.data.sample_images import make_folder
+from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
@@ -41,7 +41,8 @@ def _result(command: list[str], folder: Path) -> dict[str, Any]:
 def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
     command = ["test-imagenet", str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0"]
     result = _result(command, tmp_path)
-    last = json.loads((finished.log_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = (finished.log_dir / "metrics.jsonl").read_text().splitlines()
+    last = next(record for record in map(json.loads, reversed(lines)) if record["event"] == "validation")
     assert {key: result[key] for key in ("top1", "top5", "loss", "count")} == {
         "top1": last["top1"],
         "top5": last["top5"],
@@ -51,12 +52,28 @@ def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, 
     assert result["protocol"] == "center10-scale12"
     assert result["weights_md5"] == md5_of(finished.checkpoint)
     assert result["environment"]["torch"] == torch.__version__
+    share = result["top1"] / 100
+    assert result["standard_errors"]["top1"] == pytest.approx(100 * (share * (1 - share) / NUM_VAL) ** 0.5)
 
 
 def test_a_checkpoint_alone_says_which_network_it_belongs_to(finished: Run, tmp_path: Path) -> None:
     by_config = ["validate", str(finished.config), str(finished.data), "--weights", str(finished.checkpoint)]
     by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data)]
     assert _result([*by_config, "-j", "0"], tmp_path) == _result([*by_checkpoint, "-j", "0"], tmp_path)
+
+
+def test_the_json_file_tells_the_images_that_there_are_from_those_that_were_scored(
+    finished: Run, tmp_path: Path
+) -> None:
+    command = ["validate", str(finished.checkpoint), "-j", "0"]
+    whole, limited = (_result([*command, str(finished.data), *limit], tmp_path) for limit in ([], ["--limit", "3"]))
+    assert (limited["count"], limited["val"]["images"], limited["val"]["classes"]) == (3, NUM_VAL, 2)
+    assert limited["val"] == whole["val"]
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    (data / "val" / "class1" / "3.png").unlink()
+    part = _result([*command, str(data)], tmp_path)
+    assert part["val"]["images"] == part["count"] == NUM_VAL - 1
+    assert part["val"]["names"] != whole["val"]["names"]
 
 
 def test_crop_scale_and_ten_crops_make_a_protocol_of_their_own(finished: Run, tmp_path: Path) -> None:
@@ -208,6 +225,20 @@ def test_three_classes_of_imagenet_are_scored_as_what_they_are(golden_retrievers
     options = ["-s", "36", "-c", "32", "--predictions", str(tmp_path / "p.csv")]
     assert _result([*command, *options], tmp_path)["top1"] == pytest.approx(100 / 3)
     assert _targets(tmp_path / "p.csv") == {"n02099601": "207", "n02123045": "281", "n04285008": "817"}
+
+
+def test_the_numbered_folders_of_imagenet_v2_are_scored_as_the_classes_of_their_numbers(
+    golden_retrievers: Path, tmp_path: Path
+) -> None:
+    val = tmp_path / "data" / "val"
+    for number in range(1000):
+        (val / str(number)).mkdir(parents=True)
+    for number in (2, 100, 207):
+        random_image(number, width=40, height=40).save(val / str(number) / "image.jpeg")
+    command = ["validate", "resnet18", str(tmp_path / "data"), "--weights", str(golden_retrievers), "-j", "0"]
+    options = ["-s", "36", "-c", "32", "--predictions", str(tmp_path / "p.csv")]
+    assert _result([*command, *options], tmp_path)["top1"] == pytest.approx(100 / 3)
+    assert _targets(tmp_path / "p.csv") == {"2": "2", "100": "100", "207": "207"}
 
 
 def test_other_folders_are_refused_by_a_network_of_imagenet(

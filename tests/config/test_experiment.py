@@ -62,6 +62,7 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
         ("training.activation_memory_budget", "0.5"),
         ("training.reconstruction_meter", -1),
         ("training.reconstruction_meter", True),
+        ("training.gradient_angle_meter", 0.5),
         ("network.weight_gain_multiplier", 0),
         ("optimizer.learning_rate", float("inf")),
         ("optimizer.learning_rate", False),

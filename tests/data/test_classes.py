@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.sample_images import make_folder
+from tests.data.sample_images import make_folder, random_image
 from zoo.data.classes import class_names, imagenet_names, imagenet_wnids, match_classes
 from zoo.data.folder import ImageFolder
 from zoo.errors import DataError
@@ -93,6 +93,33 @@ def test_the_names_that_people_give_to_classes_do_as_well(names: Sequence[str] |
     images = _folder(tmp_path, ["golden retriever", "tabby"])
     match_classes(images, 1000, names)
     assert _targets(images) == {"golden retriever": 207, "tabby": 281}
+
+
+@pytest.mark.parametrize("names", [None, imagenet_wnids()])
+def test_the_numbered_folders_of_imagenet_v2_are_the_classes_of_these_numbers(
+    names: Sequence[str] | None, tmp_path: Path
+) -> None:
+    """Their sorted order is 0, 1, 10, 100, so that folder 2 comes in place 112."""
+    for number in range(1000):
+        (tmp_path / str(number)).mkdir()
+    for number in (2, 10, 999):
+        random_image(number).save(tmp_path / str(number) / "image.png")
+    images = ImageFolder(tmp_path, lambda image: torch.zeros(1), allow_empty_classes=True)
+    match_classes(images, 1000, names)
+    assert _targets(images) == {"2": 2, "10": 10, "999": 999}
+
+
+def test_some_numbered_folders_are_no_classes_of_imagenet(tmp_path: Path) -> None:
+    """Ten folders 0 to 9 are more likely those of digits."""
+    with pytest.raises(DataError, match="3 of 3 class folders are no classes of the network: 0, 1, 10"):
+        match_classes(_folder(tmp_path, ["0", "1", "10"]), 1000, imagenet_wnids())
+
+
+def test_a_network_that_was_trained_on_numbered_folders_knows_their_order(tmp_path: Path) -> None:
+    names = sorted(str(number) for number in range(1000))
+    images = _folder(tmp_path, ["2", "10"])
+    match_classes(images, 1000, names)
+    assert _targets(images) == {"2": names.index("2"), "10": names.index("10")}
 
 
 def test_a_misspelt_name_among_those_of_imagenet_is_named(tmp_path: Path) -> None:

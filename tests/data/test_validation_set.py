@@ -22,7 +22,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_right_names_and_numbers_are_imagenet(data: Path) -> None:
     found = describe_validation_set(data)
     assert found.is_imagenet
-    assert (found.images, found.classes) == (6, 2)
+    assert (found.images, found.classes, found.per_class) == (6, 2, (3, 3))
+    assert not found.is_part
 
 
 def _remove(data: Path) -> None:
@@ -62,6 +63,16 @@ def test_anything_else_is_not_and_the_difference_is_named(
     found = describe_validation_set(data)
     assert not found.is_imagenet
     assert difference in str(found.difference)
+
+
+def test_fewer_of_its_images_are_a_part_of_it_and_other_images_are_not(data: Path) -> None:
+    _remove(data)
+    found = describe_validation_set(data)
+    assert (found.is_part, found.is_imagenet, found.per_class) == (True, False, (2, 3))
+    (data / "val" / "n01440764" / "more.JPEG").touch()
+    assert not describe_validation_set(data).is_part
+    (data / "val" / "n01440764" / "more.JPEG").rename(data / "val" / "n01440764" / "ILSVRC2012_val_00000007.JPEG")
+    assert not describe_validation_set(data).is_part, "there is no image of this number"
 
 
 def test_the_digest_tells_data_sets_apart_but_not_their_places(data: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config import Network
-from zoo.engine.meters import check_meter, reconstruction_errors
+from zoo.engine.meters import reconstruction_errors
 from zoo.errors import ConfigError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 
@@ -94,17 +94,6 @@ def test_chains_that_store_have_nothing_to_report() -> None:
     with reconstruction_errors(nn.ModuleList([chain])) as errors:
         chain(torch.randn(2, 8, 3, 3)).sum().backward()
     assert errors == {}
-
-
-@pytest.mark.parametrize("store", [True, None])
-def test_a_meter_of_a_network_that_reconstructs_nothing_is_refused(store: bool | None) -> None:
-    chain = ReversibleSequential([ReversibleBlock(_branch(), _branch())], store=bool(store))
-    model = nn.Sequential(nn.Identity() if store is None else chain)
-    with pytest.raises(ConfigError, match=r"training\.reconstruction_meter = 5: this network reconstructs no"):
-        check_meter(model, 5)
-    check_meter(model, 0)
-    chain.store = False
-    check_meter(nn.Sequential(chain), 5)
 
 
 def test_a_meter_is_refused_before_training(data: Path, tmp_path: Path) -> None:

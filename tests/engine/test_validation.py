@@ -241,7 +241,12 @@ def test_the_json_of_a_result_has_the_agreed_keys_and_no_nan() -> None:
         "count": 3,
         "skipped": 0,
         "protocol": "center224",
+        "standard_errors": {
+            "top1": pytest.approx(100 * math.sqrt(0.01 * 0.99 / 3)),
+            "top5": pytest.approx(8.0829, abs=1e-4),
+        },
         "weights_md5": "abc",
+        "val": None,
         "environment": {"torch": "2"},
     }
 

@@ -115,6 +115,7 @@ class MemoryLog:
         self.image_shapes: list[torch.Size] = []
         self.maps: list[tuple[int, str, Tensor, dict[str, Tensor]]] = []
         self.reconstructions: list[tuple[int, dict[str, float]]] = []
+        self.angles: list[tuple[int, float]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
 
@@ -142,6 +143,9 @@ class MemoryLog:
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         self.reconstructions.append((step, dict(errors)))
+
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        self.angles.append((step, degrees))
 
     def parameters(self, step: int, model: nn.Module) -> None:
         pass

@@ -165,7 +165,7 @@ def test_a_log_without_room_costs_its_lines_and_not_the_run(
     assert read(tmp_path / "log" / "checkpoint.pth.tar")["position"]["epoch"] == 2
     printed = capsys.readouterr().err
     assert printed.count("No space left on device") == 1
-    assert "9 records of this run are missing" in printed
+    assert "10 records of this run are missing" in printed
 
 
 def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
@@ -197,7 +197,7 @@ def test_tensorboard_without_room_is_one_warning_and_no_traceback_of_its_thread(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = threading.excepthook
     with RunLog(tmp_path, 0, load_experiment("quickstart_fashion_mnist")) as log:
-        log.begin(0, torch.device("cpu"), 1)
+        log.begin(0, torch.device("cpu"), world_size=1, images={})
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
         try:
             log.images(1, torch.zeros(8, 3, 32, 32))

@@ -191,13 +191,13 @@ def test_under_autocast_an_ordinary_use_of_the_same_kernel_keeps_its_gradient():
     assert torch.autograd.grad(later.float().sum(), conv_weight)[0].abs().max() > 0
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("size", "groups"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_five_strategies_of_the_paper_have_the_gradients_of_the_formula(strategy, size):
-    gamma, beta, conv_weight, _, x = leaves((6,), size)
+def test_the_five_strategies_of_the_paper_have_the_gradients_of_the_formula(strategy, size, groups):
+    gamma, beta, conv_weight, _, x = leaves((6,), size, groups)
     tensors = [x, gamma, beta, conv_weight]
-    out = bn_act_conv(x, gamma, beta, conv_weight, strategy)
-    truth = F.conv2d(activated_batch_norm(x, gamma, beta, signed=True), conv_weight, padding=size // 2)
+    out = bn_act_conv(x, gamma, beta, conv_weight, strategy, groups)
+    truth = F.conv2d(activated_batch_norm(x, gamma, beta, signed=True), conv_weight, padding=size // 2, groups=groups)
     assert gamma.min() < -0.5 < 0.5 < gamma.max()
     assert relative_error(out, truth) < 1e-10
     assert worst(gradients(out, tensors), gradients(truth, tensors)) < 1e-10

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
+import PIL
 import pytest
 import torch
 
+from zoo.ops.abn import backend
 from zoo.report import environment
 
 
@@ -20,7 +25,34 @@ def test_the_description_is_json_and_names_versions_and_machine() -> None:
     assert described["device"] == "cpu"
     assert described["cpu"]
     assert described["threads"] == torch.get_num_threads()
-    assert described["cuda"] is None
+    assert [described[key] for key in ("cuda", "cudnn", "tf32")] == [None, None, None]
+    assert described["pillow"] == PIL.__version__
+    assert described["norms"] == backend.name_for(torch.device("cpu"))
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(str(described["date"]))
+    assert timedelta(0) <= age < timedelta(hours=1)
+
+
+def test_the_decoder_of_jpeg_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"libjpeg(-turbo)? [\d.]+", str(environment.libjpeg_version()))
+    monkeypatch.setattr(environment.features, "check_feature", lambda _: False)
+    monkeypatch.setattr(environment.features, "version_feature", lambda _: None)
+    monkeypatch.setattr(environment.features, "version_codec", lambda _: "9.5")
+    assert environment.libjpeg_version() == "libjpeg 9.5"
+
+
+def test_settings_of_tf32_are_named_for_products_and_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = SimpleNamespace(
+        cuda=SimpleNamespace(matmul=SimpleNamespace(fp32_precision="tf32")),
+        cudnn=SimpleNamespace(conv=SimpleNamespace(fp32_precision="ieee")),
+    )
+    assert environment.tf32_settings().count(" o") == 2
+    monkeypatch.setattr(environment.torch, "backends", uses)
+    assert environment.tf32_settings() == "matrix products on, convolutions off"
+
+
+def test_the_back_end_of_the_norms_is_the_one_in_use() -> None:
+    with backend.forced("reference"):
+        assert environment.describe_environment(torch.device("cpu"))["norms"] == "reference"
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:

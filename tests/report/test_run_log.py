@@ -83,7 +83,7 @@ def test_the_log_has_the_interface_that_the_loop_expects(tmp_path: Path, config:
 
 def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1)
+        log.begin(0, CPU, world_size=1, images={})
         log.train_metrics(_metrics(10))
         log.train_metrics(_metrics(20, loss=1.5))
         log.validation(0, 63, RESULT, is_best=True)
@@ -95,7 +95,7 @@ def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment)
 
 def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1)
+        log.begin(0, CPU, world_size=1, images={})
         log.reconstruction(50, {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25})
         log.reconstruction(100, {"mod2.chain/0": 0.75, "mod2.chain/1": 0.125})
     assert _scalars(tmp_path, "reconstruction/mod2.chain/0") == [(50, 0.5), (100, 0.75)]
@@ -105,26 +105,40 @@ def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Ex
     assert record["errors"] == {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25}
 
 
+def test_angles_between_gradients_have_a_curve_and_those_that_are_not_finite_become_null(
+    tmp_path: Path, config: Experiment
+) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.gradient_angle(50, 0.25)
+        log.gradient_angle(100, math.nan)
+    assert _scalars(tmp_path, "reconstruction/gradient_angle_degrees")[0] == (50, 0.25)
+    fields = [(record["event"], record["step"], record["degrees"]) for record in _records(tmp_path)[1:-1]]
+    assert fields == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
+
+
 def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path: Path, config: Experiment) -> None:
     for first_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
         with RunLog(tmp_path, 0, config) as log:
-            log.begin(first_step, CPU, world_size=1)
+            log.begin(first_step, CPU, world_size=1, images={})
             for step in steps:
                 log.train_metrics(_metrics(step, loss=float(first_step + step)))
     assert _scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (30, 50.0), (40, 60.0)]
     assert [record["event"] for record in _records(tmp_path)] == [
-        *("start", "train", "train", "train", "resume", "train", "train"),
+        *("start", "train", "train", "train", "end", "resume", "train", "train", "end"),
     ]
-    assert _records(tmp_path)[4]["step"] == 20
+    assert _records(tmp_path)[5]["step"] == 20
 
 
 def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=2)
+        log.begin(0, CPU, world_size=2, images={"train": {"images": 5}})
         log.train_metrics(_metrics(10))
         log.validation(0, 63, RESULT, is_best=True)
-    start, train, validation = _records(tmp_path)
+    start, train, validation, end = _records(tmp_path)
+    assert (end["event"], end["gpu_seconds"]) == ("end", None)
     assert (start["world_size"], start["config_digest"]) == (2, config.digest())
+    assert start["images"] == {"train": {"images": 5}}
     assert start["environment"]["torch"] == torch.__version__
     assert (train["step"], train["loss"], train["images_per_s"]) == (10, 2.0, 812.0)
     assert (validation["top1"], validation["skipped"], validation["is_best"]) == (61.0, 2, True)
@@ -140,7 +154,8 @@ def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Exp
         "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
     )
     assert validation.partition(" - ")[2] == (
-        "epoch 2 validation: top-1 61.00, top-5 91.00, loss 1.2500 over 998 images, 2 left out, the best so far"
+        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, 2 left out, the best "
+        "so far"
     )
 
 
@@ -154,7 +169,7 @@ def test_messages_of_all_of_zoo_reach_the_text_log_until_it_is_closed(tmp_path: 
 
 def test_other_ranks_write_their_text_log_only(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 1, config, histograms=True) as log:
-        log.begin(0, CPU, world_size=2)
+        log.begin(0, CPU, world_size=2, images={})
         log.train_metrics(_metrics(10))
         log.validation(0, 63, RESULT, is_best=False)
         log.images(0, torch.zeros(1, 3, 4, 4))
@@ -173,7 +188,7 @@ def test_input_images_are_shown_without_their_normalisation(tmp_path: Path, conf
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.input.mean, config.input.std))
     batch = ((colour - mean) / std).expand(20, 3, 6, 6)
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1)
+        log.begin(0, CPU, world_size=1, images={})
         log.images(0, batch)
     events = EventAccumulator(str(tmp_path), size_guidance={"images": 0})
     events.Reload()
@@ -189,7 +204,7 @@ def test_histograms_are_of_classifier_and_last_norm_and_only_on_demand(
     names = ("conv", "bn_out", "fc")
     model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in names})
     with RunLog(tmp_path, 0, config, histograms=histograms) as log:
-        log.begin(0, CPU, world_size=1)
+        log.begin(0, CPU, world_size=1, images={})
         log.parameters(10, model)
     expected = ["bn_out.weight", "fc.weight"] if histograms else []
     assert sorted(_events(tmp_path).Tags()["histograms"]) == expected
@@ -197,7 +212,7 @@ def test_histograms_are_of_classifier_and_last_norm_and_only_on_demand(
 
 def test_settings_are_in_tensorboard_as_text_and_as_hyper_parameters(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1)
+        log.begin(0, CPU, world_size=1, images={})
     events = _events(tmp_path)
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert json.loads(text) == json.loads(config.model_dump_json())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zoo.config import Expected
-from zoo.report.tables import markdown_table, results_table
+from zoo.report.tables import markdown_table, number_text, results_table
 from zoo.tasks.classification import ClassificationResult
 
 
@@ -39,13 +39,21 @@ def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
     lines = results_table("net", [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
     assert [cell.strip() for cell in lines[3].split("|")[1:3]] == ["net", "tencrop32-scale36"]
     assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
-        *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", ""),
+        *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", "", "", ""),
     ]
     assert len(lines) == 5
 
 
-def test_a_result_shows_all_its_numbers() -> None:
-    line = results_table("net", [_result("center224")], None).splitlines()[2]
-    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
-        *("net", "center224", "77.50", "93.25", "0.90", "50000", "2"),
+def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracies() -> None:
+    lines = results_table("net", [_result("center224")], None).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], lines[2])]
+    assert cells[0] == [
+        *("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images", "left out")
     ]
+    assert cells[1] == ["net", "center224", "77.50", "93.25", "0.19", "0.11", "0.90", "50000", "2"]
+
+
+def test_numbers_have_four_digits_and_whole_ones_all_of_them() -> None:
+    values = (None, "rises", 5250, 5250.4, 12345, 12345.6, 10**10, 0.00012344, 1.5)
+    texts = ["", "rises", "5250", "5250", "12,345", "12,346", "1e+10", "0.0001234", "1.5"]
+    assert [number_text(value) for value in values] == texts

@@ -23,7 +23,9 @@ def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes:
     """Write what a training run of an experiment leaves behind; ``changes`` are those of `settings_of`."""
     config = settings_of(name, **changes)
     folder.mkdir()
-    checkpoint.write({"config": config, "position": 0, "format_version": checkpoint.FORMAT_VERSION}, folder, False)
+    position = {"num_pictures": 500}
+    content = {"config": config, "position": position, "format_version": checkpoint.FORMAT_VERSION}
+    checkpoint.write(content, folder, False)
     records = [{"event": "start"}, *({"event": "validation", "epoch": e, "top1": t} for e, t in enumerate(top1))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder

@@ -10,7 +10,8 @@ import pytest
 from zoo.data.validation_set import ValidationSet
 from zoo.reproduce.imagenet_table import Row, markdown_report
 
-IMAGENET = ValidationSet("data/val", 50_000, 1000, "digest")
+IMAGENET = ValidationSet("data/val", 50_000, 1000, (50, 50), "digest")
+PART = replace(IMAGENET, difference="it has 7 images", is_part=True)
 OTHER = replace(IMAGENET, difference="it has 7 images")
 ENVIRONMENT = {"torch": "2.15", "device": "cpu"}
 ROW = Row("net", "center224", {"top1": 77.04, "top5": 93.5}, "a paper", "md5", "zoo reproduce net")
@@ -19,7 +20,7 @@ ROW = Row("net", "center224", {"top1": 77.04, "top5": 93.5}, "a paper", "md5", "
 def _measured(top1: float, top5: float = 93.5, count: int = 50_000, limit: int | None = None) -> Row:
     finished = "2026-01-02T03:04:05+00:00"
     values: dict[str, Any] = {"top1": top1, "top5": top5, "count": count, "limit": limit, "environment": ENVIRONMENT}
-    return replace(ROW, measured={**values, "finished": finished})
+    return replace(ROW, measured={**values, "finished": finished, "data": IMAGENET.digest})
 
 
 @pytest.mark.parametrize(
@@ -35,29 +36,43 @@ def _measured(top1: float, top5: float = 93.5, count: int = 50_000, limit: int |
 )
 def test_a_tenth_of_a_point_in_either_score_is_the_limit(top1: float, top5: float, verdict: str) -> None:
     row = _measured(top1, top5)
-    assert row.verdict(IMAGENET) == verdict
+    assert row.verdict(IMAGENET).reason == verdict
+    assert row.verdict(IMAGENET).state == ("off" if verdict.startswith("off") else "reproduced")
     assert row.is_off(IMAGENET) == verdict.startswith("off")
 
 
 @pytest.mark.parametrize(
-    ("row", "data"),
-    [(_measured(77.04, count=7), OTHER), (_measured(77.04, count=7, limit=7), IMAGENET),
-     (_measured(77.04, count=49_999), IMAGENET)],
+    ("row", "data", "verdict"),
+    [(_measured(77.04, count=7), OTHER, "needs data: scored on 7 images that are not ImageNet's"),
+     (_measured(77.04, count=7), PART, "underpowered: a subset of 7 of 50,000 images"),
+     (_measured(77.04, count=7, limit=7), IMAGENET, "underpowered: a subset of 7 of 50,000 images"),
+     (_measured(77.04, count=49_999), IMAGENET, "underpowered: a subset of 49,999 of 50,000 images")],
 )  # fmt: skip
-def test_other_data_a_limit_and_images_left_out_get_no_verdict_and_no_difference(row: Row, data: ValidationSet) -> None:
-    assert row.verdict(data).startswith("not comparable: ")
-    assert row.verdict(data).endswith(" images")
+def test_other_data_a_limit_and_images_left_out_decide_nothing(row: Row, data: ValidationSet, verdict: str) -> None:
+    assert str(row.verdict(data)) == verdict
     assert row.difference(data) is None
     assert not row.is_off(data)
+
+
+def test_a_measurement_of_other_images_than_these_decides_nothing() -> None:
+    """The fingerprint that was recorded counts, not that there are 50,000 images now."""
+    row = replace(_measured(77.04), measured={**(_measured(77.04).measured or {}), "data": "another"})
+    assert row.verdict(IMAGENET).state == "underpowered"
+
+
+def test_the_standard_error_stands_beside_the_measured_score() -> None:
+    text = " ".join(markdown_report([_measured(77.04)], IMAGENET, [], ENVIRONMENT).split())
+    assert "| 77.04 / 93.50 | 77.04 / 93.50 | 0.19 / 0.11 | +0.00 / +0.00 |" in text
 
 
 def test_a_row_not_run_shows_no_number_but_the_published() -> None:
     row = replace(ROW, reason="no weights")
     content = row.to_json(IMAGENET)
-    assert (content["measured"], content["difference"], content["verdict"]) == (None, None, "not run")
+    assert [content[key] for key in ("measured", "difference", "standard_error")] == [None] * 3
+    assert content["verdict"] == "needs data: not run"
     report = markdown_report([row], IMAGENET, ["the weights are missing"], ENVIRONMENT)
     cells = [cell.strip() for cell in report.split("\n| net ")[1].split("\n")[0].split("|")]
-    assert cells == ["", "center224", "77.04 / 93.50", "", "", "not run", "", "", "md5", ""]
+    assert cells == ["", "center224", "77.04 / 93.50", "", "", "", "needs data: not run", "", "", "md5", ""]
     assert "- the weights are missing" in report
     assert "- net, center224: no weights\n\n  `zoo reproduce net`" in report
 
@@ -69,7 +84,8 @@ def test_rows_not_run_for_one_reason_are_told_once() -> None:
 
 def test_a_network_without_published_scores_gets_no_verdict() -> None:
     row = replace(_measured(50.0), published=None)
-    assert (row.verdict(IMAGENET), row.difference(IMAGENET)) == ("nothing published", None)
+    assert (str(row.verdict(IMAGENET)), row.difference(IMAGENET)) == ("nothing published", None)
+    assert str(row.verdict(OTHER)) == "nothing published"
 
 
 def test_a_score_measured_elsewhere_says_when_and_with_what() -> None:
@@ -82,7 +98,9 @@ def test_a_score_measured_elsewhere_says_when_and_with_what() -> None:
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(IMAGENET, "the ImageNet validation set, by"), (OTHER, "not the ImageNet validation set** (it has 7 images)"),
+    [(IMAGENET, "50,000 images in 1,000 classes of 50, sha256 of names and sizes digest: the ImageNet validation set"),
+     (OTHER, "not the ImageNet validation set** (it has 7 images)"),
+     (PART, "a part of the ImageNet validation set** (it has 7 images)"),
      (ValidationSet("x", fault="there is no folder x"), "Data: none. there is no folder x")],
 )  # fmt: skip
 def test_the_report_says_which_data_it_is_about(data: ValidationSet, words: str) -> None:
@@ -92,6 +110,6 @@ def test_the_report_says_which_data_it_is_about(data: ValidationSet, words: str)
 def test_where_only_top1_was_published_only_top1_is_compared() -> None:
     row = replace(_measured(76.5, top5=10.0), published={"top1": 76.9})
     assert row.difference(IMAGENET) == {"top1": -0.4}
-    assert row.verdict(IMAGENET) == "off by -0.40 (top1)"
+    assert str(row.verdict(IMAGENET)) == "off by -0.40 (top1)"
     text = " ".join(markdown_report([row], IMAGENET, [], ENVIRONMENT).split())
-    assert "| 76.90 | 76.50 / 10.00 | -0.40 | off by -0.40 (top1) |" in text
+    assert "| 76.90 | 76.50 / 10.00 | 0.19 / 0.13 | -0.40 | off by -0.40 (top1) |" in text

@@ -12,7 +12,16 @@ import pytest
 from tests.reproduce.runs import EXPERIMENT, make_run, settings_of
 from zoo.errors import ConfigError
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.training_runs import NUM_RECONSTRUCTIONS, draw_runs, groups_of, read_path, read_runs, write_runs
+from zoo.reproduce.training_runs import (
+    NUM_ANGLES,
+    NUM_RECONSTRUCTIONS,
+    data_of,
+    draw_runs,
+    groups_of,
+    read_path,
+    read_runs,
+    write_runs,
+)
 
 EXPERIMENTS, REVNEXT_EXPERIMENTS = PAPERS["revnet"].experiments, PAPERS["revnext"].experiments
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -32,7 +41,11 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [])
     add_records(
         folder,
-        {"event": "resume", "environment": {"commit": "abc"}},
+        {
+            "event": "resume",
+            "environment": {"commit": "abc"},
+            "images": {"train": {"images": 500, "names": "12ab"}, "val": {"images": 50, "names": "34cd"}},
+        },
         *(train(0, 2.5), train(0, 2.0), {"event": "validation", "epoch": 0, "top1": 20, "loss": 2.2, "count": 50}),
         *(train(1, 9.0), {"event": "validation", "epoch": 1, "top1": 1.0, "loss": 9.9, "count": 50}),
         *(train(1, 1.5), {"event": "validation", "epoch": 1, "top1": 30.0, "loss": 1.7, "count": 50}),
@@ -45,8 +58,32 @@ def test_a_log_folder_becomes_a_line_per_epoch(tmp_path: Path) -> None:
         {"epoch": 2, "train_loss": 1.5, "train_top1": 10.0, "val_loss": 1.7, "val_top1": 30.0},
     ]
     assert run.environment == {"commit": "abc"}
-    assert (run.num_training_images, run.num_validation_images) == (None, 50)
+    assert (run.num_training_images, run.num_validation_images) == (500, 50)
+    assert run.data == "train 12ab, val 34cd"
     assert run.status == "stopped: NonFiniteLossError: the loss was not finite"
+
+
+def test_a_run_from_before_dates_has_that_of_its_last_start(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [10.0])
+    add_records(folder, {"event": "resume", "time_s": 1767323045.0, "environment": {"commit": "abc"}})
+    assert read_path(folder)[0].environment == {"commit": "abc", "date": "2026-01-02T03:04:05+00:00"}
+    dated = {"commit": "abc", "date": "2026-05-06T07:08:09+00:00"}
+    add_records(folder, {"event": "resume", "time_s": 1767323045.0, "environment": dated})
+    assert read_path(folder)[0].environment == dated
+
+
+def test_the_cost_of_a_run_is_that_of_all_its_parts_if_all_are_known(tmp_path: Path) -> None:
+    cost = {"seconds": 60.0, "gpu_seconds": None, "joules": 250.0, "joules_of": "a package"}
+    folder = make_run(tmp_path / "a", [10.0])
+    add_records(folder, {"event": "end", **cost}, {"event": "resume"})
+    assert read_path(folder)[0].cost is None  # the second part was killed
+    add_records(folder, {"event": "end", **cost})
+    (run,) = read_path(folder)
+    assert run.cost == {"seconds": 120.0, "gpu_seconds": None, "joules": 500.0, "joules_of": "a package"}
+    run = replace(run, data="train 12ab")
+    write_runs(tmp_path, "test", "zoo", [run])
+    assert read_path(tmp_path / "test_runs.json")[0].cost == run.cost
+    assert read_path(tmp_path / "test_runs.json")[0].data == run.data
 
 
 def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(tmp_path: Path) -> None:
@@ -57,6 +94,22 @@ def test_reconstruction_errors_are_thinned_out_and_what_is_not_finite_stays_so(t
     assert len(kept) == NUM_RECONSTRUCTIONS
     assert (kept[0]["step"], kept[-1]["step"]) == (0, 100)
     assert (kept[0]["worst_relative_error"], kept[-1]["worst_relative_error"]) == (0.5, None)
+
+
+def test_angles_are_thinned_out_and_the_images_have_their_digest(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [10.0])
+    steps = [{"event": "gradient_angle", "step": step, "degrees": step / 100} for step in range(2 * NUM_ANGLES)]
+    images = {"val": {"images": 50, "classes": 2, "names": "digest"}}
+    add_records(folder, {"event": "resume", "images": images}, *steps, {**steps[-1], "degrees": None})
+    (run,) = read_path(folder)
+    assert len(run.angles) == NUM_ANGLES
+    assert (run.angles[0], run.angles[-1]) == (
+        {"step": 0, "degrees": 0.0}, {"step": 2 * NUM_ANGLES - 1, "degrees": None},
+    )  # fmt: skip
+    assert (run.data, data_of([run]), data_of([run, replace(run, data="other")])) == ("val digest", "val digest", "")
+    write_runs(tmp_path, "x", "zoo reproduce revnet", [run])
+    (again,) = read_path(tmp_path / "x_runs.json")
+    assert (again.angles, again.data) == (run.angles, "val digest")
 
 
 def test_a_file_of_runs_stands_for_its_folders(tmp_path: Path) -> None:
@@ -75,7 +128,7 @@ def test_runs_that_were_trained_alike_share_their_axes(tmp_path: Path) -> None:
     assert [[run.experiment for run in group] for group in groups_of(runs)] == [[*names[:2]], [names[2]]]
 
 
-@pytest.mark.parametrize("names", [["cifar10_revnet"], ["cifar10_revnext", "cifar10_flat"]])
+@pytest.mark.parametrize("names", [["revnet_runs"], ["cifar10_revnext", "cifar10_flat"]])
 def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(names: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs, remarks = read_runs([RESULTS / f"{name}.json" for name in names], [*EXPERIMENTS, *REVNEXT_EXPERIMENTS])
@@ -92,7 +145,7 @@ def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(names
 )
 def test_a_file_that_holds_no_runs_is_a_users_fault(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"--runs: no shortened logs .*x\.json"):
+    with pytest.raises(ConfigError, match=r"--runs: no training runs .*x\.json"):
         read_runs([tmp_path / "x.json"], EXPERIMENTS)
 
 
@@ -122,7 +175,7 @@ def test_runs_are_told_by_their_settings_whatever_seed_and_memory(tmp_path: Path
 def test_runs_with_unknown_settings_or_without_scores_are_remarked_on(tmp_path: Path) -> None:
     unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
     empty = make_run(tmp_path / "b", [])
-    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[-1])
+    foreign = make_run(tmp_path / "c", [10.0], REVNEXT_EXPERIMENTS[0])
     found, (first, second, third) = read_runs([unknown, empty, foreign], EXPERIMENTS)
     assert found == []
     assert first.startswith(f"left out: {unknown} was")
@@ -150,7 +203,7 @@ def test_shortened_logs_are_runs_with_their_numbers_of_images_and_notes(tmp_path
 
 @pytest.mark.parametrize("changes", [{"runs": [{}]}, {"runs": None}, {"num_training_images": "many"}])
 def test_a_file_that_is_no_shortened_log_is_a_users_fault(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--runs: no shortened logs .*logs\.json"):
+    with pytest.raises(ConfigError, match=r"--runs: no training runs .*logs\.json"):
         read_runs([write_logs(tmp_path / "logs.json", **changes)], EXPERIMENTS)
 
 

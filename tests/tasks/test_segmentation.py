@@ -225,13 +225,14 @@ def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
         validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])
 
 
-def test_a_line_of_the_log_has_the_scores_and_a_result_file_the_matrix_too() -> None:
+def test_a_line_of_the_log_has_the_scores_and_a_result_file_the_matrix_too_and_neither_a_standard_error() -> None:
     result = _score(3)
     names = ["miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "iou", "loss", "count"]
     assert list(result.record()) == [*names, "skipped", "protocol"]
     written = json.loads(json.dumps(result.to_json("abc", {"torch": "2"}), allow_nan=False))
     assert written["confusion"] == result.confusion
     assert (written["weights_md5"], written["iou"]) == ("abc", result.iou)
+    assert written["standard_errors"] == {}
 
 
 def test_a_batch_size_is_refused_where_images_come_one_by_one(tmp_path) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark import variants
 from zoo.benchmark.memory_use import clear_gradients, measure_memory
 from zoo.benchmark.network_setup import LAYOUTS, room_for_compilations
 from zoo.benchmark.results import Case, Results
@@ -79,43 +78,17 @@ def _compiled(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     return compile_network(layer, 1.0, fullgraph=True, dynamic=False)
 
 
-def blocks(channels: int, device: torch.device) -> dict[str, Provider]:
-    """Return the five strategies of the paper's Figure 2 for norm, activation and a 1x1 convolution, in plain torch."""
-    modules = {name: Block(channels, name).to(device) for name in variants.STRATEGIES}
-    return {name: Provider(block, block) for name, block in modules.items()}
-
-
-class Block(nn.Module):
-    """The paper's block BN + ACT + CONV, which saves memory by one of `variants.STRATEGIES`.
-
-    Args:
-    - `channels`: channels of input and output.
-    - `strategy`: key of `variants.STRATEGIES`.
-    """
-
-    def __init__(self, channels: int, strategy: str) -> None:
-        super().__init__()
-        self.gamma, self.beta = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.weight = nn.Parameter(torch.randn(channels, channels, 1, 1) / channels**0.5)
-        self.strategy = strategy
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution's output, which has the shape of x: (N, channels, H, W)."""
-        return variants.bn_act_conv(x, self.gamma, self.beta, self.weight, self.strategy)
-
-
 def measure_layers(
     results: Results,
     shapes: Sequence[tuple[int, ...]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
     rounds: int,
-    with_blocks: bool = False,
 ) -> None:
     """Add bytes and time of each provider for each combination of shape, dtype and layout.
 
     Beside the time stand its ratio to the baseline, and its ratio to the time of `PASSES` passes over the tensor at
-    the bandwidth of a copy. ``with_blocks`` adds the paper's blocks in float32, relative to the standard one.
+    the bandwidth of a copy.
     """
     bytes_per_s = copy_bandwidth(results.device, rounds)
     results.settings["copy bandwidth, GB/s"] = round(bytes_per_s / 1e9, 2)
@@ -123,9 +96,6 @@ def measure_layers(
     for shape, dtype, layout in product(shapes, dtypes, layouts):
         case = Case("norm + activation", shape, dtype, layout)
         _measure_case(results, case, providers(shape[1], results.device), bytes_per_s, rounds)
-        if with_blocks and dtype == "float32":
-            case = Case("norm + activation + convolution", shape, dtype, layout)
-            _measure_case(results, case, blocks(shape[1], results.device), None, rounds)
 
 
 def copy_bandwidth(device: torch.device, rounds: int) -> float:
@@ -136,10 +106,8 @@ def copy_bandwidth(device: torch.device, rounds: int) -> float:
     return 2 * COPY_BYTES / sorted(seconds)[len(seconds) // 2]
 
 
-def _measure_case(
-    results: Results, case: Case, by_name: dict[str, Provider], bytes_per_s: float | None, rounds: int
-) -> None:
-    """Add the bytes and times of the providers, and where the bandwidth is given the traffic too."""
+def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], bytes_per_s: float, rounds: int) -> None:
+    """Add the bytes, times and traffic of the providers."""
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
     dtype, layout = DTYPES[case.dtype], LAYOUTS[case.layout]
     x, dz = (torch.randn(case.shape, device=results.device).to(dtype).contiguous(memory_format=layout) for _ in "xz")
@@ -150,7 +118,7 @@ def _measure_case(
             results.add(case, name, "held", "tensors", [memory.held / x.nbytes])
             results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
         steps = {name: _layer_step(provider, x, dz) for name, provider in by_name.items()}
-        if bytes_per_s is not None and results.device.type == "cpu" and native.why_not() is None:
+        if results.device.type == "cpu" and native.why_not() is None:
             steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
     torch._dynamo.reset()  # the next case compiles layers of its own
@@ -158,10 +126,9 @@ def _measure_case(
     for name, values in seconds.items():
         results.add(case, name, "time", "ms", [1e3 * value for value in values])
         results.add(case, name, "time ratio", "1", ratios(values, baseline))
-        if bytes_per_s is not None:
-            minimal = PASSES * x.nbytes
-            results.add(case, name, "/ minimal traffic", "1", [value * bytes_per_s / minimal for value in values])
-            results.add(case, name, "traffic", "GB/s", [minimal / value / 1e9 for value in values])
+        minimal = PASSES * x.nbytes
+        results.add(case, name, "/ minimal traffic", "1", [value * bytes_per_s / minimal for value in values])
+        results.add(case, name, "traffic", "GB/s", [minimal / value / 1e9 for value in values])
 
 
 class _AsOperationResult(torch.autograd.Function):

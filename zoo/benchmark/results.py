@@ -11,10 +11,14 @@ from typing import Any
 import torch
 
 from zoo.files import write_json, write_text
+from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment
 from zoo.report.tables import Cell, markdown_table
 
 SPREAD = "interquartile range"
+# Where the header has what describes the environment; all else is among its versions, and threads among its settings.
+MACHINE = ("device", "cpu", "platform")
+TOP = ("commit", "date")
 CASE = ("subject", "shape", "dtype", "layout", "provider")  # the records that stand in one row of a table share these
 
 
@@ -62,8 +66,12 @@ class Results:
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._cost = CostMeter(self.device)
+
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
         """Add a record of ``values`` (at least one)."""
+        self._cost.update()
         middle, spread = median_and_spread(values)
         self.records.append(
             Record(
@@ -82,9 +90,10 @@ class Results:
         return {
             "benchmark": self.benchmark,
             "command": self.command,
-            "machine": {key: environment[key] for key in ("device", "cpu", "platform")},
-            "versions": {key: environment[key] for key in ("zoo", "python", "torch", "torchvision", "cuda")},
-            "commit": environment["commit"],
+            "machine": {key: environment[key] for key in MACHINE},
+            "versions": {key: value for key, value in environment.items() if key not in (*MACHINE, *TOP, "threads")},
+            **{key: environment[key] for key in TOP},
+            "cost": self._cost.read(),
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
             "records": [asdict(record) | {"shape": list(record.shape)} for record in self.records],
@@ -143,7 +152,7 @@ def _header(content: dict[str, Any]) -> list[str]:
         "",
         f"- command: `{content['command']}`",
         line("machine", content["machine"]),
-        line("versions", content["versions"] | {"commit": content["commit"]}),
+        line("versions", content["versions"] | {"commit": content["commit"], "date": content.get("date")}),
         line("settings", content["settings"]),
         *(f"- {note}" for note in content["notes"]),
     ]

@@ -39,17 +39,17 @@ class Clock:
 
 
 def time_interleaved(
-    steps: Mapping[str, Step], clock: Clock, *, rounds: int, warmup: int = 2
+    steps: Mapping[str, Step], clock: Clock, *, rounds: int, warmup: int = 2, min_sample_s: float = MIN_SAMPLE_S
 ) -> dict[str, list[float]]:
     """Return the seconds per call of each step, one value per round.
 
     A round takes one sample of every step and begins with another step than the round before. A sample is one call,
-    or as many calls as take 10 ms.
+    or as many calls as take ``min_sample_s``.
     """
     calls = {}
     for name, step in steps.items():
         last_s = [_sample(step, clock, 1) for _ in range(warmup)][-1]
-        calls[name] = max(1, math.ceil(MIN_SAMPLE_S / max(last_s, 1e-6)))
+        calls[name] = max(1, math.ceil(min_sample_s / max(last_s, 1e-6)))
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for index in range(rounds):

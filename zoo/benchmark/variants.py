@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 STRATEGIES = {
@@ -22,8 +22,35 @@ STRATEGIES = {
 }
 
 
+class Block(nn.Module):
+    """The paper's block, with a 3x3 convolution that keeps the number of channels.
+
+    Args:
+    - `channels`: channels of input and output.
+    - `groups`: groups of the convolution.
+    - `strategy`: key of `STRATEGIES`.
+    """
+
+    def __init__(self, channels: int, groups: int, strategy: str) -> None:
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.weight = nn.Parameter(torch.randn(channels, channels // groups, 3, 3))
+        self.groups, self.strategy = groups, strategy
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution's output, which has the shape of x: (N, channels, H, W)."""
+        return bn_act_conv(x, self.gamma, self.beta, self.weight, self.strategy, self.groups)
+
+
 def bn_act_conv(
-    x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, strategy: str, eps: float = 1e-5, slope: float = 0.01
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    weight: Tensor,
+    strategy: str,
+    groups: int = 1,
+    eps: float = 1e-5,
+    slope: float = 0.01,
 ) -> Tensor:
     """Return conv(leaky_relu(gamma x_hat + beta)), where x_hat is x normalised with the statistics of the batch.
 
@@ -33,20 +60,29 @@ def bn_act_conv(
     - `x`: input, (N, C, H, W); it is not modified.
     - `gamma`: scale, (C,).
     - `beta`: shift, (C,).
-    - `weight`: weight of the convolution, (C_out, C, K, K) with an odd K; the size of the maps stays.
+    - `weight`: weight of the convolution, (C_out, C / groups, K, K) with an odd K; the size of the maps stays.
     - `strategy`: key of `STRATEGIES`: what is saved for the backward pass, and how the rest is computed again.
+    - `groups`: groups of the convolution.
     - `eps`: added to the variance.
     - `slope`: slope of the leaky ReLU for negative numbers.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
-    return _Block.apply(x, gamma, beta, weight, strategy, eps, slope)
+    return _Block.apply(x, gamma, beta, weight, strategy, groups, eps, slope)
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, strategy: str, eps: float, slope: float
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        weight: Tensor,
+        strategy: str,
+        groups: int,
+        eps: float,
+        slope: float,
     ) -> Tensor:
         var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
         inverse_std = torch.rsqrt(var + eps)
@@ -58,8 +94,8 @@ class _Block(torch.autograd.Function):
         saved = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
         # Only where backward computes x_hat from x does it need the mean: the paper's section 3.3.
         ctx.save_for_backward(mean if x is saved[0] else None, inverse_std, gamma, beta, weight, *saved)
-        ctx.strategy, ctx.slope = strategy, slope
-        return F.conv2d(z, weight, padding=weight.shape[2] // 2)
+        ctx.strategy, ctx.groups, ctx.slope = strategy, groups, slope
+        return F.conv2d(z, weight, padding=weight.shape[2] // 2, groups=groups)
 
     @staticmethod
     @once_differentiable
@@ -73,14 +109,14 @@ class _Block(torch.autograd.Function):
             z = saved[-1]
         padding = [weight.shape[2] // 2] * 2
         dz, dweight, _ = torch.ops.aten.convolution_backward(
-            dout, z, weight, None, [1, 1], padding, [1, 1], False, [0, 0], 1, [True, True, False]
+            dout, z, weight, None, [1, 1], padding, [1, 1], False, [0, 0], ctx.groups, [True, True, False]
         )
         if ctx.strategy.startswith("inplace"):
             backward = backward_1 if ctx.strategy == "inplace_1" else backward_2
-            return *backward(z, dz, inverse_std, gamma, beta, ctx.slope), dweight, None, None, None
+            return *backward(z, dz, inverse_std, gamma, beta, ctx.slope), dweight, None, None, None, None
         x_hat = saved[0] if mean is None else _affine(saved[0], inverse_std, -mean * inverse_std)
         dy = torch.ops.aten.leaky_relu_backward(dz, z, ctx.slope, True)
-        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dweight, None, None, None
+        return *_backward_from_xhat(x_hat, dy, inverse_std, gamma), dweight, None, None, None, None
 
 
 def backward_1(

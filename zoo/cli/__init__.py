@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from zoo.cli import (
     benchmark,
+    check_results,
+    compare,
     convert,
     data,
     doctor,
@@ -32,8 +34,8 @@ from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERRO
 from zoo.report.console import set_up_console
 
 COMMANDS = (
-    list_networks, show, settings, fetch, data, train, validate, convert, predict, segment, reproduce, benchmark,
-    quickstart, doctor,
+    list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,
+    benchmark, check_results, quickstart, doctor,
 )  # fmt: skip
 
 

@@ -65,10 +65,6 @@ def _add_layer(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     parser.add_argument(
         "--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="of the input (default: both)"
     )
-    parser.add_argument(
-        "--blocks", action="store_true",
-        help="measure the paper's five strategies for norm, activation and convolution too, in float32",
-    )  # fmt: skip
     _add_rounds(parser, 20, least=1)
     return parser
 
@@ -213,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
 def _measure_layer(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.layer import SHAPES, measure_layers
 
-    measure_layers(results, args.shapes or SHAPES, args.dtypes, args.layouts, args.rounds, args.blocks)
+    measure_layers(results, args.shapes or SHAPES, args.dtypes, args.layouts, args.rounds)
 
 
 def _measure_model(args: argparse.Namespace, results: Results) -> None:

@@ -137,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
 def _as_line(name: str, value: Any) -> str:
     """Return a measurement as text: an accuracy, or how far the outputs of an exported file are off."""
     if isinstance(value, dict):
-        return f"{name}: top-1 {value['top1']:.2f} %, top-5 {value['top5']:.2f} %, {value['count']:,} images"
+        top1, top5 = (f"{value[key]:.2f} ± {value['standard_errors'][key]:.2f} %" for key in ("top1", "top5"))
+        return f"{name}: top-1 {top1}, top-5 {top5}, {value['count']:,} images"
     return f"the exported file, read again: largest difference {value:.2e} (float32)"
 
 
@@ -266,11 +267,12 @@ def _measure_accuracy(
     experiment = parse_experiment(settings, "the options of zoo convert")
     loading = {"workers": args.workers, "on_bad_image": args.on_bad_image}
 
-    def accuracy(model: nn.Module) -> dict[str, float]:
+    def accuracy(model: nn.Module) -> dict[str, Any]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
         options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
         result_of_model = score(network, args.data, **options)
-        return {**result_of_model.scores(), "count": result_of_model.count}
+        errors = result_of_model.standard_errors()
+        return {**result_of_model.scores(), "standard_errors": errors, "count": result_of_model.count}
 
     converted, report = result
     before = build_with_weights(state_dict, source.arch, activation="relu", **source.options)

@@ -1,4 +1,4 @@
-"""``zoo data``: what is in a data folder, and what is wrong with it."""
+"""``zoo data``: what is in a data folder and what is wrong with it; data folders of what owners of data distribute."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
     from zoo.data.check import SplitReport
+    from zoo.report.console import Progress
     from zoo.report.tables import Cell
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``data`` and its one kind."""
-    parser = commands.add_parser("data", help="look at a data folder")
+    """Add ``data`` and its kinds."""
+    parser = commands.add_parser("data", help="look at a data folder, or make one of CIFAR or ImageNet")
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to do: see KIND --help")
     check = kinds.add_parser(
         "check", help="read every image and label map of DATA; print sizes, classes, and everything that is wrong"
@@ -25,18 +26,40 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.add_argument("config", metavar="CONFIG", help="an experiment that is to train on them: its file or name")
     check.add_argument("data", metavar="DATA", type=Path, help="folder of the images, as for zoo train")
     add_workers_option(check, 4, "threads that read files")
-    check.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
-    parser.set_defaults(run=run)
+    check.set_defaults(run=_check)
+    for kind, archive in {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}.items():
+        cifar = kinds.add_parser(kind, help=f"write class folders of {archive}: OUT/train and OUT/val, of PNG files")
+        cifar.add_argument(
+            "source", metavar="SOURCE", type=Path,
+            help=f"{archive} as it is distributed, its folder as torchvision unpacks it, or a folder with either",
+        )  # fmt: skip
+        cifar.add_argument("out", metavar="OUT", type=Path, help="folder to make; it must not exist, or be empty")
+        cifar.set_defaults(run=_unpack_cifar)
+    imagenet = kinds.add_parser(
+        "imagenet-val", help="sort ILSVRC2012_img_val.tar into class folders: OUT/val, of its files as they are"
+    )
+    imagenet.add_argument(
+        "source", metavar="SOURCE", type=Path,
+        help="folder with ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which tells the classes; or the "
+        "former, with the latter beside it",
+    )  # fmt: skip
+    imagenet.add_argument(
+        "out", metavar="OUT", type=Path, help="folder to make val/ in; val/ must not exist, or be empty"
+    )
+    imagenet.set_defaults(run=_unpack_imagenet_val)
+    for subparser in kinds.choices.values():
+        subparser.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
 
 
-def run(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> int:
     """Read all images, print what is in them and all faults; returns 0, or raises DataError if there are faults."""
     from zoo.config import load_experiment
     from zoo.data.check import check_data
-    from zoo.report.console import Progress
 
     config = load_experiment(args.config)
-    reports = check_data(config, args.data, args.workers, lambda split, total: Progress(split, total, unit="images"))
+    reports = check_data(config, args.data, args.workers, _progress)
     print("\n\n".join(_described(report) for report in reports))
     num_faults = sum(len(report.faults) for report in reports)
     if num_faults:
@@ -45,6 +68,40 @@ def run(args: argparse.Namespace) -> int:
             "check again"
         )
     return 0
+
+
+def _unpack_cifar(args: argparse.Namespace) -> int:
+    """Write the class folders and what they were made of; returns 0."""
+    from zoo.data.cifar import CIFAR, unpack_cifar
+
+    _write_source(args, unpack_cifar(CIFAR[args.kind], args.source, args.out, _progress))
+    return 0
+
+
+def _unpack_imagenet_val(args: argparse.Namespace) -> int:
+    """Write the class folders and what they were made of; returns 0."""
+    from zoo.data.imagenet_validation import ImageNetRelease, unpack_imagenet_val
+
+    _write_source(args, unpack_imagenet_val(ImageNetRelease(), args.source, args.out, _progress))
+    return 0
+
+
+def _progress(split: str, total: int) -> Progress:
+    from zoo.report.console import Progress
+
+    return Progress(split, total, unit="images")
+
+
+def _write_source(args: argparse.Namespace, md5s: dict[str, str]) -> None:
+    """Write OUT/KIND.json, which says what the class folders were made of and by which version."""
+    from zoo.engine.program import version_of
+    from zoo.files import write_json
+    from zoo.report.environment import checkout_commit, utc_now
+
+    content = {"made_by": f"zoo data {args.kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
+               "date": utc_now(), "md5_of_source": md5s}  # fmt: skip
+    write_json(args.out / f"{args.kind}.json", content)
+    print(f"written to {printable(args.out)}; {args.kind}.json there says what it was made of")
 
 
 def _described(report: SplitReport) -> str:

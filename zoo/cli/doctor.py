@@ -32,7 +32,7 @@ def _versions() -> dict[str, str]:
     from zoo.report.environment import describe_environment
 
     described = describe_environment(torch.device("cpu"))
-    names = ("zoo", "commit", "python", "torch", "torchvision", "platform")
+    names = ("zoo", "commit", "python", "torch", "torchvision", "pillow", "libjpeg", "platform")
     return {name: str(described[name] or "not known") for name in names}
 
 

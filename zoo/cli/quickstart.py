@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
     from zoo.engine.task import Result
+    from zoo.report.cost import CostMeter
+    from zoo.report.seeds import SeedRun
     from zoo.scoring import LoadedNetwork
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
@@ -57,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     from zoo.data.sample import unpack_sample
     from zoo.data.scenes import unpack_scenes
     from zoo.engine.process import open_process
+    from zoo.report.cost import CostMeter
+    from zoo.report.seeds import seeds_table
     from zoo.report.tables import results_table
+    from zoo.training import seed_configs
 
     experiment, default_dir = EXPERIMENTS[args.task], LOG_DIRS[args.task]
     if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
@@ -66,16 +71,21 @@ def run(args: argparse.Namespace) -> int:
     config = load_experiment(experiments_dir() / f"{experiment}.json")
     configs = {args.log_dir or default_dir: config}
     if args.seed is not None:
-        folders = [args.log_dir or default_dir.with_name(f"{default_dir.name}-seed{seed}") for seed in args.seed]
-        seeds = [config.model_copy(update={"seed": seed}) for seed in args.seed]
-        configs = dict(zip(folders, seeds, strict=True))
+        configs = seed_configs(config, default_dir, args.seed)
+        if args.log_dir is not None:
+            configs = {args.log_dir: next(iter(configs.values()))}
     with open_process() as process:
+        cost = CostMeter(process.device, process.world_size)
         runs = [_train_and_score(config, log_dir, data, process) for log_dir, config in configs.items()]
         if process.is_main:
+            by_protocol = _by_protocol(runs, list(configs))
             if args.json is not None:
-                _write_json(args, runs, process)
+                _write_json(args, runs, by_protocol, process, cost)
             results = [result for run in runs for result in run.results]
             tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
+            if len(runs) > 1:
+                labels = results[0].labels
+                tables += [f"{name}:\n\n{seeds_table(labels, seeds)}" for name, seeds in by_protocol.items()]
             _report(list(configs), data, "\n\n".join(filter(None, tables)), args.task)
     return 0
 
@@ -90,6 +100,17 @@ class Run(NamedTuple):
     results: Sequence[Result]
     seconds: float | None
     details: str
+
+
+def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list[SeedRun]]:
+    """Return the scores of all seeds by the name of the protocol."""
+    from zoo.report.seeds import SeedRun
+
+    seeds: dict[str, list[SeedRun]] = {}
+    for run, folder in zip(runs, folders, strict=True):
+        for result in run.results:
+            seeds.setdefault(result.protocol, []).append(SeedRun(run.seed, str(folder), result.scores()))
+    return seeds
 
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
@@ -150,9 +171,16 @@ def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Pr
     return [result], f"{log_dir}:\n\n{class_table(result, names)}"
 
 
-def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process) -> None:
+def _write_json(
+    args: argparse.Namespace,
+    runs: Sequence[Run],
+    by_protocol: Mapping[str, Sequence[SeedRun]],
+    process: Process,
+    cost: CostMeter,
+) -> None:
     from zoo.files import write_json
     from zoo.report.environment import describe_environment, warn_of_changes
+    from zoo.report.seeds import seeds_json
 
     warn_of_changes()
     words = ["zoo", "quickstart", *(["--task", args.task] if args.task != "classification" else [])]
@@ -162,7 +190,9 @@ def _write_json(args: argparse.Namespace, runs: Sequence[Run], process: Process)
         "benchmark": "quickstart",
         "command": shlex.join([*words, "--json", str(args.json)]),
         "environment": describe_environment(process.device),
+        "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],
+        "summary": {protocol: seeds_json(seeds)["summary"] for protocol, seeds in by_protocol.items()},
     }
     write_json(args.json, content)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 from pathlib import Path
 
-from zoo.cli.options import add_loader_options, add_process_options
-from zoo.errors import ConfigError, printable
+from zoo.cli.options import add_loader_options, add_process_options, whole_number
+from zoo.errors import EXIT_NOT_FINITE, ConfigError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "experiment's name)",
     )  # fmt: skip
     parser.add_argument(
+        "--seeds", metavar="N", type=whole_number, nargs="+",
+        help="train once with each of these seeds in place of the experiment's, each in a log folder of its own "
+        "(DIR-seedN), and write mean and spread of the scores to DIR-seeds.json",
+    )  # fmt: skip
+    parser.add_argument(
         "--overwrite", action="store_true", help="begin anew in a log folder that holds a run, which is removed"
     )
     parser.add_argument(
@@ -64,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--overwrite removes the run that --resume and --evaluate need; command line: leave out one of them"
         )
+    if args.seeds and (args.evaluate or args.resume not in (None, "auto")):
+        raise ConfigError(
+            "--seeds trains several runs, and --evaluate and --resume PATH are about one; command line: leave out one "
+            "of them, or continue the runs of all seeds with --resume auto"
+        )
     args.log_dir = args.log_dir or RUNS / Path(args.config).stem
     return _evaluate(args) if args.evaluate else _train(args)
 
@@ -71,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from zoo.config import load_experiment
     from zoo.engine.process import open_process
-    from zoo.training import TrainOptions, train_experiment
+    from zoo.report.seeds import seeds_table
+    from zoo.tasks import task_of
+    from zoo.training import TrainOptions, train_experiment, train_seeds
 
     config = load_experiment(args.config)
     options = TrainOptions(
@@ -85,8 +98,19 @@ def _train(args: argparse.Namespace) -> int:
         allow_world_size_change=args.allow_world_size_change,
     )
     with open_process(args.local_rank, args.dist_backend) as process:
-        train_experiment(config, args.data, args.log_dir, process, options)
-    return 0
+        if not args.seeds:
+            train_experiment(config, args.data, args.log_dir, process, options)
+            return 0
+        runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, _command(args))
+        if process.is_main:
+            print(seeds_table(task_of(config).labels, runs))
+    return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    words = ["zoo", "train", args.config, str(args.data), "--log-dir", str(args.log_dir)]
+    words += ["--weights", args.weights] if args.weights else []
+    return shlex.join([*words, "--seeds", *map(str, args.seeds)])
 
 
 def _evaluate(args: argparse.Namespace) -> int:

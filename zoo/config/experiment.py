@@ -108,6 +108,9 @@ class Training(Section):
     reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Log every so many steps how exactly reversible chains reconstruct their activations, which takes the memory that
     these chains save; 0: never."""
+    gradient_angle_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    """Log every so many steps the angle between the gradient with reconstructed activations and that with stored ones,
+    which takes the memory that reversible chains save, and the time of two more steps; 0: never."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a complaint about a budget without a compiler to keep it."""
@@ -276,11 +279,14 @@ class Experiment(Section):
     def digest(self) -> str:
         """Return the sha256 of all settings, defaults included, without the ``expected`` scores.
 
-        A ``segmentation`` that is null does not count, so that classification keeps the digests of earlier versions.
+        A ``segmentation`` that is null and a ``training.gradient_angle_meter`` of 0 do not count, so that experiments
+        keep the digests of earlier versions.
         """
         settings = self.model_dump(mode="json", exclude={"expected"})
         if self.segmentation is None:
             del settings["segmentation"]
+        if not self.training.gradient_angle_meter:
+            del settings["training"]["gradient_angle_meter"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

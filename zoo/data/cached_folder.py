@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import glob
 import hashlib
 import os
 import shutil
@@ -28,7 +29,7 @@ def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cach
     DataError when the folder cannot be written.
     """
     tree = (cache or cache_dir()) / name
-    _remove_leftovers(tree)
+    remove_leftovers(tree)
     if not is_intact(tree, made_of):
         try:
             _install(tree, build, made_of)
@@ -48,9 +49,9 @@ def is_intact(tree: Path, made_of: bytes) -> bool:
         return False
 
 
-def _remove_leftovers(tree: Path) -> None:
-    """Remove the temporary folders of processes that were killed; a young one may be in use by another process."""
-    for folder in tree.parent.glob(f".{tree.name}-{'?' * 8}"):  # as tempfile names them
+def remove_leftovers(tree: Path) -> None:
+    """Remove the temporary folders of killed processes beside ``tree``; a young one may belong to a running process."""
+    for folder in tree.parent.glob(f".{glob.escape(tree.name)}-{'?' * 8}"):  # as tempfile names them
         with suppress(OSError):  # another process removes it, too
             if time.time() - folder.stat().st_mtime > STALE_S:
                 shutil.rmtree(folder)

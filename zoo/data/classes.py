@@ -102,7 +102,8 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     known. A network with 1000 outputs is then taken for one of ImageNet if the folders are called like classes of
     ImageNet. Otherwise there have to be as many folders as outputs; they are numbered in the order of their names, as
     in training, and this is logged. A folder of an ImageNet class may be called by its wnid ("n02123045") or by its
-    name in torchvision ("tabby"). If names are known, the folders of some classes may be missing.
+    name in torchvision ("tabby"); 1000 folders called 0 to 999, as those of ImageNet-V2, are the classes of these
+    numbers. If names are known, the folders of some classes may be missing.
 
     Raises DataError for a folder that is no class of the network, for two folders that are the same class, for a name
     that two classes have, and for another number of folders if no names are known.
@@ -128,10 +129,19 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
 
 
 def _are_of_imagenet(folders: Sequence[str]) -> bool:
-    """Return whether one folder is called by a wnid, or at least half by names of ImageNet; some may be misspelt."""
+    """Return whether folders are called as classes of ImageNet: one by a wnid, half by names, or all by numbers.
+
+    Some names may be misspelt.
+    """
     names = set(imagenet_names())
     by_name = sum(folder in names for folder in folders)
-    return not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)
+    is_named = not set(imagenet_wnids()).isdisjoint(folders) or 2 * by_name >= len(folders)
+    return is_named or _are_imagenet_numbers(folders)
+
+
+def _are_imagenet_numbers(folders: Sequence[str]) -> bool:
+    """Return whether the folders are called 0 to 999, as those of ImageNet-V2; their order is "0", "1", "10", "100"."""
+    return set(folders) == {str(number) for number in range(NUM_IMAGENET)}
 
 
 def _check_number(images: ImageDataset, num_outputs: int) -> None:
@@ -148,6 +158,8 @@ def _check_number(images: ImageDataset, num_outputs: int) -> None:
 
 def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDataset) -> list[int]:
     outputs = {name: output for output, name in enumerate(names)}
+    if tuple(names) == imagenet_wnids() and _are_imagenet_numbers(folders):
+        return [int(folder) for folder in folders]
     if not outputs.keys() >= set(folders):
         outputs = {**_outputs_by_imagenet_name(folders, outputs, images.root), **outputs}
     unknown = [folder for folder in folders if folder not in outputs]

@@ -26,16 +26,20 @@ class ValidationSet:
     - `folder`: the folder of the images.
     - `images`: number of images.
     - `classes`: number of their classes.
+    - `per_class`: the fewest and the most images of a class.
     - `digest`: sha256 of their names and sizes.
     - `difference`: what distinguishes them from the ImageNet validation set, None if they are that set.
+    - `is_part`: whether all of them belong to the ImageNet validation set by their names, but others are missing.
     - `fault`: why there are no images, None if there are; if it is given, all other fields are empty.
     """
 
     folder: str
     images: int = 0
     classes: int = 0
+    per_class: tuple[int, int] = (0, 0)
     digest: str | None = None
     difference: str | None = None
+    is_part: bool = False
     fault: str | None = None
 
     @property
@@ -47,13 +51,24 @@ class ValidationSet:
 def describe_validation_set(data: Path) -> ValidationSet:
     """Return a description of ``data``/val. If the folder cannot be used, ``fault`` says why.
 
-    ImageNet is recognised by names alone: 1000 folders called like n01440764 with 50 images each, whose files are
-    called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000.
+    ImageNet is recognised by names and counts alone: 1000 folders called like n01440764 with 50 images each, whose
+    files are called ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000. Some of these files in such folders are a part
+    of it. What is in the files is not looked at.
     """
     folder = data / "val"
     try:
         scan = scan_folder(folder, allow_empty_classes=True)
-        return ValidationSet(str(folder), len(scan.names), len(scan.classes), _digest(scan), _difference(scan))
+        per_class = Counter(scan.targets)
+        counts = [per_class[target] for target in range(len(scan.classes))]
+        return ValidationSet(
+            str(folder),
+            len(scan.names),
+            len(scan.classes),
+            (min(counts), max(counts)),
+            _digest(scan),
+            _difference(scan),
+            _is_part(scan),
+        )
     except DataError as error:
         return ValidationSet(str(folder), fault=str(error))
 
@@ -76,10 +91,21 @@ def _difference(scan: Scan) -> str | None:
         return f"class folders are not called like n01440764: {listed(strange, 3)}"
     if set(Counter(scan.targets).values()) != {NUM_IMAGES // NUM_CLASSES}:
         return f"not every class has {NUM_IMAGES // NUM_CLASSES} images"
-    numbers = [IMAGE_NAME.match(os.path.basename(name)) for name in scan.names]
-    if {int(match[1]) for match in numbers if match} != set(range(1, NUM_IMAGES + 1)):
+    if set(map(validation_number, scan.names)) != set(range(1, NUM_IMAGES + 1)):
         return f"its files are not called ILSVRC2012_val_00000001 to ILSVRC2012_val_{NUM_IMAGES:08}"
     return None
+
+
+def _is_part(scan: Scan) -> bool:
+    numbers = set(map(validation_number, scan.names))
+    are_different = len(numbers) == len(scan.names) < NUM_IMAGES and numbers <= set(range(1, NUM_IMAGES + 1))
+    return are_different and all(map(CLASS_NAME.fullmatch, scan.classes))
+
+
+def validation_number(name: bytes) -> int | None:
+    """Return the number of an image of the ImageNet validation set by its file's name, None for another image."""
+    match = IMAGE_NAME.match(os.path.basename(name))
+    return int(match[1]) if match else None
 
 
 def _digest(scan: Scan) -> str:

@@ -20,7 +20,7 @@ from zoo.engine.meters import Reading, reconstruction_errors
 from zoo.engine.optim import clamp_notice, lr_factor, set_lr
 from zoo.engine.reporting import Log, Pace, metrics_since
 from zoo.engine.state import TrainState, settle_buffers
-from zoo.engine.step import StepBatch, train_step
+from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
@@ -123,6 +123,7 @@ def _train_epoch(run: _Run) -> None:
         for batch in run.pace.timed(run.train_loader):
             lr = _set_lr(run)
             step_batch = _prepared(run, batch)
+            _meter_gradient_angle(run, step_batch)
             with _reconstruction_metered(run):
                 train_step(state, step_batch)
             advance(1)
@@ -169,6 +170,13 @@ def _reconstruction_metered(run: _Run) -> Iterator[None]:
     with reconstruction_errors(state.model) as errors:
         yield
     run.log.reconstruction(state.step, errors)
+
+
+def _meter_gradient_angle(run: _Run, batch: StepBatch) -> None:
+    """Log the angle between the gradients of the coming step, if the settings ask for it in this step."""
+    state, every_steps = run.state, run.state.config.training.gradient_angle_meter
+    if every_steps and (state.step + 1) % every_steps == 0:
+        run.log.gradient_angle(state.step + 1, gradient_angle(state, batch))
 
 
 def _set_lr(run: _Run) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zoo.config import Training
 from zoo.errors import ConfigError
+from zoo.ops.context import RandomState
 
 COUNT, SKIPPED, FIRST_BAD = -3, -2, -1  # the places behind the counts of the task
 NO_BAD_STEP = -1
@@ -141,16 +143,21 @@ def _of_all_ranks(sums: Tensor, loss: float, first_bad: int) -> tuple[Tensor, li
     return packed[2 * world_size :], losses.view(torch.float64).tolist(), first_bads.tolist()
 
 
-def check_meter(model: nn.Module, every_steps: int) -> None:
-    """Raise ConfigError if reconstruction errors are to be measured in a ``model`` that reconstructs nothing.
+def check_meters(model: nn.Module, settings: Training) -> None:
+    """Raise ConfigError if reconstruction is to be measured in a ``model`` that reconstructs nothing."""
+    if not all(chain.store for chain in _chains(model).values()):
+        return
+    for meter in ("reconstruction_meter", "gradient_angle_meter"):
+        if every_steps := getattr(settings, meter):
+            raise ConfigError(
+                f"training.{meter} = {every_steps}: this network reconstructs no activations; remove the key, "
+                'or use a revnet*, irevnet* or revnext* with network.memory "auto"'
+            )
 
-    ``every_steps``: they are measured in every so many steps, or never if it is 0.
-    """
-    if every_steps and not any(hasattr(module, "meter") and not module.store for module in model.modules()):
-        raise ConfigError(
-            f"training.reconstruction_meter = {every_steps}: this network reconstructs no activations; remove the key, "
-            'or use a revnet*, irevnet* or revnext* with network.memory "auto"'
-        )
+
+def _chains(model: nn.Module) -> dict[str, Any]:
+    """Return the chains of reversible blocks or invertible layers in a ``model`` by their names."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "meter")}
 
 
 @contextmanager
@@ -162,7 +169,7 @@ def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
     context a backward pass needs the memory of stored activations, to compare with, and waits for the device.
     """
     errors: dict[str, float] = {}
-    chains: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "meter")}
+    chains = _chains(model)
     # A chain may report the parts of a block one by one, from the last to the first. The first part's input, which is
     # reported last and stays, is the input of the block.
     for name, chain in chains.items():
@@ -173,3 +180,45 @@ def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
     finally:
         for chain in chains.values():
             chain.meter = None
+
+
+def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store: bool) -> list[Tensor]:
+    """Return the gradient of the sum of ``losses`` for each trained parameter; everything else stays as it is.
+
+    Running statistics and random numbers are those from before. With ``store`` the reversible chains keep their
+    activations, without it they do what they do in training. ``losses`` runs the model; each loss is one that backward
+    has not run through.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    chains, random_state = _chains(model).values(), RandomState.now(parameters[0])
+    buffers, stores = {name: buffer.clone() for name, buffer in model.named_buffers()}, [c.store for c in chains]
+    total: list[Tensor] = []
+    try:
+        for chain in chains:
+            chain.store = chain.store or store
+        for loss in losses():
+            of_loss = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            total = [a + b for a, b in zip(total, of_loss, strict=True)] if total else list(of_loss)
+    finally:
+        for chain, stored in zip(chains, stores, strict=True):
+            chain.store = stored
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        random_state.restore()
+    return total
+
+
+def angle_between(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the angle between two vectors in degrees, each given in parts; NaN if one is 0 or not finite.
+
+    It is 2 arcsin(|u - v| / 2) of the unit vectors, in float64, and exact for small angles too.
+    """
+    pairs = [(u.detach().cpu().double(), v.detach().cpu().double()) for u, v in zip(first, second, strict=True)]
+    u_norm, v_norm = (
+        math.sqrt(sum(float(part.square().sum()) for part in parts)) for parts in zip(*pairs, strict=True)
+    )
+    if not 0 < u_norm * v_norm < math.inf:
+        return math.nan
+    distance = math.sqrt(sum(float((u / u_norm - v / v_norm).square().sum()) for u, v in pairs))
+    return math.degrees(2 * math.asin(min(1.0, distance / 2)))

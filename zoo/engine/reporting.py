@@ -90,6 +90,9 @@ class Log(Protocol):
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
 
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
+
     def parameters(self, step: int, model: nn.Module) -> None:
         """Offer the raw model's parameters for histograms; called at each log interval."""
 

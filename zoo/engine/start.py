@@ -13,7 +13,7 @@ from torch import nn
 from zoo.config import Experiment, Network, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.agreement import ABSENT, differing_keys
-from zoo.engine.meters import check_meter
+from zoo.engine.meters import check_meters
 from zoo.engine.process import Process, seed_everything
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
@@ -24,7 +24,7 @@ from zoo.weights import NetworkRecord, load_weights
 
 AUTO = "auto"
 # Prefixes of the keys that may differ on a resume because they do not affect the computation. All others must match.
-HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter")
+HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter", "training.gradient_angle_meter")
 # What Python and torch raise when a checkpoint file holds something unexpected under one of its keys.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
@@ -61,7 +61,7 @@ def start(
     resumed = find_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     model = build(config.network)
-    check_meter(model, config.training.reconstruction_meter)
+    check_meters(model, config.training)
 
     # A run begins from the first of these that exists: its own checkpoint, so that the same command line continues it
     # as often as it is interrupted; the given weights; random weights.

@@ -43,6 +43,8 @@ class Result(ABC):
     - `count`: number of images that were scored.
     - `skipped`: number of images that could not be read and are in no average.
     - `protocol`: name of the way in which the images were scored.
+    - `val`: the images that there are, of which a limit may have left some out: their number, that of their classes,
+      and a digest of their names; None for the validations of a training, whose log has it once.
     """
 
     labels: ClassVar[Mapping[str, str]]
@@ -50,10 +52,15 @@ class Result(ABC):
     count: int
     skipped: int
     protocol: str
+    val: Mapping[str, Any] | None
 
     def scores(self) -> dict[str, float]:
         """Return the scores by name, percent."""
         return {name: getattr(self, name) for name in self.labels}
+
+    def standard_errors(self) -> dict[str, float]:
+        """Return the standard errors by the names of the scores, in points; none for scores that have none."""
+        return {}
 
     @property
     def score(self) -> float:
@@ -67,12 +74,20 @@ class Result(ABC):
 
     def record(self) -> dict[str, Any]:
         """Return the numbers of a line of the metrics file, by their published names."""
-        return asdict(self)  # type: ignore[call-overload]
+        numbers: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        del numbers["val"]
+        return numbers
 
     def to_json(self, weights_md5: str | None, environment: dict[str, Any]) -> dict[str, Any]:
         """Return the contents of a result file; a loss that is not finite becomes null (JSON has no NaN)."""
-        loss = self.loss if math.isfinite(self.loss) else None
-        return {**self.record(), "loss": loss, "weights_md5": weights_md5, "environment": environment}
+        return {
+            **self.record(),
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "standard_errors": self.standard_errors(),
+            "val": self.val,
+            "weights_md5": weights_md5,
+            "environment": environment,
+        }
 
 
 class Task(ABC):

@@ -89,6 +89,10 @@ class Board:
         for name, error in errors.items():
             self._writer.add_scalar(f"reconstruction/{name}", error, step)
 
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        """Write reconstruction/gradient_angle_degrees at the optimizer step."""
+        self._writer.add_scalar("reconstruction/gradient_angle_degrees", degrees, step)
+
     def parameters(self, step: int, model: nn.Module) -> None:
         """Write histograms of the parameters whose names contain ``fc`` or ``bn_out``, as published."""
         for name, parameter in model.named_parameters():

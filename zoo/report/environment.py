@@ -6,11 +6,14 @@ import functools
 import logging
 import platform
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
+from PIL import features
 
 from zoo.engine.program import version_of
+from zoo.ops.abn import backend
 
 logger = logging.getLogger(__name__)
 
@@ -19,19 +22,35 @@ DIRTY = "-dirty"
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
-    """Return versions, the names of device and CPU, the number of threads and the commit, ready for JSON."""
+    """Return all that a result on ``device`` depends on beside its command, and the date, ready for JSON.
+
+    Files that were written before a key was added lack it: read it with ``.get``. None where something is not there, or
+    does not count on this device.
+    """
+    on_gpu = device.type == "cuda"
     return {
         "zoo": version_of("zoo"),
         "commit": checkout_commit(),
+        "date": utc_now(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version_of("torchvision"),
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "pillow": version_of("Pillow"),
+        "libjpeg": libjpeg_version(),
+        "cuda": torch.version.cuda if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "tf32": tf32_settings() if on_gpu else None,
+        "norms": backend.name_for(device),
         "platform": platform.platform(),
         "device": device_name(device),
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
     }
+
+
+def utc_now() -> str:
+    """Return date and time in UTC, to the second, as ISO 8601 has them."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @functools.cache
@@ -63,6 +82,20 @@ def warn_of_changes() -> None:
     if commit is not None and commit.endswith(DIRTY):
         logger.warning("the checkout has changes, so that results will name the commit %s, which nobody can check out: "
                        "commit first if they are to be kept", commit)  # fmt: skip
+
+
+def libjpeg_version() -> str | None:
+    """Return name and version of the library that decodes JPEG; another one gives other pixels."""
+    name = "libjpeg-turbo" if features.check_feature("libjpeg_turbo") else "libjpeg"
+    version = features.version_feature("libjpeg_turbo") or features.version_codec("jpg")
+    return None if version is None else f"{name} {version}"
+
+
+def tf32_settings() -> str:
+    """Return for what a GPU may round float32 to TF32, which keeps 10 of 23 bits."""
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    uses = {"matrix products": torch.backends.cuda.matmul, "convolutions": convolutions}
+    return ", ".join(f"{what} {'on' if used.fp32_precision == 'tf32' else 'off'}" for what, used in uses.items())
 
 
 def device_name(device: torch.device) -> str:

@@ -39,8 +39,10 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
             with writable(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(_only_run_in(folder))
-                if not continues:
-                    _clear(folder, overwrite)
+                if overwrite and not continues:
+                    _clear(folder)
+                elif not continues:
+                    check_unused(folder)
                 remove_leftovers(folder)
 
         process.on_main(claim)
@@ -91,17 +93,21 @@ def _only_run_in(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _clear(folder: Path, overwrite: bool) -> None:
+def check_unused(folder: Path) -> None:
+    """Raise ConfigError for a log folder that holds a run; it need not exist."""
     checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
-    if checkpoints and not overwrite:
+    if checkpoints:
         raise ConfigError(
             f"the folder holds an earlier run ({listed(checkpoints)}); {printable(folder)}: continue it with --resume "
             "auto, replace it with --overwrite, or give another --log-dir"
         )
-    if overwrite:
-        for pattern in RUN_FILES:
-            for path in folder.glob(pattern):
-                path.unlink()
+
+
+def _clear(folder: Path) -> None:
+    """Remove all files that a run leaves."""
+    for pattern in RUN_FILES:
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def write_settings(folder: Path, config: Experiment) -> None:

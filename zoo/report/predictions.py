@@ -1,4 +1,4 @@
-"""Files of predictions: a CSV line per image, to compare runs, and a sheet of images above their classes."""
+"""Files of predictions: a CSV line per image, written and read, and a sheet of images above their classes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from zoo.errors import DataError, brief, printable
 from zoo.files import write_bytes, write_text
-from zoo.tasks.prediction import Prediction
+from zoo.tasks.prediction import TOP, Prediction
 
 TILE_PX = 192
 MARGIN_PX = 8
 LINE_PX = 14
 MAX_COLUMNS = 6
 PAPER, INK = "white", "black"
+_REMEDY = "give a file that zoo validate --predictions has written"
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
@@ -35,6 +37,39 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     for line in lines:
         writer.writerow([line.path, line.target, *line.classes, *(f"{value:.6f}" for value in line.probabilities)])
     write_text(path, text.getvalue())
+
+
+def read_predictions(path: Path) -> dict[str, Prediction]:
+    """Return the predictions of a file as `write_predictions` writes it, by the paths of the images.
+
+    The probabilities are not read. Raises DataError, with the line, for a file that is anything else, and for an image
+    that stands there twice.
+    """
+    found: dict[str, Prediction] = {}
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            places = [header.index(name) for name in (f"class{n}" for n in range(1, TOP + 1)) if name in header]
+            missing = [name for name in ("path", "target", "class1") if name not in header]
+            if missing:
+                raise DataError(f"the column {missing[0]} is missing; {printable(path)}: {_REMEDY}")
+            name, target = header.index("path"), header.index("target")
+            for cells in reader:
+                line = f"{printable(path)}, line {reader.line_num}"
+                numbers = [cells[place] for place in (target, *places)] if len(cells) == len(header) else [""]
+                if not all(map(str.isdecimal, numbers)):
+                    raise DataError(f"a line has no path, target and classes; {line}: {_REMEDY}")
+                if cells[name] in found:
+                    raise DataError(f"{brief(cells[name])} stands there twice; {line}: {_REMEDY}")
+                true_class, *classes = map(int, numbers)
+                found[cells[name]] = Prediction(cells[name], true_class, tuple(classes), ())
+    except (OSError, csv.Error, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"the predictions cannot be read: {reason}; {printable(path)}: {_REMEDY}") from error
+    if not found:
+        raise DataError(f"there are no predictions; {printable(path)}: {_REMEDY}")
+    return found
 
 
 def image_grid(images: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
+from zoo.errors import ConfigError, printable
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
+from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import METRICS_FILE, writable, write_settings
 from zoo.tasks import task_of
@@ -126,6 +128,7 @@ class RunLog:
         self._progress: Progress | None = None
         self._board: Board | None = None
         self._metrics: JsonLines | None = None
+        self._cost: CostMeter | None = None
         self._num_lost = 0
         with writable(log_dir), ExitStack() as opened:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -148,6 +151,8 @@ class RunLog:
         if error is not None:
             reason = f"stopped: {type(error).__name__}: {error}"
             logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
+        if self._cost is not None:
+            self._add_line("end", **self._cost.read())
         if self._metrics is not None:
             self._write(self._metrics.close)
         if self._board is not None:
@@ -157,11 +162,12 @@ class RunLog:
         logging.getLogger("zoo").removeHandler(self._text)
         self._text.close()
 
-    def begin(self, step: int, device: torch.device, world_size: int) -> None:
-        """Record the settings and the machine, and with ``step`` > 0 that a run is resumed after that many steps.
+    def begin(self, step: int, device: torch.device, world_size: int, images: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record settings, machine and ``images``, and with ``step`` > 0 that a run is resumed after that many steps.
 
-        TensorBoard then hides what the interrupted run had written beyond this step. ConfigError if the settings
-        cannot be written.
+        ``images`` are those to train on ("train") and to validate on ("val"), each with their number, that of their
+        classes, and a digest of their names: the settings do not tell a part of a data set from all of it. TensorBoard
+        hides what an interrupted run had written beyond this step. ConfigError if the settings cannot be written.
         """
         if not self._is_main:
             return
@@ -171,8 +177,10 @@ class RunLog:
             step=step,
             world_size=world_size,
             config_digest=self._config.digest(),
+            images=images,
             environment=describe_environment(device),
         )
+        self._cost = CostMeter(device, world_size)
         with writable(self._log_dir):
             self._board = Board(self._log_dir, self._config, step)
 
@@ -215,6 +223,8 @@ class RunLog:
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
             )
         self._add_line("train", **metrics.record())
+        if self._cost is not None:
+            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
 
@@ -222,6 +232,8 @@ class RunLog:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
         logger.info("%s", _validation_line(epoch, result, is_best))
         self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
+        if self._cost is not None:
+            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
@@ -241,10 +253,35 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.reconstruction, step, errors))
 
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
+        self._add_line("gradient_angle", step=step, degrees=degrees)
+        if self._board is not None:
+            self._write(partial(self._board.gradient_angle, step, degrees))
+
     def parameters(self, step: int, model: nn.Module) -> None:
         """Record histograms of the classifier and of the last norm, if they were asked for."""
         if self._board is not None and self._histograms:
             self._write(partial(self._board.parameters, step, model))
+
+
+def validation_after(log_dir: Path, epoch: int) -> dict[str, Any]:
+    """Return the last record of the validation after ``epoch`` (from 0); ConfigError if the log of a run has none."""
+    path = log_dir / METRICS_FILE
+    found: dict[str, Any] | None = None
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if (record["event"], record.get("epoch")) == ("validation", epoch):
+                found = record
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the scores of a run cannot be read ({error}); {printable(path)}") from error
+    if found is None:
+        raise ConfigError(
+            f"the log has no validation after epoch {epoch + 1}; {printable(path)}: score the run's checkpoint with "
+            "zoo validate"
+        )
+    return found
 
 
 def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
@@ -262,7 +299,8 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 
 def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
-    scores = [f"{label} {result.scores()[key]:.2f}" for key, label in result.labels.items()]
+    errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"

@@ -25,20 +25,34 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
     return "\n".join(_line(line, widths, numeric) for line in lines)
 
 
+def number_text(value: Cell) -> str:
+    """Return a number with four digits, a whole one below 1e9 with all of them; words as they are, None as "".
+
+    Numbers from 10,000 on are written with commas, and very large or small ones with their power of ten.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return str(value) if isinstance(value, int) and abs(value) < 1e4 else f"{value:.4g}"
+
+
 def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:
     """Return a Markdown table with a row per result, of one task, each followed by the expected score if there is one.
 
-    Raises IndexError without a result.
+    Behind the scores are the standard errors of those that have one, in points. Raises IndexError without a result.
     """
+    names, with_error = results[0].labels, list(results[0].standard_errors())
     rows: list[list[Cell]] = []
     for result in results:
-        rows.append([title, result.protocol, *result.scores().values(), result.loss, result.count, result.skipped])
+        measured = [*result.scores().values(), *result.standard_errors().values()]
+        rows.append([title, result.protocol, *measured, result.loss, result.count, result.skipped])
         score = expected.scores.get(result.expected_as) if expected else None
         if expected and score:
-            published = [getattr(score, name, None) for name in result.labels]
+            published = [getattr(score, name, None) for name in names] + [None] * len(with_error)
             rows.append([f"expected: {expected.source}", result.protocol, *published, None, None, None])
-    labels = [f"{label} %" for label in results[0].labels.values()]
-    return markdown_table(["network", "protocol", *labels, "loss", "images", "left out"], rows)
+    headers = [*(f"{label} %" for label in names.values()), *(f"± {names[name]}" for name in with_error)]
+    return markdown_table(["network", "protocol", *headers, "loss", "images", "left out"], rows)
 
 
 def _is_numeric(column: Sequence[Cell]) -> bool:

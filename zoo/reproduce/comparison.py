@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+from zoo.reproduce.published_numbers import PublishedNumber
 
 Value = float | str | None
-Kind = Literal["printed", "derived", "authors' log", "read off a figure"]
+State = Literal[
+    "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run", "nothing published"
+]
 
 
-@dataclass(frozen=True)
-class PublishedValue:
-    """A number or statement of a paper or its authors.
+class Verdict(NamedTuple):
+    """What follows from a published and a measured number.
 
     Args:
-    - `value`: the number, or the words that stand in its place ("rises").
-    - `kind`: "printed" in the text or a table of the paper; "derived" from what is printed; "authors' log" for an
-      output that the authors' public code has kept; "read off a figure", which is only as exact as the eye.
-    - `place`: where the value is found, such as "Table 3".
+    - `state`: "reproduced"; "off"; "underpowered" where the images or the runs are too few for the claim; "needs data"
+      or "needs training" where a command measures it that needs more than this package; "not built" where this package
+      has nothing that could; "not run" where a command that needs nothing else has not been run; "nothing published"
+      for a number that the paper does not have.
+    - `reason`: how far the numbers are apart, the command, or why there is none.
     """
 
-    value: float | str
-    kind: Kind
-    place: str
+    state: State
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Return both in words."""
+        if not self.reason or self.reason.startswith(self.state):
+            return self.reason or self.state
+        return f"{self.state}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -33,16 +42,32 @@ class Comparison:
     Args:
     - `what`: what the number measures.
     - `published`: None where nothing was published.
-    - `measured`: None where nothing was measured; ``verdict`` then says why.
+    - `measured`: None where nothing was measured; the verdict then says why.
     - `unit`: unit of both numbers.
     - `verdict`: how far the measured number is from the published one.
+    - `n`: the runs or repetitions whose mean or median was taken; 1 for a number that is the same each time.
+    - `spread`: in the same unit: the standard error of a mean accuracy, the interquartile range of times; None where
+      nothing varies or it is not known.
+    - `weights_md5`: digest of the weights that were scored, if any.
+    - `data`: fingerprint of the images that were scored, if any.
+    - `environment`: that of the training runs or of the report that the number was read from; None where it was
+      measured now.
+    - `date`: when the number was measured, where it was read from a report that says so.
+    - `command`: what measured it, where it was read from a report that says so.
     """
 
     what: str
-    published: PublishedValue | None
+    published: PublishedNumber | None
     measured: Value
     unit: str
-    verdict: str
+    verdict: Verdict
+    n: int = 1
+    spread: float | None = None
+    weights_md5: str = ""
+    data: str = ""
+    environment: Mapping[str, Any] | None = None
+    date: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,74 +120,61 @@ class Section:
     seconds: float = 0.0
 
 
-def compare(what: str, published: PublishedValue, measured: float, unit: str, tolerance: float) -> Comparison:
+def compare(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
     """Return the comparison whose verdict is the relative difference; ``tolerance`` is relative too."""
-    difference = measured / float(published.value) - 1
-    return Comparison(what, published, measured, unit, within(difference, tolerance))
+    return Comparison(what, published, measured, unit, within(measured / published.number - 1, tolerance))
 
 
-def within(difference: float, tolerance: float) -> str:
+def within(difference: float, tolerance: float) -> Verdict:
     """Return the verdict on a relative difference."""
-    return f"within {100 * tolerance:g} %" if abs(difference) <= tolerance else off_by(difference)
+    if abs(difference) <= tolerance:
+        return Verdict("reproduced", f"within {100 * tolerance:g} %" if tolerance else "equal")
+    return off_by(difference)
 
 
-def off_by(difference: float) -> str:
+def off_by(difference: float) -> Verdict:
     """Return the verdict on a relative difference that is too large."""
-    return f"off by {100 * difference:+.1f} %"
+    return Verdict("off", f"off by {100 * difference:+.1f} %")
 
 
-def compare_decades(what: str, published: Sequence[PublishedValue], measured: Sequence[float]) -> Comparison:
-    """Return the comparison of values that span decades, so that only a factor of more than 2 matters.
-
-    There is one value, or there are two, the first and the last of a curve, and each gets a verdict.
-    """
-    verdicts = [_by_factor(ours / float(theirs.value)) for ours, theirs in zip(measured, published, strict=True)]
-    if len(set(verdicts)) > 1:
-        verdicts = [f"{end} {verdict}" for end, verdict in zip(("first", "last"), verdicts, strict=True)]
-    theirs, ours = (" to ".join(f"{value:.2g}" for value in values)
-                    for values in ([float(p.value) for p in published], measured))  # fmt: skip
-    joined = replace(published[0], value=theirs)
-    return Comparison(what, joined, ours, "", ", ".join(dict.fromkeys(verdicts)))
-
-
-def _by_factor(factor: float) -> str:
+def compare_decades(what: str, published: PublishedNumber, measured: float) -> Comparison:
+    """Return the comparison of values that span decades, so that only a factor of more than 2 matters."""
+    factor = measured / published.number
     if 0.5 <= factor <= 2:
-        return "within a factor of 2"
-    return "higher" if factor > 1 else "lower"
+        verdict = Verdict("reproduced", "within a factor of 2")
+    else:
+        verdict = Verdict("off", f"off by a factor of {factor:.2g}")
+    return Comparison(what, published, measured, "", verdict)
 
 
-def compare_minimum(what: str, published: PublishedValue, measured: float, unit: str) -> Comparison:
+def compare_minimum(what: str, published: PublishedNumber, measured: float, unit: str) -> Comparison:
     """Return the comparison of a ratio that should be at least as large as the published one."""
-    difference = measured / float(published.value) - 1
-    return Comparison(what, published, measured, unit, "reached" if difference >= 0 else off_by(difference))
-
-
-def compare_with_axis(what: str, top: PublishedValue, measured: float, unit: str) -> Comparison:
-    """Return the comparison of a curve's largest value with the ``top`` of the axis of the published plot.
-
-    It is for plots that show only that their curve stays within the axis.
-    """
-    verdict = "within the axis" if measured <= float(top.value) else "off: above the axis"
-    published = replace(top, value=f"axis to {top.value:g}")
+    difference = measured / published.number - 1
+    verdict = Verdict("reproduced", "at least as large") if difference >= 0 else off_by(difference)
     return Comparison(what, published, measured, unit, verdict)
 
 
-def compare_trend(what: str, published: PublishedValue, measured: Sequence[float], unit: str) -> Comparison:
-    """Return the comparison of a curve that, as published, "rises" or "falls" from its first value to its last.
+def compare_maximum(what: str, published: PublishedNumber, measured: float, unit: str, tolerance: float) -> Comparison:
+    """Return the comparison of bytes that should be at most those published; fewer bytes are not off."""
+    difference = measured / published.number - 1
+    verdict = within(difference, tolerance)
+    if difference < -tolerance:
+        verdict = Verdict("reproduced", f"less by {-100 * difference:.1f} %")
+    return Comparison(what, published, measured, unit, verdict)
 
-    The verdict says what the measured curve does.
-    """
-    first, last = measured[0], measured[-1]
-    direction = "rises" if last > first else "falls"
-    verdict = direction if direction == published.value else f"{direction}, not as published"
-    return Comparison(what, published, f"{first:.2g} to {last:.2g}", unit, verdict)
+
+def explain(comparison: Comparison, why: str) -> Comparison:
+    """Return the comparison with a further reason behind that of its verdict."""
+    verdict = comparison.verdict
+    reason = f"{verdict.reason}; {why}" if verdict.reason else why
+    return replace(comparison, verdict=verdict._replace(reason=reason))
 
 
 def unpublished(what: str, measured: Value, unit: str = "") -> Comparison:
     """Return the entry of a measured number that the paper does not have."""
-    return Comparison(what, None, measured, unit, "nothing published")
+    return Comparison(what, None, measured, unit, Verdict("nothing published"))
 
 
-def not_run(what: str, published: PublishedValue | None, unit: str, command: str) -> Comparison:
-    """Return the comparison of a number that was not measured; ``command`` would measure it."""
-    return Comparison(what, published, None, unit, f"not run: `{command}`")
+def not_measured(what: str, published: PublishedNumber | None, unit: str, verdict: Verdict) -> Comparison:
+    """Return the comparison of a number that was not measured; the verdict says why."""
+    return Comparison(what, published, None, unit, verdict)

@@ -4,30 +4,68 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
+from typing import Any, NamedTuple
 
-from zoo.reproduce.comparison import Comparison, Panel, PublishedValue, Section, not_run
-from zoo.reproduce.training_runs import TrainingRun
+from zoo.report.seeds import spread_of
+from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
+from zoo.reproduce.published_numbers import PublishedNumber
+from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
+from zoo.tasks import significance
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)
+# Training and validation images of the whole sets, by the number of classes: CIFAR-10 and 100, ImageNet.
+WHOLE_SETS = {10: (50_000, 10_000), 100: (50_000, 10_000), 1000: (1_281_167, 50_000)}
+UNKNOWN = "hours not known"
 ERRORS = (
-    "Test error in percent after the last epoch, mean of n finished runs. Its standard error is given twice: estimated "
-    "from the differences between the runs (from n = 2 on), and as expected from the number of images scored."
+    "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
+    "differences between the runs; for a single run it is what is expected from the number of images scored."
 )
-SETTING = f"{ERRORS} Close means within {CLOSE} points. Short experiments have no published counterpart."
+SETTING = (
+    f"{ERRORS} Reproduced: within {CLOSE} points, and twice the standard error is no more than that. Off: by more "
+    "than both. Underpowered: neither, or not all images of the data. A single run may be off by another "
+    f"{CLOSE} points, by which runs of the same settings are known to differ. Short experiments have no published "
+    "counterpart."
+)
+
+
+class StandardError(NamedTuple):
+    """Two estimates of the standard error of a mean accuracy, or of a difference between two, in points.
+
+    Args:
+    - `between`: from the differences between runs; None where one run alone was trained.
+    - `by_images`: what is expected from the number of images scored; None where that is not known.
+    """
+
+    between: float | None
+    by_images: float | None
+
+    @property
+    def best(self) -> float | None:
+        """The estimate from the runs, which were scored on the same images as the published network; or the other."""
+        return self.by_images if self.between is None else self.between
+
+    def __str__(self) -> str:
+        """Return both in words."""
+        text = "unknown between runs" if self.between is None else f"{self.between:.2f} between runs"
+        return text if self.by_images is None else f"{text}, {self.by_images:.2f} by the images"
 
 
 def report_errors(
     key: str,
     title: str,
-    published: Mapping[str, PublishedValue | None],
+    published: Mapping[str, PublishedNumber | None],
     runs: Sequence[TrainingRun],
     short: Sequence[str] = (),
+    duration: str = UNKNOWN,
 ) -> Section:
-    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs."""
+    """Return the test errors of the experiments in ``published``, and of those ``short`` ones that have runs.
+
+    ``duration`` says how long a training takes, for those that have no runs.
+    """
     section = Section(key, title, SETTING)
-    for name, error in published.items():
-        section.comparisons += errors_of(name, error, runs)
+    for name, number in published.items():
+        section.comparisons += errors_of(name, number, runs, duration)
     for name in short:
         section.comparisons += errors_of(name, None, runs) if any(run.experiment == name for run in runs) else []
     shown = [run for run in runs if run.experiment in {*published, *short}]
@@ -35,31 +73,86 @@ def report_errors(
     return section
 
 
-def errors_of(name: str, published: PublishedValue | None, runs: Sequence[TrainingRun]) -> list[Comparison]:
-    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store."""
+def errors_of(
+    name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str = UNKNOWN
+) -> list[Comparison]:
+    """Return the error of an experiment: of runs that reconstruct and, if there are any, of runs that store.
+
+    Where the published number is an accuracy ("top-1" in its quantity), it is the accuracy.
+    """
     comparisons = []
     for is_stored in (False, True):
         runs_of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
         if runs_of_kind or not is_stored:
-            comparisons.append(_error(name + ", stored" * is_stored, name, published, runs_of_kind))
+            comparisons.append(_score(name + ", stored" * is_stored, name, published, runs_of_kind, duration))
     return comparisons
 
 
-def _error(what: str, name: str, published: PublishedValue | None, runs: Sequence[TrainingRun]) -> Comparison:
+def _score(
+    what: str, name: str, published: PublishedNumber | None, runs: Sequence[TrainingRun], duration: str
+) -> Comparison:
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        started = max((len(run.epochs) for run in runs), default=0)
-        if not started:
-            return not_run(what, published, "%", command_of(name))
-        return Comparison(what, published, None, "%", f"not finished: {started} of {runs[0].num_epochs} epochs")
-    measured = 100 - mean(run.top1[-1] for run in finished)
-    what = f"{what} (n = {len(finished)}{_image_counts(finished)})"
+        return not_measured(what, published, "%", needs_training(name, runs, duration))
+    top1, error = mean(run.top1[-1] for run in finished), standard_error(finished)
+    measured = top1 if published is not None and "top-1" in published.quantity else 100 - top1
     if published is None:
-        verdict = "nothing published"
+        verdict = Verdict("nothing published", f"standard error {error}")
     else:
-        difference = measured - float(published.value)
-        verdict = f"within {CLOSE} points" if abs(difference) <= CLOSE else f"off by {difference:+.2f} points"
-    return Comparison(what, published, measured, "%", f"{verdict}; standard error {standard_error(finished)}")
+        verdict = judge(measured - published.number, finished)
+    what, facts = what + image_counts(finished), facts_of(finished)
+    return Comparison(what, published, measured, "%", verdict, len(finished), error.best, **facts)
+
+
+def facts_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return what a comparison says of the runs behind it: the machine, and the images."""
+    return {"environment": environment_of(runs), "data": data_of(runs)}
+
+
+def judge(difference: float, *groups: Sequence[TrainingRun], at_most: bool = False) -> Verdict:
+    """Return the verdict on a ``difference`` in points that is said to be none, or with ``at_most`` not to be positive.
+
+    It is that between the mean of a group of finished runs and a published number, or between the means of two groups.
+    """
+    error, num_single = standard_error(*groups), sum(len(runs) == 1 for runs in groups)
+    text = f"{difference:+.2f} points, standard error {error}"
+    missing = missing_images([run for runs in groups for run in runs])
+    if missing or error.best is None:
+        return Verdict("underpowered", f"{missing}; {text}" if missing else text)
+    doubled = 2 * math.hypot(error.best, CLOSE * math.sqrt(num_single))
+    return decide(difference if at_most else abs(difference), doubled, CLOSE, text)
+
+
+def decide(distance: float, doubled_error: float, tolerance: float, text: str) -> Verdict:
+    """Return the verdict on a ``distance`` that is known up to twice its standard error; ``text`` is its reason."""
+    if distance > max(tolerance, doubled_error):
+        return Verdict("off", f"off by {text}")
+    if distance <= tolerance and doubled_error <= tolerance:
+        return Verdict("reproduced", f"within {tolerance:g}: {text}")
+    return Verdict("underpowered", text)
+
+
+def missing_images(runs: Sequence[TrainingRun]) -> str:
+    """Return which runs were not trained or scored on the whole data; "" if all were on all of it."""
+    for run in runs:
+        counts = (run.num_training_images, run.num_validation_images)
+        whole = WHOLE_SETS[run.config.network.classes]
+        for done, count, whole_count in zip(("trained", "scored"), counts, whole, strict=True):
+            if count is None:
+                return f"the number of images {done} on is not recorded"
+            if count != whole_count:
+                return f"{done} on {count:,} of {whole_count:,} images"
+    return ""
+
+
+def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN) -> Verdict:
+    """Return the verdict on a number that a training of an experiment would give, with its command.
+
+    ``runs`` are unfinished ones of it; ``duration`` says how long it takes.
+    """
+    started = max(runs, key=lambda run: len(run.epochs), default=None)
+    done = "" if started is None else f"; a run has {len(started.epochs)} of {started.num_epochs} epochs"
+    return Verdict("needs training", f"`{command_of(experiment)}`, {duration}{done}")
 
 
 def command_of(experiment: str) -> str:
@@ -75,14 +168,9 @@ def error_curves(title: str, runs: Sequence[TrainingRun]) -> Panel:
     return Panel(title, "epoch", "test error, %", lines)
 
 
-def standard_error(*groups: Sequence[TrainingRun]) -> str:
-    """Return the standard error of a group's mean, or of the difference between the means of two, in points.
-
-    There are two estimates of it: from the differences between runs, and from the number of images scored.
-    """
-    between, by_images = _combined(map(_between_runs, groups)), _combined(map(_by_images, groups))
-    text = "unknown between runs" if between is None else f"{between:.2f} between runs"
-    return text if by_images is None else f"{text}, {by_images:.2f} by the images"
+def standard_error(*groups: Sequence[TrainingRun]) -> StandardError:
+    """Return the standard error of a group's mean, or of the difference between the means of two, in points."""
+    return StandardError(_combined(map(_between_runs, groups)), _combined(map(_by_images, groups)))
 
 
 def _combined(errors: Iterable[float | None]) -> float | None:
@@ -93,24 +181,23 @@ def _combined(errors: Iterable[float | None]) -> float | None:
 
 def _between_runs(runs: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of the mean over runs, in points; None for one run."""
-    return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs)) if len(runs) > 1 else None
+    return spread_of([run.top1[-1] for run in runs]).standard_error
 
 
 def _by_images(runs: Sequence[TrainingRun]) -> float | None:
     """Return the binomial standard error of a score, in points; None if not all runs scored the same number."""
     counts = {run.num_validation_images for run in runs}
     count = counts.pop()
-    share = mean(run.top1[-1] for run in runs) / 100
-    return 100 * math.sqrt(share * (1 - share) / count) if count and not counts else None
+    return significance.standard_error(mean(run.top1[-1] for run in runs), count) if count and not counts else None
 
 
-def _image_counts(runs: Sequence[TrainingRun]) -> str:
-    """Return the numbers of images that the runs were trained on and scored on, as far as they are known."""
-    text = ""
+def image_counts(runs: Sequence[TrainingRun]) -> str:
+    """Return the numbers of images that the runs were trained on and scored on in brackets, as far as known."""
+    texts = []
     for what, counts in (
         ("training", {run.num_training_images for run in runs}),
         ("validation", {run.num_validation_images for run in runs}),
     ):
         known = sorted(count for count in counts if count)
-        text += f", {' or '.join(f'{count:,}' for count in known)} {what} images" * bool(known)
-    return text
+        texts += [f"{' or '.join(f'{count:,}' for count in known)} {what} images"] if known else []
+    return f" ({', '.join(texts)})" if texts else ""

@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
-from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.report.cost import CostMeter
+from zoo.report.environment import describe_environment, utc_now, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
 from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
@@ -30,6 +30,7 @@ from zoo.weights.download import UnresolvedError
 #: Two measurements that agree in these are the same one.
 IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
 SHOWN = ("top1", "top5", "count", "environment", "finished")
+ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class ImageNetOptions:
     print_freq: int | None = 10
     out: Path = OUT
 
-    def command(self, model: str) -> str:
-        """Return the command that scores one of the models."""
-        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
+    def command(self, *models: str) -> str:
+        """Return the command that scores these models."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", *models]
         words += ["--protocols", *self.protocols] if self.protocols else []
         words += ["--out", str(self.out)] if self.out != OUT else []
         words += ["--limit", str(self.limit)] if self.limit else []
@@ -215,7 +216,8 @@ class ImageNetRun:
         return (None, faults[0]) if faults else (network, None)
 
     def _score(self, entry: Entry, network: scoring.LoadedNetwork, protocol: Protocol) -> dict[str, Any]:
-        options, start_s = self._options, time.monotonic()
+        options, process, start_s = self._options, self._process, time.monotonic()
+        cost = CostMeter(process.device, process.world_size)
         result = scoring.score(
             network,
             options.data,
@@ -234,7 +236,8 @@ class ImageNetRun:
             "limit": options.limit,
             "processes": self._process.world_size,
             "seconds": round(time.monotonic() - start_s, 1),
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "cost": cost.read(),
+            "finished": utc_now(),
         }
         self._measurements.append(measured)
         return measured
@@ -247,6 +250,7 @@ class ImageNetRun:
         self.markdown = markdown_report(rows, data, missing, self._environment, self._options.limit)
         content = {
             "benchmark": "imagenet",
+            "command": self._options.command(*self._options.models),
             "data": {**asdict(data), "is_imagenet": data.is_imagenet},
             "limit": self._options.limit,
             "environment": self._environment,
@@ -261,7 +265,8 @@ class ImageNetRun:
         """Return what is missing to measure all rows, and where it is expected."""
         lines = []
         if not self._data.is_imagenet:
-            problem = self._data.fault or f"{self._data.folder} is something else: {self._data.difference}"
+            kind = "a part of it" if self._data.is_part else "something else"
+            problem = self._data.fault or f"{self._data.folder} is {kind}: {self._data.difference}"
             lines.append(f"{problem}; {expected_layout(self._options.data)}")
         for entry in self._entries:
             waiting = any(self.rows[entry.name, protocol.name].measured is None for protocol in entry.protocols)
@@ -275,18 +280,28 @@ class ImageNetRun:
 
 def load_measurements(folder: Path) -> list[dict[str, Any]]:
     """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    return _read_report(folder)["measurements"]
+
+
+def read_scores(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    return _read_report(folder)["rows"]
+
+
+def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
     path = folder / "imagenet.json"
     if not path.exists():
-        return []
+        return {"measurements": [], "rows": []}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
         if content["benchmark"] != "imagenet":
             raise ValueError
-        measurements: list[dict[str, Any]] = content["measurements"]
-        for known, key in product(measurements, (*IDENTITY, *SHOWN)):
+        for known, key in product(content["measurements"], (*IDENTITY, *SHOWN)):
             known[key]
+        for row, key in product(content["rows"], ROW_KEYS):
+            row[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
         ) from error
-    return measurements
+    return content

@@ -8,10 +8,15 @@ from typing import Any
 
 from zoo.data.validation_set import NUM_IMAGES, ValidationSet
 from zoo.report.tables import Cell, markdown_table
+from zoo.reproduce.comparison import Verdict
+from zoo.tasks.significance import standard_error
 
 TOLERANCE = 0.1  # percentage points
 METRICS = ("top1", "top5")
-HEADERS = ("network", "protocol", "published", "measured", "difference", "verdict", "images", "when", "weights md5")
+HEADERS = (
+    *("network", "protocol", "published", "measured", "standard error", "difference", "verdict", "images", "when"),
+    "weights md5",
+)
 
 Score = Mapping[str, float]
 
@@ -48,31 +53,47 @@ class Row:
             return None
         return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in self.published}
 
-    def verdict(self, data: ValidationSet) -> str:
-        """Return "within 0.1 point", "off by +0.35 (top1)", "not run", or why there is no verdict."""
+    def standard_error(self) -> dict[str, float] | None:
+        """Return the standard error of each measured score, in points."""
         if self.measured is None:
-            return "not run"
+            return None
+        return {key: standard_error(self.measured[key], self.measured["count"]) for key in METRICS}
+
+    def verdict(self, data: ValidationSet) -> Verdict:
+        """Return how far measured and published score are apart, or why that cannot be said."""
+        if self.measured is None:
+            return Verdict("needs data", "not run")
+        if self.published is None:
+            return Verdict("nothing published")
         if not _is_comparable(self.measured, data):
-            return f"not comparable: {self.measured['count']:,} images"
-        differences = self.difference(data)
-        if differences is None:
-            return "nothing published"
+            if data.is_imagenet or data.is_part:
+                return Verdict("underpowered", f"a subset of {self.measured['count']:,} of {NUM_IMAGES:,} images")
+            return Verdict("needs data", f"scored on {self.measured['count']:,} images that are not ImageNet's")
+        differences = self.difference(data) or {}
         worst = max(differences, key=lambda key: abs(differences[key]))
         if abs(differences[worst]) <= TOLERANCE:
-            return f"within {TOLERANCE} point"
-        return f"off by {differences[worst]:+.2f} ({worst})"
+            return Verdict("reproduced", f"within {TOLERANCE} point")
+        return Verdict("off", f"off by {differences[worst]:+.2f} ({worst})")
 
     def is_off(self, data: ValidationSet) -> bool:
         """Whether a measured score contradicts the published one."""
-        return self.verdict(data).startswith("off")
+        return self.verdict(data).state == "off"
 
     def to_json(self, data: ValidationSet) -> dict[str, Any]:
-        """Return everything known about the row."""
-        return {**asdict(self), "difference": self.difference(data), "verdict": self.verdict(data)}
+        """Return everything known about the row; ``images`` are those that it was scored on, or would be."""
+        verdict = self.verdict(data)
+        return {
+            **asdict(self),
+            "standard_error": self.standard_error(),
+            "difference": self.difference(data),
+            "state": verdict.state,
+            "verdict": str(verdict),
+            "images": {key: getattr(data, key) for key in ("images", "classes", "per_class", "digest", "is_imagenet")},
+        }
 
 
 def _is_comparable(measured: Mapping[str, Any], data: ValidationSet) -> bool:
-    return data.is_imagenet and measured["count"] == NUM_IMAGES
+    return data.is_imagenet and measured["data"] == data.digest and measured["count"] == NUM_IMAGES
 
 
 def markdown_report(
@@ -97,7 +118,8 @@ def markdown_report(
         _about(data, limit),
         markdown_table(HEADERS, [_cells(row, data, environment) for row in rows]),
         "Top-1 / top-5 in percent; the difference is measured minus published, in points. Source of the published "
-        f"scores: {sources}.",
+        f"scores: {sources}. The standard error is that of the measured score as one of all images that there could "
+        "be. The same weights on the same images differ by less.",
     ]
     if missing:
         sections += ["## What is missing", "\n".join(f"- {line}" for line in missing)]
@@ -123,22 +145,27 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
 def _about(data: ValidationSet, limit: int | None) -> str:
     if data.fault is not None:
         return f"Data: none. {data.fault}"
-    what = f"Data: `{data.folder}`, {data.images:,} images in {data.classes:,} classes"
+    fewest, most = data.per_class
+    each = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    what = f"Data: `{data.folder}`, {data.images:,} images in {data.classes:,} classes of {each}"
     if limit is not None:
         what += f", **of which only {limit:,} are scored**"
+    what += f", sha256 of names and sizes {data.digest}"
     if data.is_imagenet:
-        return f"{what}: the ImageNet validation set, by the names of its folders and files."
+        return f"{what}: the ImageNet validation set, by the names and numbers of its folders and files."
+    kind = "a part of" if data.is_part else "not"
     return (
-        f"{what}. **This is not the ImageNet validation set** ({data.difference}): what is measured on it cannot be "
+        f"{what}. **This is {kind} the ImageNet validation set** ({data.difference}): what is measured on it cannot be "
         "compared with published scores."
     )
 
 
 def _cells(row: Row, data: ValidationSet, environment: Mapping[str, Any]) -> list[Cell]:
     count = None if row.measured is None else f"{row.measured['count']:,}"
-    scores = [_pair(row.published), _pair(row.measured), _pair(row.difference(data), sign="+")]
+    scores = [row.published, row.measured, row.standard_error()]
+    pairs = [*map(_pair, scores), _pair(row.difference(data), sign="+")]
     when = _when(row, environment)
-    return [row.network, row.protocol, *scores, row.verdict(data), count, when, row.weights_md5]
+    return [row.network, row.protocol, *pairs, str(row.verdict(data)), count, when, row.weights_md5]
 
 
 def _pair(score: Mapping[str, Any] | None, sign: str = "") -> str | None:

@@ -1,155 +1,112 @@
-"""`zoo reproduce PAPER`: measure its tables and figures; write PAPER.md, PAPER.json and the plots."""
+"""The report of a paper: PAPER.md, PAPER.json and the plots."""
 
 from __future__ import annotations
 
-import logging
-import shlex
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from zoo.errors import ConfigError, listed, printable
 from zoo.files import write_bytes, write_json, write_text
-from zoo.report.environment import describe_environment, warn_of_changes
-from zoo.report.plot_style import check_matplotlib
-from zoo.report.tables import markdown_table
-from zoo.reproduce import OUT
-from zoo.reproduce.comparison import PublishedValue, Section, Value
-from zoo.reproduce.papers import PAPERS, Measurement
+from zoo.report.cost import CostMeter
+from zoo.report.tables import markdown_table, number_text
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.plot import draw
-from zoo.reproduce.training_runs import draw_runs, read_runs, write_runs
-
-logger = logging.getLogger(__name__)
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
-SHOWN = ("cpu", "device", "threads", "torch", "zoo", "commit")  # of the environment, in the Markdown file
+# Of the environment, in the Markdown file.
+SHOWN = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
 
 
 @dataclass(frozen=True)
-class PaperOptions:
-    """What `zoo reproduce` is asked for with the name of a paper.
+class Report:
+    """The report of a paper, which is written anew after each of its items.
 
     Args:
-    - `paper`: a key of `zoo.reproduce.papers.PAPERS`.
-    - `data`: the folder of images, for a figure that can use real ones; None for random images.
-    - `runs`: log folders of training runs, and files that hold the runs of such folders.
-    - `table`: the number of the one table to measure; None for all tables and figures.
-    - `plots`: whether to draw plots, which needs matplotlib.
-    - `out`: the folder of the report.
+    - `folder`, `name`: where its files are, and how their names begin.
+    - `title`: its heading.
+    - `command`: what measures it.
+    - `environment`: the versions and the machine.
+    - `plots`: whether to draw plots.
+    - `cost`: what counts the cost of measuring.
+    - `remarks`: what stands on top.
     """
 
-    paper: str
-    data: Path | None = None
-    runs: Sequence[Path] = ()
-    table: int | None = None
-    plots: bool = True
-    out: Path = OUT
-
-    @property
-    def command(self) -> str:
-        """The command with these options."""
-        words = ["zoo", "reproduce", self.paper]
-        words += ["--data", str(self.data)] if self.data is not None else []
-        words += ["--runs", *map(str, self.runs)] if self.runs else []
-        words += ["--table", str(self.table)] if self.table is not None else []
-        words += ["--out", str(self.out)] if self.out != OUT else []
-        words += [] if self.plots else ["--no-picture"]
-        return shlex.join(words)
+    folder: Path
+    name: str
+    title: str
+    command: str
+    environment: Mapping[str, Any]
+    plots: bool
+    cost: CostMeter
+    remarks: Sequence[str] = ()
 
 
-def reproduce_paper(options: PaperOptions) -> str:
-    """Measure one table or figure after another, write the report after each, and return it as Markdown.
-
-    The curves of training runs are kept in PAPER_runs.json and drawn in PAPER_runs.png. Before anything is measured,
-    raises ConfigError, CheckpointError or DataError for options that cannot be used, and ConfigError for plots without
-    matplotlib.
-    """
-    paper = PAPERS[options.paper]
-    if options.plots:
-        check_matplotlib()
-    warn_of_changes()
-    runs, remarks = read_runs(options.runs, paper.experiments)
-    measurements = paper.measurements(runs, options.data)
-    if options.table is not None:
-        measurements = of_table(options.table, measurements)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--out: this folder cannot be made ({error.strerror}); {printable(options.out)}: give another"
-        ) from error
-    if any(path.is_dir() for path in options.runs):  # files of runs alone hold all that would be written
-        write_runs(options.out, options.paper, options.command, runs)
-    if runs and options.plots:
-        draw_runs(options.out, options.paper, runs)
-    sections: list[Section] = []
-    text = ""
-    for measurement in measurements:
-        start_s = time.monotonic()
-        section = measurement.measure()
-        section.seconds = round(time.monotonic() - start_s, 1)
-        sections.append(section)
-        text = write_report(options, paper.title, sections, remarks)
-        logger.info("%s (%.0f s)", section.title, section.seconds)
-    return text
-
-
-def of_table(number: int, measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return those of one table; ConfigError, with the tables that there are, for another number."""
-    chosen = [measurement for measurement in measurements if measurement.item == f"Table {number}"]
-    if not chosen:
-        items = [measurement.item for measurement in measurements if measurement.item.startswith("Table ")]
-        raise ConfigError(f"--table {number}: there is no measurement of it, but of {listed(dict.fromkeys(items))}")
-    return chosen
-
-
-def write_report(options: PaperOptions, title: str, sections: Sequence[Section], remarks: Sequence[str] = ()) -> str:
-    """Write the files of all ``sections`` and return the Markdown, which has the ``remarks`` on top."""
-    folder, name, environment = options.out, options.paper, describe_environment(torch.device("cpu"))
-    header = [f"# {title}", "", f"- command: `{options.command}`"]
-    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN), *(f"- {remark}" for remark in remarks)]
-    drawn = {section.key: f"{name}_{section.key}.png" for section in sections if section.panels and options.plots}
-    text = "\n".join([*header, *(_markdown(section, drawn.get(section.key)) for section in sections)]) + "\n"
-    content = {"benchmark": name, "command": options.command, "environment": environment, "remarks": list(remarks)}
-    write_json(folder / f"{name}.json", {**content, "sections": [_to_json(section) for section in sections]})
+def write_report(report: Report, sections: Sequence[Section]) -> str:
+    """Write PAPER.md, PAPER.json and the plots of the ``sections``; return the Markdown."""
+    folder, name = report.folder, report.name
+    content: dict[str, Any] = {"benchmark": name, "command": report.command, "environment": report.environment}
+    content |= {"cost": report.cost.read(), "remarks": list(report.remarks), "plots": report.plots}
+    content |= {"sections": [_to_json(section) for section in sections]}
+    text = report_text(report.title, content)
+    write_json(folder / f"{name}.json", content)
     write_text(folder / f"{name}.md", text)
     for section in sections:
-        if section.key in drawn:
-            write_bytes(folder / drawn[section.key], draw(section))
+        if section.panels and report.plots:
+            write_bytes(folder / _plot(name, section.key), draw(section))
     return text
+
+
+def report_text(title: str, content: Mapping[str, Any]) -> str:
+    """Return PAPER.md, which is made of the ``content`` of PAPER.json; ``title`` is its heading."""
+    environment = content["environment"]
+    header = [f"# {title}", "", f"- command: `{content['command']}`"]
+    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN if environment.get(key))]
+    header += [f"- {remark}" for remark in content["remarks"]]
+    sections = [
+        _markdown(
+            section,
+            _plot(content["benchmark"], section["key"]) if section["panels"] and content.get("plots", True) else None,
+        )
+        for section in content["sections"]
+    ]
+    return "\n".join([*header, *sections]) + "\n"
+
+
+def _plot(name: str, key: str) -> str:
+    """Return the name of the file with the plot of a section."""
+    return f"{name}_{key}.png"
 
 
 def _to_json(section: Section) -> dict[str, Any]:
     """Return the section's fields; the files have always called the comparisons "figures"."""
-    return {"figures" if key == "comparisons" else key: value for key, value in asdict(section).items()}
+    content = asdict(replace(section, comparisons=[]))
+    del content["comparisons"]
+    return {**content, "figures": [_comparison_to_json(comparison) for comparison in section.comparisons]}
 
 
-def _markdown(section: Section, plot: str | None) -> str:
-    """Return the section's part of the report; ``plot`` is the name of the file with its plot."""
-    lines = ["", f"## {section.title}", "", f"{section.setting} ({section.seconds:.0f} s)"]
-    rows = [[each.what, *_published(each.published), _number(each.measured), each.unit, each.verdict]
-            for each in section.comparisons]  # fmt: skip
+def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    number, verdict = comparison.published, comparison.verdict
+    published = None if number is None else number.model_dump(include={"id", "kind", "place", "value"})
+    content = {field.name: getattr(comparison, field.name) for field in fields(comparison)}
+    return {**content, "published": published, "verdict": str(verdict), "state": verdict.state}
+
+
+def _markdown(section: Mapping[str, Any], plot: str | None) -> str:
+    """Return a section of the JSON file as a part of the report; ``plot`` is the name of the file with its plot."""
+    lines = ["", f"## {section['title']}", "", f"{section['setting']} ({section['seconds']:.0f} s)"]
+    rows = [[each["what"], *_published(each["published"]), number_text(each["measured"]), each["unit"], each["verdict"]]
+            for each in section["figures"]]  # fmt: skip
     lines += ["", markdown_table(HEADERS, rows)] if rows else []
-    lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
-    lines += ["", f"![{section.title}]({plot})"] if plot else []
+    lines += ["", *(f"- {note}" for note in section["notes"])] if section["notes"] else []
+    lines += ["", f"![{section['title']}]({plot})"] if plot else []
     return "\n".join(lines)
 
 
-def _published(published: PublishedValue | None) -> tuple[str, str]:
+def _published(published: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return what was published, and its kind and place; empty texts for nothing."""
-    return ("", "") if published is None else (_number(published.value), f"{published.kind}, {published.place}")
-
-
-def _number(value: Value) -> str:
-    """Return a number with four digits, or with all of them if it is a whole one; words as they are."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return (
+        ("", "")
+        if published is None
+        else (number_text(published["value"]), f"{published['kind']}, {published['place']}")
+    )

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from zoo.reproduce import revnet_tables2to5, revnext_figure12, revnext_tables1and2
+from zoo.reproduce import (
+    inplace_abn_figures1and2,
+    inplace_abn_scores,
+    revnet_figures3and4,
+    revnet_section7,
+    revnet_table1,
+    revnet_tables2to5,
+    revnext_figure12,
+    revnext_tables1and2,
+)
 from zoo.reproduce.comparison import Section
+from zoo.reproduce.inplace_abn_batches import measure_batches
 from zoo.reproduce.inplace_abn_table2 import measure_memory_gains
-from zoo.reproduce.revnet_figure4 import measure_angles, open_images
-from zoo.reproduce.revnet_table1 import measure_depth
+from zoo.reproduce.inplace_abn_timing import measure_overheads
+from zoo.reproduce.revnext_costs import measure_passes, measure_widths
 from zoo.reproduce.revnext_figures5and6 import measure_norm_law, measure_slope_law
 from zoo.reproduce.revnext_figures10and11 import measure_depths, measure_layers
 from zoo.reproduce.training_runs import TrainingRun
+
+ImageSet = Literal["ImageNet", "CIFAR-10"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +36,30 @@ class Paper:
 
     Args:
     - `title`: the heading of its report.
-    - `experiments`: stems of the experiment files whose training runs belong to its tables.
-    - `measurements`: returns what measures its tables and figures, in the paper's order. It is given the training runs
-      and the folder of images (--data), or None without one; DataError for unusable images.
+    - `experiments`: the experiments whose training runs belong to its tables, by names that `load_changed` reads.
+    - `images`: the data set that --data gives its measurements; None if none of them needs images.
+    - `measurements`: returns what measures its tables and figures, in the paper's order; DataError for unusable images.
     """
 
     title: str
     experiments: Sequence[str]
-    measurements: Callable[[Sequence[TrainingRun], Path | None], list[Measurement]]
+    images: ImageSet | None
+    measurements: Callable[[Inputs], list[Measurement]]
+
+
+class Inputs(NamedTuple):
+    """What the measurements of a paper are given besides the package.
+
+    Args:
+    - `runs`: the training runs (--runs) of the paper's experiments.
+    - `data`: the folder of CIFAR-10 (--data); None without one.
+    - `scores`: the rows of the report of `zoo reproduce imagenet` in the folder of the reports, as its JSON file has
+      them; none without such a report.
+    """
+
+    runs: Sequence[TrainingRun] = ()
+    data: Path | None = None
+    scores: Sequence[Mapping[str, Any]] = ()
 
 
 class Measurement(NamedTuple):
@@ -46,37 +74,80 @@ class Measurement(NamedTuple):
     measure: Callable[[], Section]
 
 
+def _of_figure4(inputs: Inputs) -> Callable[[], Section]:
+    """Return what measures Figure 4 of the RevNet paper, once its images are opened."""
+    images = None if inputs.data is None else revnet_figures3and4.open_images(inputs.data)
+    return partial(revnet_figures3and4.report_reconstruction, inputs.runs, images)
+
+
 PAPERS = {
     "inplace_abn": Paper(
         "In-Place Activated BatchNorm for Memory-Optimized Training of DNNs (Rota Bulo et al. 2018), measured again",
         (),
-        lambda runs, _: [Measurement("Table 2", measure_memory_gains)],
+        "ImageNet",
+        lambda inputs: [
+            Measurement("Abstract", inplace_abn_figures1and2.count_network_memory),
+            Measurement("Figure 1", inplace_abn_figures1and2.count_block_buffers),
+            Measurement("Figure 2", inplace_abn_figures1and2.count_stored_tensors),
+            Measurement("Section 4.1", measure_batches),
+            Measurement("Table 1", partial(inplace_abn_scores.report_imagenet_scores, inputs.scores)),
+            Measurement("Section 4.3", measure_overheads),
+            Measurement("Table 2", inplace_abn_scores.report_segmentation_scores),
+            Measurement("Table 2", measure_memory_gains),
+            Measurement("README", partial(inplace_abn_scores.report_readme_scores, inputs.scores)),
+        ],
     ),
     "revnet": Paper(
         "The Reversible Residual Network (Gomez et al. 2017), measured again",
-        (*revnet_tables2to5.CIFAR_ERRORS, *revnet_tables2to5.IMAGENET_ERRORS, *revnet_tables2to5.SHORT),
-        lambda runs, data: [
-            Measurement("Table 1", measure_depth),
+        (
+            *revnet_tables2to5.CIFAR_ERRORS,
+            *revnet_tables2to5.IMAGENET_ERRORS,
+            *revnet_tables2to5.SHORT,
+            revnet_figures3and4.LONGER,
+        ),
+        "CIFAR-10",
+        lambda inputs: [
+            Measurement("Abstract", revnet_table1.measure_growth),
+            Measurement("Section 1", revnet_table1.measure_savings),
+            Measurement("Section 3.2", revnet_table1.measure_operations),
+            Measurement("Table 1", revnet_table1.measure_complexity),
+            Measurement("Section 4", revnet_table1.measure_layer_costs),
+            Measurement("Section 5", revnet_tables2to5.measure_depth_of_block),
+            Measurement("Section 5.1", revnet_table1.measure_passes),
             Measurement("Table 2", revnet_tables2to5.measure_parameters),
-            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, runs)),
-            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, runs)),
+            Measurement("Table 3", partial(revnet_tables2to5.report_cifar_errors, inputs.runs)),
+            Measurement("Table 4", partial(revnet_tables2to5.report_imagenet_errors, inputs.runs)),
+            Measurement("Section 5.2", partial(revnet_tables2to5.report_differences, inputs.runs)),
+            Measurement("Section 5.2", revnet_table1.measure_update_cost),
             Measurement("Table 5", revnet_tables2to5.measure_imagenet_memory),
-            Measurement("Figure 4", partial(measure_angles, None if data is None else open_images(data))),
+            Measurement("Figure 3", partial(revnet_figures3and4.report_imagenet_curves, inputs.runs)),
+            Measurement("Figure 4", _of_figure4(inputs)),
+            Measurement("Section 7.1", revnet_section7.report_settings),
+            Measurement("Section 7.2", revnet_section7.measure_fits),
         ],
     ),
     # EURASIP Journal on Image and Video Processing 2023:1
     "revnext": Paper(
         "Reversible designs for extreme memory cost reduction of CNN training (Hascoet et al. 2023), measured again",
-        (*revnext_tables1and2.ERRORS, *revnext_figure12.SHORT),
-        lambda runs, _: [
+        (
+            revnext_tables1and2.EXPERIMENT,
+            *revnext_tables1and2.OTHER_EXPERIMENTS,
+            *revnext_figure12.SHORT,
+            *revnext_figure12.EXPERIMENTS.values(),
+        ),
+        None,
+        lambda inputs: [
+            Measurement("Section 1", revnext_tables1and2.count_whole_data_sets),
             Measurement("Table 1", revnext_tables1and2.measure_pixels),
+            Measurement("Section 3.5", measure_widths),
+            Measurement("Section 4.4", measure_passes),
             Measurement("Figure 5", measure_norm_law),
             Measurement("Figure 6", measure_slope_law),
             Measurement("Figure 10", measure_layers),
             Measurement("Figure 11", measure_depths),
-            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, runs)),
-            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, runs)),
-            Measurement("Table 2", revnext_tables1and2.report_time),
+            Measurement("Figure 12", partial(revnext_figure12.report_reconstruction, inputs.runs)),
+            Measurement("Table 1", partial(revnext_tables1and2.report_cifar10_errors, inputs.runs)),
+            Measurement("Table 2", revnext_tables1and2.report_gpu),
         ],
     ),
 }

@@ -1,41 +1,56 @@
-"""Table 1 of Gomez et al. 2017: memory and computation of a training step against the number of blocks."""
+"""Table 1 of Gomez et al. 2017, memory and computation of a step against depth, and what the text says of both."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from zoo.benchmark.memory_use import measure_memory
+from zoo.benchmark.network_setup import training_step
+from zoo.benchmark.results import median_and_spread
+from zoo.benchmark.timing import Clock, ratios, time_interleaved
 from zoo.layers import init_weights, norm_act
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
-from zoo.reproduce.comparison import Comparison, Line, Panel, PublishedValue, Section, compare, unpublished
-from zoo.reproduce.paper_networks import held_bytes
+from zoo.reproduce.comparison import (
+    Comparison,
+    Line,
+    Panel,
+    Section,
+    Verdict,
+    compare,
+    compare_maximum,
+    not_measured,
+    unpublished,
+)
+from zoo.reproduce.paper_networks import build_for_training, forward_of, held_bytes
+from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
 HALF, SIZE, BATCH = 16, 16, 4  # channels of x1 and of x2, pixels of a side, number of feature maps
 EXPONENT_TOLERANCE = 0.1
-# The exponents that stand for what Table 1 prints as O(L), O(sqrt(L)) and O(1).
-EXPONENTS = {
-    "naive": PublishedValue(1.0, "derived", "Table 1: O(L)"),
-    "checkpoint sqrt(L)": PublishedValue(0.5, "derived", "Table 1: O(sqrt(L))"),
-    "reversible": PublishedValue(0.0, "derived", "Table 1: O(1)"),
-}
-# The cost of a step in forward passes: one for the forward, two for the backward, and those that are run again.
-PASSES = {
-    "naive": PublishedValue(3, "printed", "section 5.1"),
-    "checkpoint sqrt(L)": PublishedValue(4, "derived", "section 3.2: the same overhead as a RevNet's"),
-    "reversible": PublishedValue(4, "printed", "section 5.1"),
-}
-RECURSIVE = PublishedValue("O(log L), O(L log L)", "printed", "Table 1")
-NO_GROWTH = PublishedValue(0.0, "derived", "section 3.2: storage independent of the depth")
+COUNT_TOLERANCE = 0.05
+ROUGHLY = 0.1  # of what the paper calls "roughly" or "closer to"
+GROWTHS: dict[str, Callable[[float], float]] = {
+    "O(1)": lambda _: 1, "O(log L)": math.log, "O(√L)": math.sqrt, "O(L)": lambda L: L,
+    "O(L log L)": lambda L: L * math.log(L),
+}  # fmt: skip
+# The ResNets whose activations are compared with those of their RevNets, and the sides of their images.
+TWINS = {
+    "resnet32_cifar": ("revnet38_cifar", 32), "resnet110_cifar": ("revnet110_cifar", 32),
+    "resnet164_cifar": ("revnet164_cifar", 32), "resnet101_preact": ("revnet104", 224),
+}  # fmt: skip
+TIMED, TIMED_BATCH, ROUNDS = "revnet38_cifar", 32, 20
 
 
 class Cost(NamedTuple):
@@ -50,32 +65,170 @@ class Cost(NamedTuple):
     calls: float
 
 
-def measure_depth(depths: Sequence[int] = DEPTHS, units: Sequence[int] = UNITS) -> Section:
-    """Return the growth of memory with depth, and the cost in forward passes, of one chain of blocks.
+def measure_growth(units: Sequence[int] = UNITS) -> Section:
+    """Return the held bytes of CIFAR RevNets with ``units`` per stage, and their growth per unit (abstract)."""
+    section = Section(
+        "abstract", "Abstract: storage is independent of depth",
+        "Bytes between forward and backward, counted, of networks with the widths of RevNet-38, batch 8, with "
+        f"{', '.join(map(str, units))} units per stage, MB.",
+    )  # fmt: skip
+    for memory, manner in (("auto", "reconstructed"), ("plain", "stored")):
+        held = [held_bytes("revnet38_cifar", 8, 32, structure=(count,) * 3, memory=memory) for count in units]
+        growth = (held[-1] - held[0]) / (3 * (units[-1] - units[0])) / 1e6
+        what = f"{manner}: growth per unit"
+        if memory == "plain":
+            section.comparisons.append(unpublished(what, growth, "MB"))
+        else:
+            verdict = Verdict("reproduced", "no growth") if growth == 0 else Verdict("off", "it grows")
+            number = published("revnet", "abstract/storage")
+            section.comparisons.append(Comparison(what, number, growth, "MB", verdict))
+        text = " / ".join(f"{count / 1e6:.2f}" for count in held)
+        section.comparisons.append(unpublished(f"{manner}: held", text, "MB"))
+    return section
 
-    ``depths`` are numbers of blocks of the chain, ``units`` those per stage of RevNets for CIFAR.
-    """
+
+def measure_savings() -> Section:
+    """Return how many times as many bytes ResNets hold as their RevNets (section 1)."""
+    section = Section(
+        "section1", "Section 1: storage beside ResNets of the same size",
+        "Bytes between forward and backward, counted for 8 images, without parameters. The paper says \"typically\": "
+        "the verdict is on the median of the four pairs.",
+    )  # fmt: skip
+    ratio = {
+        f"{resnet} over {revnet}": held_bytes(resnet, 8, size, memory="plain") / held_bytes(revnet, 8, size)
+        for resnet, (revnet, size) in TWINS.items()
+    }
+    middle, _ = median_and_spread(list(ratio.values()))
+    number = published("revnet", "section1/storage")
+    verdict = Verdict("reproduced", "at least 10") if middle >= 10 else Verdict("off", "less than 10")
+    section.comparisons = [
+        Comparison("held by a ResNet over held by its RevNet, median", number, middle, "", verdict),
+        *(unpublished(what, value) for what, value in ratio.items()),
+    ]
+    return section
+
+
+def measure_operations() -> Section:
+    """Return the multiplications and additions of a step (section 3.2)."""
+    section = Section(
+        "section3.2", "Section 3.2: operations of a training step",
+        "Operations of convolutions and of the classifier in a step of ResNet-32 and of RevNet-38, counted. N is the "
+        "forward pass of the same network. For checkpointing: calls of F and G in a chain, see Table 1.",
+    )  # fmt: skip
+    forward, backward = count_operations("resnet32_cifar", "plain")
+    rev_forward, rev_backward = count_operations("revnet38_cifar", "auto")
+    _, stored_backward = count_operations("revnet38_cifar", "plain")
+    again = (rev_backward - stored_backward) / rev_forward
+    ordinary, reversible = 1 + stored_backward / rev_forward, 1 + rev_backward / rev_forward
+    calls = _chain_costs(DEPTHS)["checkpoint sqrt(L)"][-1].calls
+    numbers = _numbers("section3.2")
+    section.comparisons = [
+        compare("ResNet-32: backward", numbers["backward"], backward / forward, "N", COUNT_TOLERANCE),
+        compare("RevNet-38: forward and backward", numbers["reversible"], reversible, "N", COUNT_TOLERANCE),
+        compare("RevNet-38: overhead", numbers["overhead"], 100 * (reversible / ordinary - 1), "%", ROUGHLY),
+        compare("checkpoint sqrt(L): overhead", numbers["checkpointing"], 100 * (calls - 1) / 3, "%", ROUGHLY),
+        compare(
+            "RevNet-38: overhead, if backward takes as long as forward", numbers["overhead_gpu"], 100 * again / 2, "%",
+            ROUGHLY,
+        ),
+    ]  # fmt: skip
+    return section
+
+
+def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
+    """Return how the memory and the computation of a chain of blocks grow with their number (Table 1)."""
+    costs, (low, high) = _chain_costs(depths), depths[-2:]
     section = Section(
         "table1", "Table 1: memory and computation against depth",
         f"A chain of L additive blocks, each F and G two 3x3 convolutions on {HALF} channels, {BATCH} maps of "
-        f"{SIZE} pixels, L = {', '.join(map(str, depths))}. Peak: the largest number of bytes that a step has "
-        "allocated at a time, without the parameters' gradients. Cost in forward passes N: the counted calls of F and "
-        "G, and 2N for the gradients.",
+        f"{SIZE} pixels, L = {', '.join(map(str, depths))}. Memory: the largest number of bytes that a step has "
+        "allocated at a time, without the parameters' gradients. Computation: the counted calls of F and G. Both as "
+        f"the exponent p of L^p from {low} to {high} blocks, and reproduced within {EXPONENT_TOLERANCE} of that of the "
+        "published growth.",
     )  # fmt: skip
-    costs = {name: [_measure(strategy, depth) for depth in depths] for name, strategy in STRATEGIES.items()}
-    section.comparisons += [_compare_growth(name, depths, of_depths) for name, of_depths in costs.items()]
-    section.comparisons += [_compare_passes(name, of_depths[-1].calls) for name, of_depths in costs.items()]
-    section.comparisons.append(
-        Comparison("recursive checkpoint: memory and cost", RECURSIVE, None, "", "not in this package")
-    )
-    section.comparisons += _compare_networks(units)
-    section.notes += [
-        "the authors' own code runs the forward a second time: 5N in place of 4N (section 5.1)",
-        "torch's checkpoint does not run the last G of a segment again, as nothing needs its output",
-    ]
+    for name, row in ROWS.items():
+        peaks = [cost.peak for cost in costs[name]]
+        calls = [cost.calls * depth for cost, depth in zip(costs[name], depths, strict=True)]
+        for column, values in (("memory", peaks), ("computation", calls)):
+            number = published("revnet", f"table1/{row}/{column}")
+            exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
+            section.comparisons.append(_compare_growth(f"{name}: {column}", number, exponent, low, high))
     lines = [Line(name, list(depths), [cost.peak / 1e6 for cost in of_depths]) for name, of_depths in costs.items()]
     section.panels.append(Panel("a chain of L blocks", "blocks L", "peak of a step, MB", lines, True, True))
     return section
+
+
+def measure_layer_costs() -> Section:
+    """Return what a step costs where forward and backward through a layer cost 1 each (section 4)."""
+    section = Section(
+        "section4", "Section 4: cost of a step for each layer",
+        f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: the counted calls of F and G, and one pass back. "
+        "Memory: the peak in units of the bytes that a block adds to the peak of a chain that stores.",
+    )  # fmt: skip
+    costs, numbers = _chain_costs(DEPTHS), _numbers("section4")
+    for name in ("naive", "checkpoint sqrt(L)", "reversible"):
+        number = numbers[f"{ROWS[name]}/computation"]
+        what = f"{name}: passes of a step"
+        section.comparisons.append(compare(what, number, costs[name][-1].calls + 1, "passes", COUNT_TOLERANCE))
+    low, high = costs["naive"][-2:]
+    block = (high.peak - low.peak) / (DEPTHS[-1] - DEPTHS[-2])
+    layers = costs["checkpoint sqrt(L)"][-1].peak / block / math.sqrt(DEPTHS[-1])
+    number = numbers["checkpointing/memory"]
+    section.comparisons.append(compare_maximum("checkpoint sqrt(L): memory over sqrt(L)", number, layers, "", 0.1))
+    section.notes.append("a checkpoint keeps one map of its blocks, which is less than all activations of a block")
+    return section
+
+
+def measure_passes() -> Section:
+    """Return the cost of a step in forward passes (section 5.1)."""
+    section = Section(
+        "section5.1", "Section 5.1: forward passes of a step",
+        f"The chains of Table 1, L = {DEPTHS[-1]}: the counted calls of F and G, and 2N for the gradients.",
+    )  # fmt: skip
+    costs, numbers = _chain_costs(DEPTHS), _numbers("section5.1")
+    twice = Verdict("not built", "the paper's better way is: what finds the inputs again also gives the gradients")
+    section.comparisons = [
+        not_measured("the authors' code: forward passes of a step", numbers["authors_code"], "N", twice),
+        *(
+            compare(f"{name}: forward passes of a step", numbers[key], costs[name][-1].calls + 2, "N", COUNT_TOLERANCE)
+            for name, key in (("reversible", "algorithm1"), ("naive", "ordinary"))
+        ),
+        *(
+            unpublished(f"{name}: forward passes of a step", costs[name][-1].calls + 2, "N")
+            for name in ("checkpoint each block", "checkpoint sqrt(L)", "checkpoint recursively")
+        ),
+    ]
+    section.notes.append("torch's checkpoint does not run the last G of a segment again, as nothing needs its output")
+    return section
+
+
+def measure_update_cost() -> Section:
+    """Return the time of a step that reconstructs over that of one that stores (section 5.2)."""
+    section = Section(
+        "section5.2", "Section 5.2: time of a step",
+        f"Forward and backward of {TIMED} with {TIMED_BATCH} random images on this CPU, in turns; the median of "
+        f"{ROUNDS} ratios, and their interquartile range.",
+    )  # fmt: skip
+    models = {memory: build_for_training(TIMED, memory=memory) for memory in ("auto", "plain")}
+    steps = {memory: training_step(forward_of(model, TIMED_BATCH, 32), model) for memory, model in models.items()}
+    seconds = time_interleaved(steps, Clock(torch.device("cpu")), rounds=ROUNDS)
+    ratio, spread = median_and_spread(ratios(seconds["auto"], seconds["plain"]))
+    number = published("revnet", "section5.2/update_cost")
+    verdict = judge_range(ratio, spread, number)
+    section.comparisons.append(
+        Comparison("reconstructed over stored", number, ratio, "", verdict, n=ROUNDS, spread=spread)
+    )
+    return section
+
+
+def judge_range(measured: float, spread: float, number: PublishedNumber) -> Verdict:
+    """Return the verdict on a number whose published value is a range, "1.5-2", outside of which it may scatter."""
+    low, high = map(float, str(number.value).split("-"))
+    if low <= measured <= high:
+        return Verdict("reproduced", "within the range")
+    bound = low if measured < low else high
+    text = f"off by {100 * (measured / bound - 1):+.1f} % from {bound:g}"
+    return Verdict("underpowered" if abs(measured - bound) <= spread else "off", text)
 
 
 class _Checkpointed(nn.Module):
@@ -93,15 +246,46 @@ class _Checkpointed(nn.Module):
         return x
 
 
+class _CheckpointedRecursively(nn.Module):
+    """A chain whose first half is checkpointed, and so is the first half of each half (Chen et al. 2016)."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        middle = len(blocks) // 2
+        halves = [blocks[:middle], blocks[middle:]] if middle else []
+        self.halves = nn.ModuleList(_CheckpointedRecursively(half) for half in halves)
+        self.block = nn.Identity() if middle else ReversibleSequential(blocks, store=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last block's output."""
+        if not self.halves:
+            return self.block(x)
+        first, second = self.halves
+        return second(checkpoint(first, x))
+
+
 STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
     "naive": lambda blocks: ReversibleSequential(blocks, store=True),
     "checkpoint each block": lambda blocks: _Checkpointed(blocks, 1),
     "checkpoint sqrt(L)": lambda blocks: _Checkpointed(blocks, math.isqrt(len(blocks))),
+    "checkpoint recursively": _CheckpointedRecursively,
     "reversible": lambda blocks: ReversibleSequential(blocks),
 }
+# The strategies that the paper compares, and what its numbers call them.
+ROWS = {
+    "naive": "naive", "checkpoint sqrt(L)": "checkpointing", "checkpoint recursively": "recursive",
+    "reversible": "reversible",
+}  # fmt: skip
 
 
-def _measure(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: int) -> Cost:
+@cache
+def _chain_costs(depths: Sequence[int]) -> dict[str, list[Cost]]:
+    """Return the costs of each strategy at each depth."""
+    return {name: [measure_cost(strategy, depth) for depth in depths] for name, strategy in STRATEGIES.items()}
+
+
+def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: int) -> Cost:
+    """Return the cost of a step through a chain of so many blocks."""
     norm = norm_act("standard", "relu")
     blocks = [ReversibleBlock(*(build_preact_branch(HALF, HALF, norm, False) for _ in "fg")) for _ in range(depth)]
     chain = strategy(blocks).train()
@@ -127,43 +311,41 @@ def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
         handle.remove()
 
 
-def _compare_growth(name: str, depths: Sequence[int], costs: Sequence[Cost]) -> Comparison:
-    """Return the exponent of the growth between the two largest depths."""
-    (a, low), (b, high) = list(zip(depths, costs, strict=True))[-2:]
-    exponent = math.log(high.peak / low.peak) / math.log(b / a)
-    published = EXPONENTS.get(name)
-    what = f"{name}: exponent of the peak's growth from {a} to {b} blocks"
-    if published is None:
-        return unpublished(what, exponent)
-    difference = exponent - float(published.value)
-    is_close = abs(difference) <= EXPONENT_TOLERANCE
-    verdict = f"within {EXPONENT_TOLERANCE}" if is_close else f"off by {difference:+.2f}"
-    return Comparison(what, published, exponent, "", verdict)
+class _OperationLog(TorchDispatchMode):
+    """Adds up the multiplications and additions of matrix products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        return result
 
 
-def _compare_passes(name: str, calls: float) -> Comparison:
-    published = PASSES.get(name)
-    what = f"{name}: forward passes of a step"
-    if published is None:
-        return unpublished(what, calls + 2, "N")
-    return compare(what, published, calls + 2, "N", 0.05)
+def count_operations(name: str, memory: str) -> tuple[int, int]:
+    """Return the operations of the forward and of the backward pass of a CIFAR network, counted on the meta device."""
+    model = build_for_training(name, "meta", memory=memory)
+    forward = forward_of(model, 2, 32)
+    with _OperationLog() as in_forward:
+        loss = forward()
+    with _OperationLog() as in_backward:
+        loss.backward()
+    return in_forward.total, in_backward.total
 
 
-def _compare_networks(units: Sequence[int]) -> list[Comparison]:
-    """Return the held bytes of CIFAR RevNets of different depths, and their growth per unit.
+def _compare_growth(what: str, number: PublishedNumber, exponent: float, low: int, high: int) -> Comparison:
+    """Return the comparison of the exponent of a growth from ``low`` to ``high`` with that of a published growth."""
+    growth = GROWTHS[str(number.value)]
+    expected = math.log(growth(high) / growth(low)) / math.log(high / low)
+    text = f"{exponent:.2f} where {number.value} has {expected:.2f}"
+    is_close = abs(exponent - expected) <= EXPONENT_TOLERANCE
+    return Comparison(what, number, f"L^{exponent:.2f}", "", Verdict("reproduced" if is_close else "off", text))
 
-    As published, networks that reconstruct their activations do not grow; for the others nothing is published.
-    """
-    comparisons = []
-    for memory, manner in (("plain", "stored"), ("auto", "reconstructed")):
-        held = [held_bytes("revnet38_cifar", 8, 32, structure=(count,) * 3, memory=memory) for count in units]
-        growth = (held[-1] - held[0]) / (3 * (units[-1] - units[0]))
-        text = " / ".join(f"{count / 1e6:.2f}" for count in held)
-        label = f"RevNet-38's widths, batch 8, {'-'.join(map(str, units))} units per stage, {manner}"
-        comparisons.append(unpublished(f"{label}: held", text, "MB"))
-        if memory == "plain":
-            comparisons.append(unpublished(f"{label}: per unit", growth / 1e6, "MB"))
-        else:
-            verdict = "equal" if growth == 0 else "off"
-            comparisons.append(Comparison(f"{label}: per unit", NO_GROWTH, growth / 1e6, "MB", verdict))
-    return comparisons
+
+def _numbers(place: str) -> dict[str, PublishedNumber]:
+    """Return the published numbers of a section by the rest of their keys."""
+    found = published_numbers("revnet")
+    return {key.removeprefix(f"{place}/"): number for key, number in found.items() if key.startswith(f"{place}/")}

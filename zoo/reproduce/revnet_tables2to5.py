@@ -4,75 +4,98 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import mean
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from zoo.reproduce.comparison import Comparison, PublishedValue, Section, compare, compare_minimum, off_by, unpublished
-from zoo.reproduce.error_rates import report_errors
+from zoo.architectures import architecture
+from zoo.reproduce.comparison import (
+    Comparison,
+    Section,
+    Verdict,
+    compare,
+    not_measured,
+    off_by,
+    unpublished,
+)
+from zoo.reproduce.error_rates import UNKNOWN, command_of, facts_of, judge, report_errors, standard_error
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
+from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 
-# Table 2, millions of parameters: with 10 and with 100 classes, or with 1000.
-PARAMETERS_M = {
-    "resnet32_cifar": (0.46, 0.47), "revnet38_cifar": (0.46, 0.48), "resnet110_cifar": (1.73, 1.73),
-    "revnet110_cifar": (1.73, 1.74), "resnet164_cifar": (1.70, 1.73), "revnet164_cifar": (1.75, 1.79),
-    "resnet101_preact": (44.5,), "revnet104": (45.2,),
-}  # fmt: skip
-CLASSES = {1: (1000,), 2: (10, 100)}  # by the number of published values
 REVNET104_NOTE = (
     "RevNet-104: neither the paper's text nor its public code explains 45.2 M. The layers of the code have the "
     "45,428,072 parameters counted here; with a last stage that is 826 wide instead of 832 they would have 45.22 M"
 )
 
-# Table 3: test errors in percent.
-CIFAR_ERRORS = {
-    name: PublishedValue(error, "printed", "Table 3")
-    for name, error in {
-        "resnet32_cifar10": 7.14, "revnet38_cifar10": 7.24, "resnet110_cifar10": 5.74, "revnet110_cifar10": 5.76,
-        "resnet164_cifar10": 5.24, "revnet164_cifar10": 5.17, "resnet32_cifar100": 29.95, "revnet38_cifar100": 28.96,
-        "resnet110_cifar100": 26.44, "revnet110_cifar100": 25.40, "resnet164_cifar100": 23.37,
-        "revnet164_cifar100": 23.69,
-    }.items()
-}  # fmt: skip
+
+def _of_item(item: str) -> list[PublishedNumber]:
+    """Return the published numbers of a table."""
+    return [number for number in published_numbers("revnet").values() if number.item == item]
+
+
+# Test errors in percent, by experiment.
+CIFAR_ERRORS, IMAGENET_ERRORS = (
+    {number.network: number for number in _of_item(table)} for table in ("Table 3", "Table 4")
+)
 SHORT = ("resnet32_cifar10_short", "revnet38_cifar10_short")
-
-# Table 4: test errors in percent, single crop.
 RESNET, REVNET = "resnet101_preact", "revnet104"
-IMAGENET_ERRORS = {
-    RESNET: PublishedValue(23.01, "printed", "Table 4"),
-    REVNET: PublishedValue(23.10, "printed", "Table 4"),
-}
-
-# Table 5.
+# The RevNet and the ResNet of each pair of Tables 3 and 4.
+PAIRS = {
+    "revnet38_cifar10": "resnet32_cifar10", "revnet110_cifar10": "resnet110_cifar10",
+    "revnet164_cifar10": "resnet164_cifar10", "revnet38_cifar100": "resnet32_cifar100",
+    "revnet110_cifar100": "resnet110_cifar100", "revnet164_cifar100": "resnet164_cifar100", REVNET: RESNET,
+}  # fmt: skip
 MB = 1e6
 IMAGES = 32  # per GPU, for a ResNet; a RevNet got 64 (section 7.1)
-PARAMETERS_MB = {RESNET: PublishedValue(178, "printed", "Table 5"), REVNET: PublishedValue(180, "printed", "Table 5")}
-ACTIVATIONS_MB = {
-    RESNET: PublishedValue(5250, "printed", "Table 5"),
-    REVNET: PublishedValue(1440, "printed", "Table 5"),
-}
-ACTIVATIONS_RATIO = PublishedValue(5250 / 1440, "derived", "Table 5")
 
 
 def measure_parameters() -> Section:
-    """Return Table 2: the counted parameters beside the printed ones."""
-    section = Section("table2", "Table 2: parameters", "Trainable parameters, counted.", notes=[REVNET104_NOTE])
-    for name, millions in PARAMETERS_M.items():
-        for classes, published in zip(CLASSES[len(millions)], millions, strict=True):
-            count = count_parameters(build_for_training(name, "meta", classes=classes))
-            section.comparisons.append(_compare_millions(f"{name}, {classes} classes", published, count))
+    """Return Table 2: the networks as they are known here, and their counted parameters."""
+    section = Section("table2", "Table 2: networks and parameters", "Trainable parameters, counted.")
+    section.notes.append(REVNET104_NOTE)
+    for number in _of_item("Table 2"):
+        if number.id.endswith("/architecture"):
+            section.comparisons.append(_compare_architecture(number))
+        else:
+            classes = int(number.id.rpartition("_")[2])
+            count = count_parameters(build_for_training(number.network, "meta", classes=classes))
+            section.comparisons.append(_compare_millions(f"{number.network}, {classes} classes", number, count))
     return section
 
 
-def _compare_millions(what: str, published: float, count: int) -> Comparison:
+def _compare_architecture(number: PublishedNumber) -> Comparison:
+    """Return the comparison of a row of the table, in which networks for ImageNet are without the stem's channels."""
+    structure = architecture(number.network).structure
+    widths = structure["widths"] if "cifar" in number.network else structure["widths"][1:]
+    units, channels = ("-".join(map(str, each)) for each in (structure["structure"], widths))
+    row = f"{'Yes' if structure['bottleneck'] else 'No'} {units} {channels}"
+    verdict = Verdict("reproduced", "equal") if row == number.value else Verdict("off", "another network")
+    return Comparison(f"{number.network}: bottleneck, units, channels", number, row, "", verdict)
+
+
+def _compare_millions(what: str, number: PublishedNumber, count: int) -> Comparison:
     """Return the comparison of a count with millions; they are equal if they are when rounded as the paper rounds."""
-    digits = 2 if published < 10 else 1
-    is_equal = round(count / 1e6, digits) == published
-    printed = PublishedValue(f"{published:.{digits}f} M", "printed", "Table 2")
-    verdict = "equal as printed" if is_equal else off_by(count / 1e6 / published - 1)
-    return Comparison(what, printed, count, "parameters", verdict)
+    millions, digits = count / 1e6, 2 if number.number < 10 else 1
+    is_equal = round(millions, digits) == number.number
+    verdict = Verdict("reproduced", "equal as printed") if is_equal else off_by(millions / number.number - 1)
+    return Comparison(what, number, millions, "M", verdict)
+
+
+def measure_depth_of_block() -> Section:
+    """Return the convolutions of a reversible block over those of a residual block (section 5)."""
+    section = Section("section5", "Section 5: depth of a block", "Convolutions in a row, counted in both networks.")
+    per_block = [
+        sum(isinstance(m, nn.Conv2d) for m in build_for_training(name, "meta").modules()) - 1
+        for name in ("revnet38_cifar", "resnet32_cifar")
+    ]
+    ratio = per_block[0] / 9 / (per_block[1] / 15)
+    number = published("revnet", "section5/depth_of_block")
+    verdict = Verdict("reproduced", "equal") if ratio == 2 else Verdict("off", "not two")
+    section.comparisons.append(Comparison("RevNet-38 over ResNet-32: convolutions", number, ratio, "", verdict))
+    return section
 
 
 def report_cifar_errors(runs: Sequence[TrainingRun]) -> Section:
@@ -85,6 +108,42 @@ def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
     return report_errors("table4", "Table 4: test error on ImageNet", IMAGENET_ERRORS, runs)
 
 
+def report_differences(runs: Sequence[TrainingRun]) -> Section:
+    """Return by how much the test errors of RevNets are larger than those of their ResNets (section 5.2)."""
+    section = Section(
+        "section5.2_errors", "Section 5.2: test errors of RevNets beside ResNets",
+        "Mean test error of a RevNet's finished runs less that of its ResNet's, in points. The largest difference of "
+        "all pairs of Tables 3 and 4 is to be no more than the published one.",
+    )  # fmt: skip
+    number = published("revnet", "section5.2/underperforms_by")
+    finished = {
+        name: [
+            run for run in runs if run.experiment == name and run.is_finished and not (run.is_stored and name in PAIRS)
+        ]
+        for name in (*CIFAR_ERRORS, *IMAGENET_ERRORS)
+    }
+    pairs = [
+        _compare_pair(f"{revnet} less {resnet}", number, finished[revnet], finished[resnet])
+        for revnet, resnet in PAIRS.items()
+        if finished[revnet] and finished[resnet]
+    ]
+    missing = [name for name, found in finished.items() if not found]
+    if missing:
+        verdict = Verdict("needs training", f"`{command_of('NAME')}`, {UNKNOWN}, NAME: {', '.join(missing)}")
+        section.comparisons.append(not_measured("largest of all pairs", number, "points", verdict))
+    section.comparisons += sorted(pairs, key=lambda pair: float(pair.measured or 0), reverse=True)
+    return section
+
+
+def _compare_pair(
+    what: str, number: PublishedNumber, revnets: Sequence[TrainingRun], resnets: Sequence[TrainingRun]
+) -> Comparison:
+    difference = mean(run.top1[-1] for run in resnets) - mean(run.top1[-1] for run in revnets)
+    verdict = judge(difference, revnets, resnets, at_most=True)
+    n, facts = min(len(revnets), len(resnets)), facts_of([*revnets, *resnets])
+    return Comparison(what, number, difference, "points", verdict, n, standard_error(revnets, resnets).best, **facts)
+
+
 def measure_imagenet_memory(size: int = 224) -> Section:
     """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device."""
     section = Section(
@@ -93,21 +152,23 @@ def measure_imagenet_memory(size: int = 224) -> Section:
         f"for one image and multiplied by {IMAGES}, the paper's batch per GPU: the paper states neither the batch nor "
         "the counting rule of its own numbers.",
     )  # fmt: skip
+    numbers = {number.id.removeprefix("revnet/table5/"): number for number in _of_item("Table 5")}
     held = {name: held_bytes(name, 1, size, memory=memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
     for name in held:
         parameters = 4 * count_parameters(build_for_training(name, "meta")) / MB
-        section.comparisons.append(compare(f"{name}: parameters", PARAMETERS_MB[name], parameters, "MB", 0.01))
-    outputs = IMAGES * sum_of_outputs(build_for_training(RESNET, "meta"), size) / MB
-    section.comparisons.append(
-        compare(f"{RESNET}: all outputs of conv, BN, ReLU and pool", ACTIVATIONS_MB[RESNET], outputs, "MB", 0.1)
-    )
-    for name, count in held.items():
         section.comparisons.append(
-            compare(f"{name}: held after forward", ACTIVATIONS_MB[name], IMAGES * count / MB, "MB", 0.1)
+            compare(f"{name}: parameters", numbers[f"{name}/parameters"], parameters, "MB", 0.01)
         )
+    for name, count in held.items():
+        activations = IMAGES * count / MB
+        number = numbers[f"{name}/activations"]
+        section.comparisons.append(compare(f"{name}: held after forward", number, activations, "MB", 0.1))
+    outputs = IMAGES * sum_of_outputs(build_for_training(RESNET, "meta"), size) / MB
     inplace = held_bytes(REVNET, 1, size, memory="auto", norm="inplace", activation="leaky_relu")
+    what = f"{RESNET}: all outputs of conv, BN, ReLU and pool"
     section.comparisons += [
-        compare_minimum("held, ResNet / RevNet", ACTIVATIONS_RATIO, held[RESNET] / held[REVNET], ""),
+        compare(what, numbers[f"{RESNET}/activations"], outputs, "MB", 0.1),
+        compare("held, ResNet / RevNet", numbers["ratio"], held[RESNET] / held[REVNET], "", 0.1),
         unpublished("held, ResNet / RevNet with in-place stem and head", held[RESNET] / inplace),
     ]
     section.notes.append(

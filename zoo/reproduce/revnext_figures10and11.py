@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from zoo.layers.invertible import LayerwiseBlock
-from zoo.reproduce.comparison import Line, Panel, PublishedValue, Section, compare_decades, unpublished
+from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
+from zoo.reproduce.comparison import (
+    Comparison,
+    Line,
+    Panel,
+    Section,
+    Verdict,
+    compare,
+    compare_decades,
+    explain,
+    unpublished,
+)
 from zoo.reproduce.paper_networks import build_revnext
+from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
 
-BATCH, SIZE = 16, 32
+BATCH, SIZE = 8, 32
+AUTHORS_BATCH = 256
 FLAT, HYBRID = "revnext_flat", "revnext"
+AS_AUTHORS = "norms undone as by the authors"
 HYBRIDS: Mapping[str, dict[str, Any]] = {
     "hybrid": {},
     "hybrid, branch inputs found again": {"keep_branch_input": False},
@@ -25,41 +39,29 @@ SLOPES = (0.4, 0.2, 0.1, 0.05)
 ALL_SLOPES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75)
 # Notebook 1.b of the authors' public code adds a layer to each level in turn: flat networks from 2-1-1 to 5-4-4 (cell
 # 5), hybrids with one unit per branch from 1-1 to 4-4 blocks (cell 9; with two pools there is no use for the third
-# number there). Its plot draws both at 3 to 12.
+# number there, so that three of the ten networks are built twice). Its plot draws both at 3 to 12.
 FLAT_DEPTHS: Mapping[int, dict[str, Any]] = {
     4 + n: {"layers": [2 + n // 3, 1 + (n + 2) // 3, 1 + (n + 1) // 3]} for n in range(10)
 }
-HYBRID_DEPTHS: Mapping[int, dict[str, Any]] = {1 + 2 * n: {"blocks": [n, n]} for n in (1, 2, 3, 4)}
-
-Ends = tuple[PublishedValue, PublishedValue]
-
-
-def _ends(place: str, first: float, last: float) -> Ends:
-    return PublishedValue(first, "read off a figure", place), PublishedValue(last, "read off a figure", place)
-
-
-# Smallest ratios over the layers at the first and last point of a curve, batch 256.
-DEPTH_PLOT, FLAT_PLOT, HYBRID_PLOT = (
-    f"authors' notebook {cell}" for cell in ("1.b, cell 10", "1, cell 8", "1, cell 9")
-)
-FLAT_BY_DEPTH = {
-    0.4: _ends(DEPTH_PLOT, 7e8, 1e2), 0.2: _ends(DEPTH_PLOT, 2e7, 6e-2),
-    0.1: _ends(DEPTH_PLOT, 2e5, 1.5e-2), 0.05: _ends(DEPTH_PLOT, 4e3, 3e-3),
-}  # fmt: skip
-HYBRID_BY_DEPTH = {
-    0.4: _ends(DEPTH_PLOT, 1.3e9, 1.3e9), 0.2: _ends(DEPTH_PLOT, 1.3e9, 1.3e9),
-    0.1: _ends(DEPTH_PLOT, 1.3e9, 1.3e9), 0.05: _ends(DEPTH_PLOT, 1.3e9, 3e8),
-}  # fmt: skip
-FLAT_BY_SLOPE, HYBRID_BY_SLOPE = _ends(FLAT_PLOT, 0.3, 1e9), _ends(HYBRID_PLOT, 1.2e4, 1e9)
-FLAT_FIRST = PublishedValue(1.3e2, "read off a figure", "authors' notebook 2, cell 6")
-FLAT_LAST = PublishedValue(3.5e15, "read off a figure", "authors' notebook 2, cell 6")
-HYBRID_SMALLEST = PublishedValue(346250528, "authors' log", "notebook 2, cell 7")  # of the ten layers that it prints
+HYBRID_DEPTHS: Mapping[int, dict[str, Any]] = {
+    1 + first + second: {"blocks": [first, second]}
+    for first, second in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
+}
+LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # of the one published curve that is lowest before its last point
+STABLE = 2  # factor within which a ratio is called stable
+FAR_LESS = 0.1  # of the loss of another layer
+NOT_FAR_LESS = {
+    "norm": "the gains of an untrained norm are all 1, with which it loses nothing",
+    "leaky_relu": "not less than a tenth of it",
+}
+EXACT = 1e-9  # relative difference of sums in another order
 NOTES = [
-    "the authors' inverse of a batch norm divides by the unbiased deviation where the forward divided by the biased "
-    "one, which alone caps their ratios at values from 1e9 to 3e11; here both use the same statistics, so that higher "
-    "ratios are expected",
-    "their inverse also computes new statistics of the feature map that it inverts, which keeps the ratio from falling "
-    "much below 1e-2; here nothing keeps it from falling",
+    f"{AS_AUTHORS}: their inverse of a batch norm normalises the output by its own statistics, and then takes the "
+    "unbiased deviation where the forward divided by the biased one. The second caps the ratios at (2 n)^2 for n "
+    "values per channel, from 1e9 to 3e11 in these networks; the first keeps them from falling much below 1e-2. These "
+    f"numbers are measured with batches of {AUTHORS_BATCH}, on which the cap depends",
+    "all other numbers are those of this package, which inverts with the statistics of the forward pass: there is no "
+    "cap, and nothing keeps the ratio from falling",
     "hybrid: the exact input of a branch is kept, as in the paper's section 4.4 and the authors' code. Branch inputs "
     "found again: they are reconstructed (network.options keep_branch_input false), for 64 bytes per pixel less",
 ]
@@ -73,10 +75,12 @@ class LayerRatios(NamedTuple):
     Args:
     - `layers`: ratios of the network's own layers and blocks, beginning with the stem's norm.
     - `inside`: for each of ``layers``, the ratios inside it; empty for all but reversible blocks.
+    - `kinds`: for each of ``layers``, the name of its class.
     """
 
     layers: Ratios
     inside: list[Ratios]
+    kinds: list[str]
 
     def in_order(self) -> Ratios:
         """Return all ratios, a block's own input before those of the layers in its branches."""
@@ -87,16 +91,44 @@ class LayerRatios(NamedTuple):
         return min(self.layers[2:])
 
 
-def measure_ratios(name: str, slope: float, batch: int = BATCH, **options: Any) -> LayerRatios:
-    """Return the ratios of an untrained network: sum of squares of a layer's input over that of its error."""
+def measure_ratios(
+    name: str, slope: float, batch: int = BATCH, as_authors: bool = False, **options: Any
+) -> LayerRatios:
+    """Return the ratios of an untrained network: sum of squares of a layer's input over that of its error.
+
+    With ``as_authors`` its norms are undone in the way of the authors' code.
+    """
     torch.manual_seed(0)
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
+    for norm in model.modules():
+        if as_authors and isinstance(norm, InvertibleNorm):
+            _undo_as_authors(norm)
     errors: dict[int, float] = {}
     model.meter = errors.__setitem__
     inside = [_watch(layer) for layer in model.layers()]
     model(torch.randn(batch, 3, SIZE, SIZE)).sum().backward()  # the loss of the authors' study
     reconstructed = range(1, len(inside))  # the images and the last map are kept
-    return LayerRatios([errors[i] ** -2 if errors[i] else math.inf for i in reconstructed], inside[1:])
+    kinds = [type(layer).__name__ for layer in model.layers()]
+    return LayerRatios([errors[i] ** -2 if errors[i] else math.inf for i in reconstructed], inside[1:], kinds[1:])
+
+
+def _undo_as_authors(layer: Any) -> None:
+    """Make a norm find its input as ``IBatchNorm3d`` in layers.py of the authors' code does."""
+    record, undo = layer.record_, layer.undo_
+
+    def record_(x: Tensor) -> Any:
+        var, mean = torch.var_mean(x, (0, 2, 3), correction=1, keepdim=True)
+        y, saved = record(x)
+        return y, (saved, mean, var.sqrt())
+
+    def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
+        saved, mean, deviation = saved
+        own_var, own_mean = torch.var_mean(y, (0, 2, 3), correction=0, keepdim=True)
+        reconstructed = (y - own_mean) * (deviation / own_var.sqrt()) + mean
+        x, dx, gradients = undo(y, dy, saved)
+        return x.copy_(reconstructed), dx, gradients
+
+    layer.record_, layer.undo_ = record_, undo_
 
 
 def _watch(layer: nn.Module) -> Ratios:
@@ -109,42 +141,118 @@ def _watch(layer: nn.Module) -> Ratios:
 
 
 def _watch_layer(layer: Any, index: int, ratios: Ratios) -> None:
-    inputs: list[Tensor] = []  # that of the forward pass, and after it that of the recomputation
+    inputs: list[Tensor] = []  # that of the forward pass
     record, undo = layer.record_, layer.undo_
 
     def record_(x: Tensor) -> Any:
-        inputs.append(x.clone())
+        if not inputs:  # otherwise a recomputation
+            inputs.append(x.clone())
         return record(x)
 
     def undo_(y: Tensor, dy: Tensor, saved: Any) -> Any:
         x, dx, gradients = undo(y, dy, saved)
-        ratios[index] = signal_to_noise(inputs[0].double(), x.double())
+        ratios[index] = signal_to_noise(inputs.pop().double(), x.double())
         return x, dx, gradients
 
     layer.record_, layer.undo_ = record_, undo_
 
 
-def measure_layers(batch: int = BATCH) -> Section:
-    """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
+def measure_layers(batch: int = BATCH, authors_batch: int = AUTHORS_BATCH) -> Section:
+    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, and what each layer costs.
+
+    ``authors_batch`` is the batch of networks whose norms are undone as by the authors.
+    """
     section = Section(
         "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batch {batch} in place of 256; the loss is the sum of the "
-        "logits. Shown is the ratio of each layer's reconstructed input, also inside the branches of reversible "
-        "blocks.", notes=list(NOTES),
+        f"Untrained networks, slope {SLOPE}, random images, batch {batch}; the loss is the sum of the logits. Shown is "
+        "the ratio of each layer's reconstructed input, also inside the branches of reversible blocks. alpha is the "
+        "ratio of a layer's input over that of its output, here the median over the layers of a kind in the flat "
+        "network.", notes=list(NOTES),
     )  # fmt: skip
-    flat = measure_ratios(FLAT, SLOPE, batch, layers=(2, 3, 3)).in_order()
-    hybrids = {label: measure_ratios(HYBRID, SLOPE, batch, blocks=(2, 3), **options).in_order()
-               for label, options in HYBRIDS.items()}  # fmt: skip
-    with_loss = [ratio for ratio in flat if math.isfinite(ratio)]
-    section.comparisons += [
-        compare_decades("flat 2-3-3: first layer", [FLAT_FIRST], flat[:1]),
-        compare_decades("flat 2-3-3: last layer with a loss", [FLAT_LAST], with_loss[-1:]),
-        *(compare_decades(f"{label}, 2-3: smallest", [HYBRID_SMALLEST], [min(ratios)])
-          for label, ratios in hybrids.items()),
-    ]  # fmt: skip
-    lines = [finite_line(label, ratios) for label, ratios in {"flat 2-3-3": flat, **hybrids}.items()]
+    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
+    flats = {
+        f"flat 2-3-3, {AS_AUTHORS}": measure_ratios(FLAT, SLOPE, layers=(2, 3, 3), **theirs),
+        "flat 2-3-3": measure_ratios(FLAT, SLOPE, batch, layers=(2, 3, 3)),
+    }
+    hybrids = {
+        f"hybrid 2-3, {AS_AUTHORS}": measure_ratios(HYBRID, SLOPE, blocks=(2, 3), **theirs),
+        **{label.replace("hybrid", "hybrid 2-3"): measure_ratios(HYBRID, SLOPE, batch, blocks=(2, 3), **options)
+           for label, options in HYBRIDS.items()},
+    }  # fmt: skip
+    for family, networks in (("flat", flats), ("hybrid", hybrids)):
+        for label, ratios in networks.items():
+            in_order = _finite(ratios.in_order())
+            values = {"first": in_order[0], "smallest": min(in_order), "last": in_order[-1]}
+            section.comparisons += [
+                _compare(f"{label}: {end}", f"figure10/{family}_{end}", values[end])
+                for end in ("first", "last", *["smallest"] * (family == "hybrid"))
+            ]
+    section.comparisons += [_compare_accumulation(label, ratios) for label, ratios in flats.items()]
+    section.comparisons += [_compare_stability(label, ratios) for label, ratios in hybrids.items()]
+    section.comparisons += _compare_alphas(flats["flat 2-3-3"])
+    lines = [finite_line(label, ratios.in_order()) for label, ratios in {**flats, **hybrids}.items()]
     section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
     return section
+
+
+def _compare(what: str, key: str, measured: float) -> Comparison:
+    """Return the comparison of a ratio, whose verdict says so where norms are undone as by the authors."""
+    comparison = compare_decades(what, published("revnext", key), measured)
+    return explain(comparison, AS_AUTHORS) if AS_AUTHORS in what else comparison
+
+
+def _finite(ratios: Ratios) -> Ratios:
+    return [ratio for ratio in ratios if math.isfinite(ratio)]
+
+
+def _compare_accumulation(label: str, ratios: LayerRatios) -> Comparison:
+    """Return the ratios of the last layer with a loss and of the first."""
+    finite = _finite(ratios.layers)
+    first, last = finite[0], finite[-1]
+    per_layer = (last / first) ** (1 / (len(finite) - 1))
+    verdict = Verdict("reproduced" if per_layer > 1 else "off", f"a factor of {per_layer:.2g} per layer")
+    what = f"{label}: ratios from the last layer to the first"
+    number = published("revnext", "section5.1/flat_trend")
+    return Comparison(what, number, f"{last:.2g} to {first:.2g}", "", verdict)
+
+
+def _compare_stability(label: str, ratios: LayerRatios) -> Comparison:
+    """Return the smallest ratios inside the last block and inside the first."""
+    smallest = [min(inner) for inner in ratios.inside if inner]
+    first, last = smallest[0], smallest[-1]
+    per_block = (last / first) ** (1 / (len(smallest) - 1))
+    is_stable = first >= last / STABLE
+    verdict = Verdict("reproduced", f"it does not fall by more than a factor of {STABLE}")
+    what = f"{label}: smallest inside a block, from the last to the first"
+    return Comparison(
+        what,
+        published("revnext", "section5.1/hybrid_trend"),
+        f"{last:.2g} to {first:.2g}",
+        "",
+        verdict if is_stable else Verdict("off", f"it falls by a factor of {per_block:.2g} per block"),
+    )
+
+
+def _compare_alphas(flat: LayerRatios) -> list[Comparison]:
+    """Return alpha of convolutions beside that of norms and of leaky ReLUs, and alpha of pools."""
+    by_kind: dict[str, list[float]] = {}
+    for kind, own, behind in zip(flat.kinds, flat.layers, flat.layers[1:], strict=False):
+        if math.isfinite(behind):
+            by_kind.setdefault(kind, []).append(own / behind)
+    alphas = {kind: median(values) for kind, values in by_kind.items()}
+    comparisons = []
+    for kind, key, words in (
+        ("InvertibleNorm", "norm", "batch norm"),
+        ("InvertibleLeakyReLU", "leaky_relu", "leaky ReLU"),
+    ):
+        conv, other = alphas["InvertibleConv"], alphas[kind]
+        is_far_less = 1 / conv - 1 <= FAR_LESS * (1 / other - 1)
+        verdict = Verdict("reproduced", "less than a tenth of it") if is_far_less else Verdict("off", NOT_FAR_LESS[key])
+        text = f"{1 / conv:.2g} times less, {1 / other:.2g} times less"
+        what = f"ratio behind the inverse of a convolution, and of a {words}"
+        comparisons.append(Comparison(what, published("revnext", f"section4.2.3/{key}"), text, "", verdict))
+    number = published("revnext", "section4.2.4/alpha")
+    return [*comparisons, compare("channel pools: alpha", number, alphas["ChannelPool"], "", EXACT)]
 
 
 def finite_line(label: str, ratios: Ratios) -> Line:
@@ -159,11 +267,13 @@ def measure_depths(
     slopes: Sequence[float] = SLOPES,
     all_slopes: Sequence[float] = ALL_SLOPES,
     batch: int = BATCH,
+    authors_batch: int = AUTHORS_BATCH,
 ) -> Section:
     """Return Figure 11: the smallest ratio over depth and over slope.
 
     ``flat`` and ``hybrid`` are the options of networks by their depth, built with each of ``slopes``; networks of one
-    depth are built with ``all_slopes``.
+    depth are built with ``all_slopes``. ``authors_batch`` is the batch of networks whose norms are undone as by the
+    authors; they are built where there is a published number.
     """
     section = Section(
         "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
@@ -172,44 +282,74 @@ def measure_depths(
         "branch: those of the authors, who draw both at 3 to 12. Over slopes, the networks are flat 1-1-1 and hybrid "
         "1-1 with two units per branch.", notes=list(NOTES),
     )  # fmt: skip
-    section.notes.append("their hybrid of slope 0.05 is lowest before its last point: about 2e8, drawn at 10")
-    by_depth = {
-        "flat": (FLAT, "layers", {}, flat, FLAT_BY_DEPTH),
-        **{label: (HYBRID, "blocks", {**options, "units": 1}, hybrid, HYBRID_BY_DEPTH)
+    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
+    curves: dict[str, tuple[str, str, dict[str, Any], Mapping[int, dict[str, Any]]]] = {
+        f"flat, {AS_AUTHORS}": (FLAT, "layers", theirs, flat),
+        "flat": (FLAT, "layers", {"batch": batch}, flat),
+        f"hybrid, {AS_AUTHORS}": (HYBRID, "blocks", {**theirs, "units": 1}, hybrid),
+        **{label: (HYBRID, "blocks", {"batch": batch, **options, "units": 1}, hybrid)
            for label, options in HYBRIDS.items()},
     }  # fmt: skip
     deepest: dict[str, list[LayerRatios]] = {}
-    for label, (name, unit, options, depths, published) in by_depth.items():
+    for label, (name, unit, options, depths) in curves.items():
         lines = []
         for slope in slopes:
-            ratios = [measure_ratios(name, slope, batch, **depth, **options) for depth in depths.values()]
-            smallest = [min(of_depth.in_order()) for of_depth in ratios]
-            what = f"{label}, slope {slope}, from {min(depths)} to {max(depths)} {unit}"
-            section.comparisons.append(compare_decades(what, published[slope], (smallest[0], smallest[-1])))
-            lines.append(Line(f"slope {slope}", list(depths), smallest))
-            deepest.setdefault(label, []).append(ratios[-1])
-        section.panels.append(Panel(label, unit, "smallest signal / noise", lines, y_log=True))
+            ends = _published_ends(label.partition(",")[0], slope, depths)
+            measured = {
+                depth: measure_ratios(name, slope, **options, **depth_options)
+                for depth, depth_options in depths.items()
+                if not options.get("as_authors") or depth in ends.values()
+            }
+            smallest = {depth: min(ratios.in_order()) for depth, ratios in measured.items()}
+            section.comparisons += [
+                _compare(f"{label}, slope {slope}, {depth} {unit}", key, smallest[depth]) for key, depth in ends.items()
+            ]
+            lines.append(Line(f"slope {slope}", list(smallest), list(smallest.values())))
+            deepest.setdefault(label, []).append(measured[max(measured)])
+        if not options.get("as_authors"):
+            section.panels.append(Panel(label, unit, "smallest signal / noise", lines, y_log=True))
     for label in HYBRIDS:
         text = " / ".join(f"{ratios.smallest_of_blocks():.2g}" for ratios in deepest[label])
         what = f"{label}, {max(hybrid)} blocks, slopes {' / '.join(map(str, slopes))}: inputs of blocks and pools"
         section.comparisons.append(unpublished(what, text))
-    section.panels.append(_over_slopes(section, all_slopes, batch))
+    kept, again = (min(ratios.smallest_of_blocks() for ratios in deepest[label]) for label in HYBRIDS)
+    what = "branch inputs kept, not found again: factor by which the smallest ratio at a block or pool is larger"
+    section.comparisons.append(unpublished(what, kept / again))
+    section.panels.append(_over_slopes(section, all_slopes, batch, authors_batch))
     return section
 
 
-def _over_slopes(section: Section, slopes: Sequence[float], batch: int) -> Panel:
+def _published_ends(family: str, slope: float, depths: Mapping[int, Any]) -> dict[str, int]:
+    """Return the depths of the first and the last point of a curve, of one also of its lowest point, by their keys."""
+    ends = {"first": min(depths), "last": max(depths)}
+    if (family, slope) == ("hybrid", LOWEST_SLOPE) and LOWEST_DEPTH in depths:
+        ends["lowest"] = LOWEST_DEPTH
+    return {f"figure11/{family}_slope_{slope}/{end}": depth for end, depth in ends.items()}
+
+
+def _over_slopes(section: Section, slopes: Sequence[float], batch: int, authors_batch: int) -> Panel:
     """Return the panel of the smallest ratios over the slopes, and add its comparisons to the section.
 
     Both networks have the levels 1-1-1, and the hybrid has two units per branch (notebook 1, cells 8 and 9).
     """
+    ends = [slope for slope in slopes if slope in (ALL_SLOPES[0], ALL_SLOPES[-1])]
+    theirs: dict[str, Any] = {"batch": authors_batch, "as_authors": True}
+    of_hybrid = {"blocks": [1, 1], "units": 2}
+    curves: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
+        f"flat 1-1-1, {AS_AUTHORS}": (FLAT, ends, {"layers": [1, 1, 1], **theirs}),
+        "flat 1-1-1": (FLAT, slopes, {"layers": [1, 1, 1], "batch": batch}),
+        f"hybrid 1-1, {AS_AUTHORS}": (HYBRID, ends, {**of_hybrid, **theirs}),
+        **{label.replace("hybrid", "hybrid 1-1"): (HYBRID, slopes, {**of_hybrid, **added, "batch": batch})
+           for label, added in HYBRIDS.items()},
+    }  # fmt: skip
     lines = []
-    for label, name, options, published in (
-        ("flat 1-1-1", FLAT, {"layers": [1, 1, 1]}, FLAT_BY_SLOPE),
-        *((label.replace("hybrid", "hybrid 1-1"), HYBRID, {"blocks": [1, 1], "units": 2, **added}, HYBRID_BY_SLOPE)
-          for label, added in HYBRIDS.items()),
-    ):  # fmt: skip
-        smallest = [min(measure_ratios(name, slope, batch, **options).in_order()) for slope in slopes]
-        what = f"{label}, from slope {slopes[0]} to {slopes[-1]}"
-        section.comparisons.append(compare_decades(what, published, (smallest[0], smallest[-1])))
-        lines.append(Line(label, slopes, smallest))
+    for label, (name, points, options) in curves.items():
+        smallest = {slope: min(measure_ratios(name, slope, **options).in_order()) for slope in points}
+        family = label.partition(" ")[0]
+        section.comparisons += [
+            _compare(f"{label}, slope {slope}", f"figure11/{family}_over_slopes/{slope}", smallest[slope])
+            for slope in ends
+        ]
+        if points is slopes:
+            lines.append(Line(label, list(smallest), list(smallest.values())))
     return Panel("over slopes", "slope", "smallest signal / noise", lines, True, True)

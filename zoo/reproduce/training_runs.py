@@ -1,16 +1,17 @@
 """Training runs: read from their log folders, matched to experiment files, kept in one file and drawn.
 
 A log folder holds megabytes of checkpoints and a record every few steps. A file of runs holds for each of them its
-settings, the accuracy and loss of each epoch and some of the reconstruction errors, and can later be given in place of
-the folders.
+settings, the accuracy and loss of each epoch and some of the reconstruction errors and of the angles between gradients,
+and can later be given in place of the folders.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,24 @@ from zoo.config import Experiment, experiments_dir, load_experiment, parse_exper
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
+from zoo.report.cost import total_cost
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
 from zoo.reproduce.plot import draw
 
-NUM_RECONSTRUCTIONS = 12  # number of records of reconstruction errors kept per run, evenly spread over its steps
+# Numbers of records kept per run, evenly spread over its steps: of reconstruction errors and of angles.
+NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
 PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
 # The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
-MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": {"reconstruction_meter"}}
+METERS = {"reconstruction_meter", "gradient_angle_meter"}
+MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": METERS}
 # What the records of each event must have.
 NEEDED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
-    "reconstruction": ("step", "errors"),
+    "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
+    "end": ("seconds", "gpu_seconds", "joules", "joules_of"),
 }  # fmt: skip
 Epoch = dict[str, Any]
 
@@ -50,9 +55,13 @@ class TrainingRun:
     - `epochs`: for each validated epoch "epoch" (counted from 1), "val_top1" and, where they were recorded, "val_loss",
       "train_top1" and "train_loss"; accuracies in percent, losses in nats per image.
     - `reconstruction`: for some steps "step", "worst_relative_error" and the "errors" of the blocks.
+    - `angles`: for some steps "step" and "degrees", the angle between the gradients from stored and from reconstructed
+      activations; null where one of them was not finite.
     - `note`: what a reader has to know about the run; may be empty.
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
+    - `data`: digests of the names of its images for training and validation; empty where they were not recorded.
+    - `cost`: what training took, see `zoo.report.cost.CostMeter`; None where a part of it was not recorded.
     - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
 
@@ -62,9 +71,12 @@ class TrainingRun:
     environment: dict[str, Any] | None
     epochs: Sequence[Epoch]
     reconstruction: Sequence[dict[str, Any]] = ()
+    angles: Sequence[dict[str, Any]] = ()
     note: str = ""
     num_training_images: int | None = None
     num_validation_images: int | None = None
+    data: str = ""
+    cost: dict[str, Any] | None = None
     experiment: str = ""
 
     @property
@@ -120,27 +132,34 @@ class TrainingRun:
             "num_validation_images": self.num_validation_images,
             "epochs": list(self.epochs),
         }
-        extras = {"note": self.note, "reconstruction": list(self.reconstruction)}
+        extras = {"note": self.note, "reconstruction": list(self.reconstruction), "angles": list(self.angles),
+                  "data": self.data, "cost": self.cost}  # fmt: skip
         return {**content, **{key: value for key, value in extras.items() if value}}
 
 
-def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[TrainingRun], list[str]]:
-    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on the others.
+def read_runs(
+    paths: Sequence[Path], names: Iterable[str], others: Iterable[str] = ()
+) -> tuple[list[TrainingRun], list[str]]:
+    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
 
-    ``paths`` are log folders of `zoo train`, and files of runs that stand for such folders; each is read once. A run
-    belongs to the experiment whose settings it was trained with, except that seed, memory and reconstruction meter may
-    differ. The note that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises
-    ConfigError or CheckpointError for a path that is neither.
+    The names are those that `load_changed` reads. ``paths`` are log folders of `zoo train`, and files of runs that
+    stand for such folders; each is read once. A run belongs to the experiment whose settings it was trained with,
+    except that seed, memory and meters may differ. There are no remarks on runs of the experiments ``others``. The note
+    that a file has on a run becomes a remark too. Remarks name paths as they were given. Raises ConfigError or
+    CheckpointError for a path that is neither.
     """
     if not paths:
         return [], []
-    experiments = {_settings(load_experiment(experiments_dir() / f"{name}.json")): name for name in names}
+    experiments, elsewhere = ({_settings(load_changed(name)): name for name in group} for group in (names, others))
     once: dict[Path, Path] = {}
     for path in paths:
         once.setdefault(path.resolve(), path)
     runs, remarks = [], []
     for run in (run for path in once.values() for run in read_path(path)):
-        name = experiments.get(_settings(run.config))
+        settings = _settings(run.config)
+        name = experiments.get(settings)
+        if name is None and settings in elsewhere:
+            continue
         if name is None:
             remarks.append(f"left out: {run.source} was trained with settings of no experiment in this report")
         elif not run.epochs:
@@ -149,6 +168,23 @@ def read_runs(paths: Sequence[Path], names: Iterable[str]) -> tuple[list[Trainin
             runs.append(replace(run, experiment=name))
             remarks += [f"{run.source}: {printable(run.note)}"] if run.note else []
     return runs, remarks
+
+
+def load_changed(name: str) -> Experiment:
+    """Return an experiment by the stem of its file, which changes of its settings may follow.
+
+    The changes are a JSON object of settings and values: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
+    """
+    stem, _, changes = name.partition(" ")
+    experiment = load_experiment(experiments_dir() / f"{stem}.json")
+    content = experiment.model_dump(mode="json", exclude={"expected"})
+    for setting, value in json.loads(changes or "{}").items():
+        *path, last = setting.split(".")
+        inner = content
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+    return parse_experiment(content, name) if changes else experiment
 
 
 def _settings(config: Experiment) -> str:
@@ -163,14 +199,21 @@ def read_path(path: Path) -> list[TrainingRun]:
 
 def _read_folder(folder: Path) -> TrainingRun:
     records = _read_metrics(folder / METRICS_FILE)
-    config = parse_experiment(read(folder / CHECKPOINT)["config"], str(folder / CHECKPOINT))
+    saved = read(folder / CHECKPOINT)
+    config = parse_experiment(saved["config"], str(folder / CHECKPOINT))
     epochs: dict[int, Epoch] = {}
     reconstructions: dict[int, dict[str, Any]] = {}
+    angles: dict[int, dict[str, Any]] = {}
     environment = num_scored = None
+    num_begun, costs, data = 0, [], ""
     for record in records:  # an epoch or step that was run again after an interruption replaces the earlier one
         event = record["event"]
         if event in ("start", "resume"):
-            environment = record.get("environment", environment)
+            environment = _dated(record) or environment
+            data = ", ".join(f"{part} {facts['names']}" for part, facts in record.get("images", {}).items()) or data
+            num_begun += 1
+        elif event == "end":
+            costs.append(record)
         elif event == "train":
             epoch = epochs.setdefault(record["epoch"], {"epoch": record["epoch"] + 1})
             epoch |= {"train_loss": record["epoch_loss"], "train_top1": record["epoch_top1"]}
@@ -183,6 +226,8 @@ def _read_folder(folder: Path) -> TrainingRun:
             worst = None if None in errors else max(errors, default=0.0)
             step = {"step": record["step"], "worst_relative_error": worst, "errors": record["errors"]}
             reconstructions[record["step"]] = step
+        elif event == "gradient_angle":
+            angles[record["step"]] = {"step": record["step"], "degrees": record["degrees"]}
     validated = [epochs[index] for index in sorted(epochs) if "val_top1" in epochs[index]]
     return TrainingRun(
         source=printable(folder),
@@ -190,9 +235,21 @@ def _read_folder(folder: Path) -> TrainingRun:
         status=_status(folder, len(validated), config.optimizer.schedule.epochs),
         environment=environment,
         epochs=validated,
-        reconstruction=_evenly_spread([reconstructions[step] for step in sorted(reconstructions)]),
+        reconstruction=_evenly_spread(reconstructions, NUM_RECONSTRUCTIONS),
+        angles=_evenly_spread(angles, NUM_ANGLES),
+        num_training_images=saved["position"]["num_pictures"],
         num_validation_images=num_scored,
+        data=data,
+        cost=total_cost(costs) if 0 < len(costs) == num_begun else None,
     )
+
+
+def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the environment in a record; one from before environments had dates gets that of the record."""
+    environment, time_s = record.get("environment"), record.get("time_s")
+    if environment is None or "date" in environment or time_s is None:
+        return environment
+    return {**environment, "date": datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")}
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -210,10 +267,10 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _evenly_spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `NUM_RECONSTRUCTIONS` of the records, the first and the last among them."""
-    last, count = len(records) - 1, min(len(records), NUM_RECONSTRUCTIONS)
-    return [records[round(index * last / max(1, count - 1))] for index in range(count)]
+def _evenly_spread(records: Mapping[int, dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return at most so many of the records, which have their steps as keys, the first and the last among them."""
+    steps, count = sorted(records), min(len(records), most)
+    return [records[steps[round(index * (len(steps) - 1) / max(1, count - 1))]] for index in range(count)]
 
 
 def _status(folder: Path, num_done: int, num_epochs: int) -> str:
@@ -230,7 +287,7 @@ def _read_file(path: Path) -> list[TrainingRun]:
         return [_from_json(path, run, content) for run in content["runs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--runs: no shortened logs of training runs can be read ({type(error).__name__}: {error}); "
+            f"--runs: no training runs can be read ({type(error).__name__}: {error}); "
             f"{printable(path)}: give log folders of `zoo train`, or files of curves that `zoo reproduce` made of them"
         ) from error
 
@@ -249,10 +306,32 @@ def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> Trai
         environment=run.get("environment", content.get("environment")),
         epochs=list(run["epochs"]),
         reconstruction=list(run.get("reconstruction", ())),
+        angles=list(run.get("angles", ())),
         note=str(run.get("note", "")),
         num_training_images=num_training_images,
         num_validation_images=num_validation_images,
+        data=str(run.get("data", "")),
+        cost=run.get("cost"),
     )
+
+
+def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return the versions and the machine of the runs; where they differ, the values of all, separated by commas.
+
+    Empty where none was recorded.
+    """
+    values: dict[str, list[Any]] = {}
+    for run in runs:
+        for key, value in (run.environment or {}).items():
+            values.setdefault(key, [])
+            values[key] += [value] if value not in values[key] else []
+    return {key: each[0] if len(each) == 1 else ", ".join(map(str, each)) for key, each in values.items()}
+
+
+def data_of(runs: Sequence[TrainingRun]) -> str:
+    """Return the digests of the images of all runs; empty where they differ or were not recorded."""
+    digests = {run.data for run in runs}
+    return digests.pop() if len(digests) == 1 else ""
 
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:

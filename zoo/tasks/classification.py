@@ -16,6 +16,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
+from zoo.tasks.significance import standard_error
 
 LABELS = {"top1": "top-1", "top5": "top-5"}
 
@@ -31,6 +32,7 @@ class ClassificationResult(Result):
     - `count`: number of images that were scored.
     - `skipped`: number of images that could not be read and are in no average.
     - `protocol`: name of the way in which the images were scaled and cropped.
+    - `val`: the images that there are, see `Result`.
     """
 
     labels = LABELS
@@ -40,6 +42,11 @@ class ClassificationResult(Result):
     count: int
     skipped: int
     protocol: str
+    val: Mapping[str, Any] | None = None
+
+    def standard_errors(self) -> dict[str, float]:
+        """Return the binomial standard errors of the accuracies, in points."""
+        return {name: standard_error(score, self.count) for name, score in self.scores().items()}
 
     @property
     def expected_as(self) -> str:
@@ -109,7 +116,7 @@ class ClassificationTask(Task):
 
     def result(self, reading: Reading, protocol: str) -> ClassificationResult:
         """Return the scores of a validation."""
-        scores = self.scores(reading)
+        scores: dict[str, Any] = self.scores(reading)
         return ClassificationResult(**scores, loss=reading.loss, count=reading.count, skipped=reading.skipped,
                                     protocol=protocol)  # fmt: skip
 

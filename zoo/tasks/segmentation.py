@@ -38,6 +38,9 @@ LABELS = {
 class SegmentationResult(Result):
     """The scores of a validation, see `ConfusionMatrix`.
 
+    They have no standard errors: the pixels of an image are not independent of each other, and one confusion matrix of
+    all images does not tell how much images differ.
+
     Args:
     - `miou`: mean over the classes of intersection over union, percent.
     - `pixel_accuracy`: pixels whose class is right, percent.
@@ -49,6 +52,7 @@ class SegmentationResult(Result):
     - `skipped`: number of images that could not be read and are in no average.
     - `protocol`: ``whole`` or ``whole-flip``.
     - `confusion`: pixels by label (rows) and prediction (columns).
+    - `val`: the images that there are, see `Result`.
     """
 
     labels = LABELS
@@ -62,6 +66,7 @@ class SegmentationResult(Result):
     skipped: int
     protocol: str
     confusion: list[list[int]]
+    val: Mapping[str, Any] | None = None
 
     def record(self) -> dict[str, Any]:
         """Return all numbers but the confusion matrix."""
@@ -163,8 +168,9 @@ class SegmentationTask(Task):
                 f"no pixel of {reading.count} label maps has a class, all are to be ignored; validation data: give "
                 "label maps with classes, and say in segmentation.layout what their values mean"
             )
+        scores: dict[str, Any] = self.scores(reading)
         return SegmentationResult(
-            **self.scores(reading),
+            **scores,
             iou=confusion.iou,
             loss=reading.loss,
             count=reading.count,

@@ -50,6 +50,12 @@ def kernels_for(x: Tensor) -> Kernels:
     return _chosen.get(x.device.type, reference)
 
 
+def name_for(device: torch.device) -> str:
+    """Return the name of the back end that computes norms on ``device``: a value of ZOO_KERNELS."""
+    kernels = _chosen.get(device.type, reference)
+    return next((name for name, (_, known) in DEVICES.items() if known is kernels), "reference")
+
+
 @contextmanager
 def forced(name: str) -> Iterator[None]:
     """Within the block, use the back end ``name``, one of the values of ZOO_KERNELS."""

@@ -1,0 +1,280 @@
+"""``zoo reproduce`` PAPER and ``all`` write reports and the ledger, and refuse what they cannot use at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reproduce.ledgers import number, publish
+from tests.reproduce.runs import make_run
+from zoo.cli import build_parser, main
+from zoo.reproduce.comparison import Comparison, Line, Panel, Section, Verdict, compare, not_measured
+from zoo.reproduce.ledger import UNNAMED
+from zoo.reproduce.papers import PAPERS, Inputs, Measurement
+
+NUMBERS = {
+    paper: [
+        number(f"{item}/a", 2, paper, item=title, unit="B")
+        for item, title in (("table9", "Table 9"), ("figure1", "Figure 1"))
+    ]
+    for paper in PAPERS
+}
+
+
+class Measured:
+    """What was measured, in order, and what the papers' measurements were given."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[str, str]] = []
+        self.inputs: list[Inputs] = []
+
+    def of_paper(self, paper: str, inputs: Inputs) -> list[Measurement]:
+        self.inputs.append(inputs)
+        table, figure = NUMBERS[paper]
+
+        def measure_table() -> Section:
+            self.items.append((paper, "Table 9"))
+            panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
+            return Section("table9", "Table 9", "Measured.", [compare("bytes", table, 2.1, "B", 0.1)], panels=[panel])
+
+        def measure_figure() -> Section:
+            self.items.append((paper, "Figure 1"))
+            needed = not_measured("bytes", figure, "B", Verdict("needs training", "`zoo train x DATA`"))
+            ran = Comparison("bytes", figure, 3, "B", Verdict("off", "off by +50 %"), environment={"commit": "1"})
+            return Section("figure1", "Figure 1", "Measured.", [ran if inputs.runs else needed])
+
+        return [Measurement("Table 9", measure_table), Measurement("Figure 1", measure_figure)]
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """Let each paper have two items that take no time."""
+    measured = Measured()
+    for name, paper in PAPERS.items():
+        fast = replace(paper, measurements=lambda inputs, name=name: measured.of_paper(name, inputs))
+        monkeypatch.setitem(PAPERS, name, fast)
+    publish(monkeypatch, *(number for numbers in NUMBERS.values() for number in numbers))
+    return measured
+
+
+def reproduce(*words: object) -> int:
+    return main(["reproduce", *map(str, words), "--no-picture"])
+
+
+def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in json.loads((folder / "reproduction.json").read_text())["rows"]}
+
+
+def test_every_paper_can_be_named_and_all_of_them_at_once() -> None:
+    names = [*PAPERS, "all"]
+    assert [build_parser().parse_args(["reproduce", name]).benchmark for name in names] == names
+
+
+def test_report_and_plots_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["reproduce", "revnet", "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "revnet.json").read_text())
+    assert content["command"] == f"zoo reproduce revnet --out {tmp_path}"
+    assert content["sections"][0]["figures"][0]["verdict"] == "reproduced: within 10 %"
+    assert (tmp_path / "revnet.md").read_text() in capsys.readouterr().out
+    assert (tmp_path / "revnet_table9.png").exists()
+
+
+def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("all", "--out", tmp_path) == 0
+    assert {(row["state"], row["command"]) for id, row in rows_in(tmp_path).items() if id.startswith("revnext")} == {
+        ("reproduced", "zoo reproduce revnext --item 'Table 9'"),
+        ("needs training", "zoo reproduce revnext --item 'Figure 1'"),
+    }
+    printed = capsys.readouterr().out
+    assert "Of 6 published numbers: 3 reproduced, 3 need training." in printed
+    assert str(tmp_path / "REPRODUCTION.md") in printed
+    assert all((tmp_path / f"{paper}.md").exists() for paper in PAPERS)
+
+
+def test_one_paper_fills_its_rows_alone_and_says_what_nothing_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unnamed = number("table9/b", 1)
+    publish(monkeypatch, *NUMBERS["revnet"], unnamed, *NUMBERS["revnext"])
+    assert reproduce("revnet", "--out", tmp_path) == 0
+    states = {id: row["state"] for id, row in rows_in(tmp_path).items()}
+    assert list(states.values()) == ["reproduced", "needs training", "not built", "not run", "not run"]
+    assert rows_in(tmp_path)[unnamed.id]["verdict"] == f"not built: {UNNAMED}"
+
+
+@pytest.mark.parametrize("item", ["Table 9", "table9", "TABLE  9"])
+def test_an_item_is_chosen_whatever_its_case_and_blanks(tmp_path: Path, item: str, measured: Measured) -> None:
+    assert reproduce("all", "--item", item, "--out", tmp_path) == 0
+    assert measured.items == [(paper, "Table 9") for paper in PAPERS]
+    assert {row["state"] for row in rows_in(tmp_path).values()} == {"reproduced", "not run"}
+
+
+def test_an_unknown_item_is_answered_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("revnet", "--item", "Table 1", "--out", tmp_path) == 2
+    assert "--item: there is no measurement of Table 1; there are those of revnet: Table 9, Figure 1" in (
+        capsys.readouterr().err
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_runs_stay_when_a_later_command_has_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [10.0, 20.0])
+    out = tmp_path / "out"
+    assert reproduce("all", "--runs", run, "--out", out) == 0
+    assert reproduce("all", "--out", out) == 0
+    row = rows_in(out)["revnet/figure1/a"]
+    assert (row["measured"], row["commit"], row["date"]) == (3, "1", "")
+    assert row["command"] == f"zoo reproduce revnet --item 'Figure 1' --runs {run}"
+    assert rows_in(out)["revnext/figure1/a"]["state"] == "needs training", "the run belongs to the other paper"
+
+
+def test_runs_of_no_paper_are_named_in_every_report_and_those_of_others_in_none(tmp_path: Path) -> None:
+    own, foreign = (
+        make_run(tmp_path / "own", [10.0]),
+        make_run(tmp_path / "foreign", [10.0], "quickstart_fashion_mnist"),
+    )
+    assert reproduce("all", "--runs", own, foreign, "--out", tmp_path / "out") == 0
+    for paper in PAPERS:
+        text = (tmp_path / "out" / f"{paper}.md").read_text()
+        assert (f"left out: {foreign}" in text, f"left out: {own}" in text) == (True, False)
+
+
+def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path) -> None:
+    """The file that a log folder becomes is enough for the next report, which leaves it as it is."""
+    pytest.importorskip("matplotlib")
+    folder, out = make_run(tmp_path / "run", [10.0, 20.0]), tmp_path / "out"
+    assert main(["reproduce", "revnet", "--runs", str(folder), "--out", str(out)]) == 0
+    kept = (out / "revnet_runs.json").read_bytes()
+    assert json.loads(kept)["runs"][0]["epochs"][1]["val_top1"] == 20.0
+    (out / "revnet_runs.png").unlink()
+    assert main(["reproduce", "revnet", "--runs", str(out / "revnet_runs.json"), "--out", str(out)]) == 0
+    assert (out / "revnet_runs.json").read_bytes() == kept
+    assert (out / "revnet_runs.png").exists()
+
+
+def test_no_matplotlib_is_noticed_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: Measured
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["reproduce", "revnet", "--out", str(tmp_path)]) == 2
+    assert "extra `plot`" in capsys.readouterr().err
+    assert (list(tmp_path.iterdir()), measured.items) == ([], [])
+    assert reproduce("revnet", "--out", tmp_path) == 0
+    assert [path.name for path in tmp_path.glob("*.png")] == []
+
+
+def test_a_folder_that_is_no_run_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Measured
+) -> None:
+    assert reproduce("revnet", "--runs", tmp_path) == 2
+    assert str(tmp_path / "metrics.jsonl") in capsys.readouterr().err
+    assert measured.items == []
+
+
+def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Measured
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert reproduce("revnet", "--out", tmp_path / "file") == 2
+    assert "--out" in capsys.readouterr().err
+    assert measured.items == []
+
+
+def make_classes(folder: Path, count: int) -> None:
+    for index in range(count):
+        (folder / f"n{index:08}").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("paper", ["all", "revnet"])
+def test_ten_classes_to_train_on_are_cifar10(tmp_path: Path, paper: str, measured: Measured) -> None:
+    make_classes(tmp_path / "data" / "train", 10)
+    assert reproduce(paper, "--data", tmp_path / "data", "--out", tmp_path) == 0
+    assert {inputs.data for inputs in measured.inputs} == {tmp_path / "data"}
+
+
+@pytest.mark.parametrize("paper", ["all", "inplace_abn"])
+def test_networks_are_scored_on_imagenet_before_their_numbers_are_compared(
+    tmp_path: Path, paper: str, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_classes(tmp_path / "data" / "val", 1000)
+    row = {"network": "a", "protocol": "b", "measured": {"top1": 1.0}, "command": "c", "verdict": "d"}
+
+    def score(options: Any, process: Any) -> None:
+        assert (options.data, options.out, measured.items) == (tmp_path / "data", tmp_path, [])
+        content = {"benchmark": "imagenet", "measurements": [], "rows": [row]}
+        (tmp_path / "imagenet.json").write_text(json.dumps(content))
+
+    monkeypatch.setattr("zoo.reproduce.paper_run.reproduce_imagenet", score)
+    assert reproduce(paper, "--data", tmp_path / "data", "--out", tmp_path) == 0
+    assert measured.inputs[-1] == Inputs([], None, [row])
+
+
+def test_a_report_of_scores_is_read_where_there_is_one(tmp_path: Path, measured: Measured) -> None:
+    content = {"benchmark": "imagenet", "measurements": [], "rows": []}
+    (tmp_path / "imagenet.json").write_text(json.dumps(content))
+    assert reproduce("inplace_abn", "--out", tmp_path) == 0
+    (tmp_path / "imagenet.json").write_text(json.dumps({"benchmark": "other"}))
+    assert reproduce("inplace_abn", "--out", tmp_path) == 2
+    assert len(measured.items) == 2
+
+
+@pytest.mark.parametrize(
+    ("paper", "part", "classes", "message"),
+    [
+        ("all", "train", 9, "9 folders in train/; "),
+        ("all", "val", 999, "this folder has 999 folders in val/"),
+        ("revnet", "val", 1000, "revnet takes CIFAR-10, which has 10 class folders in train/"),
+        ("inplace_abn", "train", 10, "inplace_abn takes ImageNet, which has 1,000 class folders in val/"),
+    ],
+)
+def test_other_images_are_refused_before_anything_is_measured(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    measured: Measured,
+    paper: str,
+    part: str,
+    classes: int,
+    message: str,
+) -> None:
+    make_classes(tmp_path / part, classes)
+    assert reproduce(paper, "--data", tmp_path, "--out", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert measured.items == []
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["revnet", "--models", "a"], "--models"),
+        (["all", "--batch-size", "4"], "--batch-size"),
+        (["revnext", "--data", "here"], "--data"),
+        (["revnext", "-j", "99"], "--workers"),
+        (["inplace_abn", "--runs", "there"], "--runs"),
+        (["imagenet", "--data", "here", "--no-picture"], "--no-picture"),
+        (["imagenet", "--data", "here", "--runs", "there"], "--runs"),
+        (["imagenet", "--data", "here", "--item", "Table 1"], "--item"),
+        (["imagenet"], "--data"),
+    ],
+)
+def test_options_of_other_benchmarks_are_refused_by_name(
+    command: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["reproduce", *command])
+    assert error.value.code == 2
+    assert option in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_report_of_a_changed_checkout_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.report.environment.checkout_commit", lambda: "1234-dirty")
+    assert reproduce("all", "--out", tmp_path) == 0
+    assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err
+    assert "1234-dirty" in (tmp_path / "REPRODUCTION.md").read_text()

@@ -1,0 +1,194 @@
+"""The angle between reconstructed and stored gradients is that of the step's own batch, and changes no run."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
+from zoo.config import Network, Training
+from zoo.engine.checkpoint import CHECKPOINT
+from zoo.engine.meters import angle_between, check_meters, gradients
+from zoo.engine.process import Process
+from zoo.engine.start import start
+from zoo.engine.state import TrainState, rank_state, shared_state
+from zoo.engine.step import StepBatch, gradient_angle, train_step
+from zoo.errors import ConfigError
+from zoo.layers import InPlaceABN, InPlaceABNSync, ReversibleBlock, ReversibleSequential
+from zoo.tasks import task_of
+
+
+class _Off(nn.Module):
+    """Multiplies with another number in each second call: what it made in forward cannot be taken away exactly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + 0.3 * (self.calls % 2))
+
+
+def _branch() -> nn.Module:
+    """Return a branch with a norm, random numbers and, in its middle, a norm that works in place."""
+    layers = [nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), InPlaceABN(4), nn.Dropout(0.3)]
+    return nn.Sequential(*layers, nn.Conv2d(4, 4, 3, padding=1))
+
+
+def _net(network: Network, blocks: Any = None) -> nn.Module:
+    blocks = blocks or [ReversibleBlock(_branch(), _branch()) for _ in range(3)]
+    ends = (nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.classes))
+    return nn.Sequential(ends[0], ReversibleSequential(blocks), *ends[1:])
+
+
+def _drifting_net(network: Network) -> nn.Module:
+    return _net(network, [ReversibleBlock(nn.Sequential(_branch(), _Off()), _branch()) for _ in range(2)])
+
+
+def _sync_net(network: Network) -> nn.Module:
+    f, g = (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), InPlaceABNSync(4)) for _ in "fg")
+    return _net(network, [ReversibleBlock(f, g)])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"))
+
+
+def _all_of(state: TrainState) -> dict[str, Any]:
+    """Return everything that a checkpoint holds."""
+    return copy.deepcopy({**shared_state(state), **rank_state(state)})
+
+
+def test_angles_are_logged_at_the_interval_and_only_when_asked(data: Path, tmp_path: Path) -> None:
+    log, silent = MemoryLog(), MemoryLog()
+    run(make_config(training={"gradient_angle_meter": 4}), data, tmp_path / "a", log, build=_net)
+    run(make_config(), data, tmp_path / "b", silent, build=_net)
+    assert [step for step, _ in log.angles] == [4, 8, 12]
+    assert all(0 < degrees < 0.1 for _, degrees in log.angles)
+    assert silent.angles == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer": {"accumulate_steps": 2}, "training": {"amp": "bf16"}}],
+    ids=["plain", "amp and parts"],
+)
+def test_metered_steps_change_neither_weights_nor_statistics_nor_random_numbers(
+    data: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    states = []
+    for every in (0, 1):
+        training = {**changes.get("training", {}), "gradient_angle_meter": every}
+        config = make_config(**{**changes, "training": training})
+        states.append(_all_of(run(config, data, tmp_path / str(every), MemoryLog(), build=_net)))
+    assert differences(*states) == []
+
+
+def test_a_resumed_run_has_the_angles_and_the_weights_of_the_straight_one(data: Path, tmp_path: Path) -> None:
+    config = make_config(training={"gradient_angle_meter": 2}, checkpoint={"every_steps": 3})
+    begun = tmp_path / "begun"
+    begun.mkdir()
+
+    def keep(metrics: Any) -> None:
+        if metrics.step == 8:  # the last checkpoint is of step 6
+            shutil.copy(tmp_path / "straight" / CHECKPOINT, begun)
+
+    straight, resumed = MemoryLog(keep), MemoryLog()
+    ends = [run(config, data, tmp_path / "straight", straight, build=_net)]
+    ends.append(run(config, data, begun, resumed, build=_net, resume="auto"))
+    assert resumed.angles == [(step, degrees) for step, degrees in straight.angles if step > 6]
+    assert differences(*map(_all_of, ends)) == []
+
+
+def _start(build: Any, folder: Path, **changes: Any) -> TrainState:
+    return start(task_of(make_config(**changes)), Process(), folder, MemoryLog(), build=build)
+
+
+def _by_hand(model: nn.Module, images: Tensor, targets: Tensor, store: bool) -> Tensor:
+    """Return the gradient of all parameters in float64, by a backward pass of a copy."""
+    model = copy.deepcopy(model)
+    model[1].store = store  # type: ignore[index]
+    nn.functional.cross_entropy(model(images), targets).backward()
+    return torch.cat([parameter.grad.double().flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
+
+
+def test_the_angle_is_that_of_two_backward_passes_made_by_hand(tmp_path: Path) -> None:
+    state = _start(_drifting_net, tmp_path, optimizer={"accumulate_steps": 1})
+    state.model.double().train()
+    for module in state.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    images, targets = torch.randn(8, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1] * 4)
+    u, v = (_by_hand(state.model, images, targets, store) for store in (False, True))
+    expected = math.degrees(math.acos(float(u @ v / u.norm() / v.norm())))
+    assert expected > 1, "the network has to reconstruct badly"
+    assert gradient_angle(state, StepBatch(images, targets, 8)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_gradients_are_those_that_the_step_takes(tmp_path: Path) -> None:
+    """Two parts of a batch, in one of which norms take their statistics, are summed as the step does it."""
+    state = _start(_net, tmp_path, optimizer={"accumulate_steps": 2, "clip": 0, "batch_size": 8})
+    state.wrapped_model.train()
+    images, targets = torch.randn(8, 3, 8, 8), torch.tensor([0, 1] * 4)
+
+    def losses() -> Any:
+        for part, classes in zip(images.chunk(2), targets.chunk(2), strict=True):
+            yield nn.functional.cross_entropy(state.model(part), classes, reduction="sum") / 8
+
+    found = gradients(state.model, losses, store=False)
+    train_step(state, StepBatch(images, targets, 8))
+    for gradient, parameter in zip(found, state.model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_angles_are_exact_down_to_tiny_ones() -> None:
+    u = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    for degrees in (1e-6, 0.3, 90.0, 180.0):
+        v = torch.tensor([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))], dtype=torch.float64)
+        parts = angle_between([u[:1], u[1:]], [3 * v[:1], 3 * v[1:]])
+        assert parts == pytest.approx(degrees, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan])
+def test_there_is_no_angle_to_a_vector_without_a_direction(value: float) -> None:
+    assert math.isnan(angle_between([torch.ones(2)], [torch.full((2,), value)]))
+
+
+@pytest.mark.parametrize("meter", ["reconstruction_meter", "gradient_angle_meter"])
+@pytest.mark.parametrize("store", [True, None])
+def test_meters_of_a_network_that_reconstructs_nothing_are_refused(meter: str, store: bool | None) -> None:
+    chain = ReversibleSequential([ReversibleBlock(_branch(), _branch())], store=bool(store))
+    model = nn.Sequential(nn.Identity() if store is None else chain)
+    with pytest.raises(ConfigError, match=rf"training\.{meter} = 5: this network reconstructs no"):
+        check_meters(model, Training(**{meter: 5}))
+    check_meters(model, Training())
+    chain.store = False
+    check_meters(nn.Sequential(chain), Training(**{meter: 5}))
+
+
+def _train_with_and_without(data: Path, folder: Path) -> tuple[list[str], list[tuple[int, float]]]:
+    """Return in what the weights differ, and the angles."""
+    ends, log = [], MemoryLog()
+    for every in (0, 5):
+        config = make_config(training={"gradient_angle_meter": every})
+        state = run(config, data, folder / str(every), log, build=_sync_net)
+        ends.append(_all_of(state)["state_dict"])
+    return differences(*ends), log.angles
+
+
+@pytest.mark.dist
+def test_processes_with_synchronised_norms_measure_each_on_its_own_images(data: Path, tmp_path: Path) -> None:
+    (of_first, first), (of_second, second) = run_distributed(_train_with_and_without, 2, data, tmp_path)
+    assert of_first == of_second == []
+    assert [step for step, _ in first] == [step for step, _ in second] == [5, 10, 15]
+    assert first != second

@@ -1,0 +1,123 @@
+"""The published numbers are as printed, each is told apart, and the experiments expect the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo.architectures import ARCHITECTURES
+from zoo.config import experiments_dir, load_experiment
+from zoo.reproduce.published_numbers import FOLDER, PublishedNumber, published, published_numbers
+
+PAPERS = sorted(file.stem for file in FOLDER.glob("*.json"))
+EXPERIMENTS = {file.stem: load_experiment(file) for file in sorted(experiments_dir().glob("*.json"))}
+EXPECTED = [
+    (name, protocol, metric, value)
+    for name, experiment in EXPERIMENTS.items()
+    if experiment.expected is not None
+    for protocol, score in experiment.expected.scores.items()
+    for metric, value in score.model_dump(exclude_none=True).items()
+]
+# Expected scores that are in none of the three papers, with words of their source.
+OF_OTHER_SOURCES = {
+    "irevnet_cifar10": "public code of i-RevNet",
+    "quickstart_fashion_mnist": "mean of seeds",
+    "quickstart_scenes": "mean of seeds",
+}
+
+
+def numbers_in(text: str) -> set[float]:
+    """Return the numbers that stand in a text; a sign before them is not theirs."""
+    return {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)}
+
+
+def stands_in_its_quotation(number: PublishedNumber) -> bool:
+    """Whether the value is printed there: the same digits, or the same words."""
+    if isinstance(number.value, str):
+        return number.value.lower() in number.quotation.lower()
+    return abs(number.number) in numbers_in(number.quotation)
+
+
+def of(value: float | str, quotation: str, kind: str = "printed") -> PublishedNumber:
+    fields: dict[str, Any] = {"value": value, "quotation": quotation, "kind": kind}
+    return PublishedNumber(item="Table 1", quantity="error", place="Table 1", id="a/b", **fields)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_printed_number_stands_in_its_quotation(paper: str) -> None:
+    printed = [number for number in published_numbers(paper).values() if number.kind == "printed"]
+    assert printed
+    assert [number.id for number in printed if not stands_in_its_quotation(number)] == []
+
+
+def test_a_value_that_its_quotation_does_not_print_is_found() -> None:
+    for value, quotation in ((93.5, "77.04 93.50"), (256, "batches of 256 images"), (1e-4, "a slope of 1e-4")):
+        assert stands_in_its_quotation(of(value, quotation))
+    assert stands_in_its_quotation(of(5250, "about 5,250MB"))
+    assert stands_in_its_quotation(of("only x", "Only x is stored"))
+    for value, quotation in ((2, "almost doubling"), (93.5, "193.50 and 93.55"), ("falls", "it increased")):
+        assert not stands_in_its_quotation(of(value, quotation))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_key_stands_once_in_a_file_and_a_quantity_once_in_an_item(paper: str) -> None:
+    pairs: list[tuple[str, Any]] = json.loads((FOLDER / f"{paper}.json").read_text(), object_pairs_hook=list)
+    keys = [key for key, _ in pairs]
+    assert sorted(keys) == sorted(set(keys))
+    assert [key for key in keys if not re.fullmatch(r"[a-z0-9_.+-]+(/[a-z0-9_.+-]+)*", key)] == []
+    quantities = [(number.item, number.quantity) for number in published_numbers(paper).values()]
+    assert [pair for pair in set(quantities) if quantities.count(pair) > 1] == []
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_network_that_a_number_belongs_to_is_one_of_this_package(paper: str) -> None:
+    known = {"", *EXPERIMENTS, *ARCHITECTURES}
+    assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
+
+
+def test_a_number_is_known_by_its_file_and_its_kind_is_one_of_four(tmp_path: Path) -> None:
+    number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
+    assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
+    assert (number.paper, number.number, number.kind) == ("inplace_abn", 77.04, "printed")
+    with pytest.raises(ValueError, match="kind"):
+        of(1, "1", kind="guessed")
+    with pytest.raises(ValueError, match="given its id by the file"):
+        PublishedNumber(item="a", quantity="b", value=1, kind="printed", quotation="1", place="c")
+
+
+def published_as(name: str, protocol: str, metric: str, value: float) -> list[str]:
+    """Return the ids of the published numbers of an experiment that are this score, or 100 less it."""
+    found = []
+    for number in (number for paper in PAPERS for number in published_numbers(paper).values()):
+        of_experiment = number.network == name and not isinstance(number.value, str)
+        if number.paper == "inplace_abn":
+            of_experiment &= number.id.endswith((f"/{name}/{protocol}/{metric}", f"table2/{name}/{metric}"))
+        if of_experiment and value in (number.value, round(100 - number.number, 2)):
+            found.append(number.id)
+    return found
+
+
+@pytest.mark.parametrize(("name", "protocol", "metric", "value"), EXPECTED)
+def test_experiments_expect_published_numbers(name: str, protocol: str, metric: str, value: float) -> None:
+    expected = EXPERIMENTS[name].expected
+    assert expected is not None
+    if name in OF_OTHER_SOURCES:
+        assert OF_OTHER_SOURCES[name] in expected.source
+    else:
+        assert len(published_as(name, protocol, metric, value)) == 1
+
+
+def test_every_published_score_of_an_experiment_is_expected_of_it() -> None:
+    """Of the tables and the README on InPlace-ABN, whose keys name experiment, protocol and metric."""
+    scores = {f"{name}/{protocol}/{metric}" for name, protocol, metric, _ in EXPECTED}
+    scores |= {f"{name}/{metric}" for name, _, metric, _ in EXPECTED}
+    missing = []
+    for key, number in published_numbers("inplace_abn").items():
+        _, _, rest = key.partition("/")
+        if number.network and key.endswith(("/top1", "/top5", "/miou")) and rest not in scores:
+            missing.append(key)
+    assert missing == []

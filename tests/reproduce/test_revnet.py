@@ -1,0 +1,413 @@
+"""The numbers of `zoo reproduce revnet` are measured as they say, and each published one has its row."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from tests.reproduce.runs import run_of
+from zoo.benchmark.largest_batch import TrainingBytes
+from zoo.config import experiments_dir, load_experiment
+from zoo.engine.meters import gradients
+from zoo.errors import DataError
+from zoo.reproduce import error_rates
+from zoo.reproduce import revnet_figures3and4 as figures
+from zoo.reproduce import revnet_section7 as section7
+from zoo.reproduce import revnet_table1 as table1
+from zoo.reproduce import revnet_tables2to5 as tables2to5
+from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.paper_networks import build_for_training
+from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.training_runs import TrainingRun
+
+NUMBERS = published_numbers("revnet")
+WHOLE = {"num_training_images": 50_000, "num_validation_images": 10_000}
+
+
+def verdicts(section: Section) -> dict[str, str]:
+    return {comparison.what: str(comparison.verdict) for comparison in section.comparisons}
+
+
+def by_key(section: Section) -> dict[str, Comparison]:
+    """Return the first comparison with each published number, which is the number's row in the ledger."""
+    found: dict[str, Comparison] = {}
+    for comparison in section.comparisons:
+        if comparison.published is not None:
+            found.setdefault(comparison.published.id.removeprefix("revnet/"), comparison)
+    return found
+
+
+def states(section: Section) -> dict[str, str]:
+    return {key: comparison.verdict.state for key, comparison in by_key(section).items()}
+
+
+def no_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "measure_angles", lambda _: Section("figure4", "", "", []))
+
+
+def test_every_number_of_the_paper_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs, times and what fits in memory are not measured here, but for their smallest chains."""
+    costs = [table1.Cost(depth, 1.0) for depth in table1.DEPTHS]
+    monkeypatch.setattr(table1, "_chain_costs", lambda _: dict.fromkeys(table1.STRATEGIES, costs))
+    monkeypatch.setattr(table1, "held_bytes", lambda *_, **__: 1)
+    monkeypatch.setattr(tables2to5, "held_bytes", lambda *_, **__: 1)
+    monkeypatch.setattr(tables2to5, "sum_of_outputs", lambda *_: 1)
+    monkeypatch.setattr(table1, "count_operations", lambda *_: (1, 2))
+    monkeypatch.setattr(table1, "time_interleaved", lambda *_, **__: {"auto": [1.0], "plain": [1.0]})
+    monkeypatch.setattr(section7, "MemoryPrediction", lambda *_, **__: PredictionByHand(1))
+    monkeypatch.setattr(figures, "measure_angles", partial(figures.measure_angles, networks={"revnet38_cifar": 0}))
+    rows = {key for measurement in PAPERS["revnet"].measurements(Inputs()) for key in by_key(measurement.measure())}
+    assert rows == NUMBERS.keys()
+
+
+def test_a_measurement_is_named_after_the_item_of_its_numbers() -> None:
+    items = {measurement.item for measurement in PAPERS["revnet"].measurements(Inputs())}
+    assert items == {number.item for number in NUMBERS.values()}
+
+
+def test_chains_of_blocks_grow_with_depth_as_table_1_says() -> None:
+    section = table1.measure_complexity((4, 9))
+    naive, each, root, recursive, reversible = (line.y[1] / line.y[0] for line in section.panels[0].lines)
+    assert naive > each > root > recursive > reversible == 1
+    found = by_key(section)
+    exponents = [found[f"table1/{name}/computation"].measured for name in ("naive", "reversible")]
+    assert exponents == ["L^1.00", "L^1.00"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "calls"),
+    # Of 4 blocks, the first is run 3 times and the third twice; each G at the end of a checkpoint once less.
+    [("naive", 1), ("reversible", 2), ("checkpoint each block", 1.5), ("checkpoint recursively", 13 / 8)],
+)
+def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
+    assert table1.measure_cost(table1.STRATEGIES[strategy], 4).calls == calls
+
+
+@pytest.mark.parametrize(
+    ("words", "exponent", "verdict"),
+    [
+        ("O(√L)", 0.5, "reproduced"), ("O(√L)", 0.61, "off"), ("O(1)", 0.0, "reproduced"), ("O(L)", 1.09, "reproduced"),
+        ("O(log L)", 0.0, "off"), ("O(L log L)", 1.0, "off"),
+    ],
+)  # fmt: skip
+def test_a_growth_is_known_by_its_exponent(words: str, exponent: float, verdict: str) -> None:
+    number = next(number for number in NUMBERS.values() if number.value == words)
+    found = table1._compare_growth("a", number, exponent, 36, 100)
+    assert (found.measured, found.verdict.state) == (f"L^{exponent:.2f}", verdict)
+
+
+def test_a_network_that_reconstructs_does_not_grow_with_depth() -> None:
+    section = table1.measure_growth(units=(1, 2))
+    assert states(section) == {"abstract/storage": "reproduced"}
+    (stored,) = (c.measured for c in section.comparisons if c.what == "stored: growth per unit")
+    assert isinstance(stored, float)
+    assert stored > 2
+
+
+def test_operations_are_counted_as_by_hand() -> None:
+    """A product of 2 x 5 numbers with 3 x 5 ones takes 30 multiplications, of which each backward one as many."""
+    layer, x = nn.Linear(5, 3, bias=False), torch.randn(2, 5, requires_grad=True)
+    with table1._OperationLog() as forward:
+        y = layer(x).sum()
+    with table1._OperationLog() as backward:
+        y.backward()
+    assert (forward.total, backward.total) == (2 * 30, 4 * 30)
+
+
+def test_a_step_that_reconstructs_takes_one_more_forward_pass() -> None:
+    forward, backward = table1.count_operations("revnet38_cifar", "auto")
+    _, stored = table1.count_operations("revnet38_cifar", "plain")
+    assert (backward - stored) / forward == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "state"),
+    [(1.7, 0.0, "reproduced"), (1.4, 0.05, "off"), (1.4, 0.2, "underpowered"), (2.3, 0.1, "off")],
+)
+def test_a_range_is_off_by_more_than_the_spread(ratio: float, spread: float, state: str) -> None:
+    assert table1.judge_range(ratio, spread, published("revnet", "section5.2/update_cost")).state == state
+
+
+def test_networks_and_parameters_are_those_printed_except_of_revnet_104() -> None:
+    found = {key: comparison.verdict for key, comparison in by_key(tables2to5.measure_parameters()).items()}
+    assert len(found) == 22
+    assert {key for key, verdict in found.items() if verdict.state != "reproduced"} == {
+        "table2/revnet104/parameters_1000"
+    }
+    assert found["table2/revnet104/parameters_1000"].reason == "off by +0.5 %"
+
+
+def test_a_reversible_block_is_as_deep_as_two_residual_blocks() -> None:
+    assert states(tables2to5.measure_depth_of_block()) == {"section5/depth_of_block": "reproduced"}
+
+
+def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), nn.ReLU())
+    assert tables2to5.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
+
+
+def test_revnet_104_holds_less_than_its_twin_by_more_than_the_published_ratio() -> None:
+    found = states(tables2to5.measure_imagenet_memory(size=64))
+    assert (found["table5/ratio"], found["table5/revnet104/parameters"]) == ("off", "reproduced")
+
+
+class PredictionByHand:
+    """Predicts 100 bytes, and 10 for each image."""
+
+    def __init__(self, per_image: int) -> None:
+        self.per_image = per_image
+
+    def bytes_for(self, batch: int) -> Any:
+        return TrainingBytes(100, self.per_image * batch)
+
+    def largest_batch(self, memory_bytes: int) -> tuple[int, None]:
+        return (memory_bytes - 100) // self.per_image, None
+
+
+@pytest.mark.parametrize(
+    ("per_image", "most", "verdicts_of"),
+    [(10, "96 to 192", "reproduced reproduced underpowered"), (16, "60 to 120", "off off off"),
+     (7, "137 to 274", "reproduced reproduced reproduced")],
+)  # fmt: skip
+def test_what_fits_is_between_the_memory_of_32_and_of_64_images_of_the_resnet(
+    monkeypatch: pytest.MonkeyPatch, per_image: int, most: str, verdicts_of: str
+) -> None:
+    made = {"plain": PredictionByHand(30), "auto": PredictionByHand(per_image)}
+    monkeypatch.setattr(section7, "MemoryPrediction", lambda _, strategy, **__: made[strategy.memory])
+    found = by_key(section7.measure_fits())
+    keys = ("section7.1/per_gpu", "section7.2/gain", "section7.2/images")
+    assert " ".join(found[key].verdict.state for key in keys) == verdicts_of
+    assert found["section7.2/images"].measured == most
+    assert (found["section7.2/layers"].measured, found["section7.2/layers"].verdict.state) == (602, "reproduced")
+
+
+def test_settings_are_those_printed_except_of_the_values_of_pixels() -> None:
+    found = states(section7.report_settings())
+    assert {key for key, state in found.items() if state != "reproduced"} == {"section7.1/imagenet/values"}
+    assert len(found) == 16
+
+
+def test_errors_are_judged_by_the_spread_of_the_runs() -> None:
+    name, number = "revnet38_cifar10", tables2to5.CIFAR_ERRORS["revnet38_cifar10"]  # 7.24 %
+
+    def state(*top1: float, **counts: int) -> tuple[str, int, float | None]:
+        runs = [run_of(name, each, seed=seed, **{**WHOLE, **counts}) for seed, each in enumerate(top1)]
+        (found,) = error_rates.errors_of(name, number, runs)
+        assert found.measured == pytest.approx(100 - sum(top1) / len(top1))
+        return found.verdict.state, found.n, found.spread
+
+    assert state(92.5, 92.7) == ("reproduced", 2, pytest.approx(0.1))
+    assert state(91.0, 91.2) == ("off", 2, pytest.approx(0.1))
+    assert state(92.0, 93.4)[0] == "underpowered", "within the tolerance, but so would be many others"
+    assert state(90.0, 94.0)[0] == "underpowered", "the difference is less than twice its error"
+    by_images = pytest.approx(100 * math.sqrt(0.927 * 0.073 / 10_000))
+    assert state(92.7) == ("underpowered", 1, by_images), "runs of the same settings differ"
+    assert state(92.0)[0] == "underpowered"
+    assert state(91.0)[0] == "off"
+    assert state(92.5, 92.7, num_validation_images=2_000)[0] == "underpowered"
+    assert state(80.0, 80.1, num_training_images=10_000)[0] == "underpowered", (
+        "a part of the images, whatever the score"
+    )
+
+
+def test_runs_that_do_not_say_their_images_are_underpowered() -> None:
+    name, number = "revnet38_cifar10", tables2to5.CIFAR_ERRORS["revnet38_cifar10"]
+    (found,) = error_rates.errors_of(name, number, [run_of(name, top1, seed=int(top1)) for top1 in (92.0, 93.0)])
+    assert str(found.verdict).startswith("underpowered: the number of images trained on is not recorded; +0.26 points")
+
+
+def test_errors_have_the_numbers_of_images_and_both_standard_errors() -> None:
+    name, counts = tables2to5.SHORT[0], {"num_training_images": 500, "num_validation_images": 10_000}
+    one, two = (run_of(name, top1, seed=seed, **counts) for seed, top1 in enumerate((49.0, 51.0)))
+    (both,) = error_rates.errors_of(name, None, [one, two])
+    assert both.what == f"{name} (500 training images, 10,000 validation images)"
+    assert str(both.verdict) == "nothing published: standard error 1.00 between runs, 0.50 by the images"
+    assert (both.n, both.spread) == (2, 1.0)
+    (alone,) = error_rates.errors_of(name, None, [one])
+    assert str(alone.verdict) == "nothing published: standard error unknown between runs, 0.50 by the images"
+
+
+def test_what_was_not_trained_to_its_end_has_the_command_for_it() -> None:
+    for comparison in tables2to5.report_cifar_errors([]).comparisons:
+        assert comparison.measured is None
+        assert comparison.published is not None
+        command = f"`zoo train {comparison.published.network} DATA`, hours not known"
+        assert str(comparison.verdict) == f"needs training: {command}"
+    begun = run_of("revnet38_cifar10", 10.0, num_epochs=3)
+    found = by_key(tables2to5.report_cifar_errors([begun]))["table3/revnet38_cifar10"]
+    assert found.verdict.reason.endswith("hours not known; a run has 3 of 160 epochs")
+
+
+def trained(name: str, *top1: float, **changes: Any) -> list[TrainingRun]:
+    return [run_of(name, each, seed=seed, **WHOLE, **changes) for seed, each in enumerate(top1)]
+
+
+def test_revnets_are_compared_with_their_resnets() -> None:
+    worse = [*trained("revnet38_cifar10", 92.0, 92.1), *trained("resnet32_cifar10", 93.0, 93.1)]
+    better = [*trained("revnet164_cifar10", 95.0, 95.1), *trained("resnet164_cifar10", 93.0, 93.1)]
+    missing, first, second = tables2to5.report_differences([*worse, *better]).comparisons
+    assert missing.verdict.state == "needs training"
+    assert "resnet110_cifar10" in missing.verdict.reason
+    assert "revnet38_cifar10," not in missing.verdict.reason
+    assert (first.measured, first.verdict.state, first.n) == (pytest.approx(1.0), "off", 2)
+    assert (second.measured, second.verdict.state) == (pytest.approx(-2.0), "reproduced")
+
+
+def test_pairs_are_those_of_the_same_data() -> None:
+    for revnet, resnet in tables2to5.PAIRS.items():
+        first, second = (load_experiment(experiments_dir() / f"{name}.json") for name in (revnet, resnet))
+        assert first.input == second.input
+        assert first.network.classes == second.network.classes
+        assert first.optimizer.schedule == second.optimizer.schedule
+
+
+def with_losses(runs: Sequence[TrainingRun], factor: float) -> list[TrainingRun]:
+    """Return the runs with training losses that fall over the epochs, each run's 1 % above those of the one before."""
+    return [
+        replace(run, epochs=[{**e, "train_loss": 1.01**index * factor / e["epoch"]} for e in run.epochs])
+        for index, run in enumerate(runs)
+    ]
+
+
+def test_both_kinds_of_runs_are_compared_in_loss_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_first_steps(monkeypatch)
+    name = figures.CIFAR
+    stored = with_losses(trained(name, 94.0, 94.2, memory="plain"), 1.0)
+    for factor, top1, expected in ((1.02, (94.1, 94.2), "reproduced"), (1.2, (92.0, 92.1), "off")):
+        reconstructed = with_losses(trained(name, *top1), factor)
+        section = figures.report_reconstruction([*stored, *reconstructed], None)
+        loss, error = (by_key(section)[f"figure4/{key}"] for key in ("training_loss", "error"))
+        assert loss.measured == pytest.approx(100 * (factor - 1))
+        assert error.measured == pytest.approx(94.1 - sum(top1) / 2)
+        assert (loss.verdict.state, error.verdict.state) == (expected, expected)
+        assert [panel.y_label for panel in section.panels] == ["training loss, mean of the epoch", "test error, %"]
+    one_of_each = states(figures.report_reconstruction([stored[0], reconstructed[0]], None))
+    assert (one_of_each["figure4/training_loss"], one_of_each["figure4/error"]) == ("underpowered", "off")
+
+
+def test_short_trainings_are_underpowered_whatever_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_first_steps(monkeypatch)
+    name = "revnet38_cifar10_short"
+    runs = [*trained(name, 94.0, 94.2), *trained(name, 94.0, 94.2, memory="plain")]
+    error = by_key(figures.report_reconstruction(with_losses(runs, 1.0), None))["figure4/error"]
+    assert (error.measured, error.verdict.state) == (pytest.approx(0.0), "underpowered")
+    assert error.verdict.reason.startswith("not the paper's training, which")
+
+
+def metered(run: TrainingRun, *degrees: float | None) -> TrainingRun:
+    return replace(run, angles=[{"step": 10 * step, "degrees": value} for step, value in enumerate(degrees, start=1)])
+
+
+def test_the_angle_grows_from_its_first_fifth_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "measure_angles", lambda _: pytest.fail("there are angles already"))
+    (run,) = trained(figures.LONGER, 94.0)
+    growing = [0.5, 0.1, *[9.0] * 6, 1.0, 3.0]
+    section = figures.report_reconstruction([metered(run, *growing)], None)
+    trend, largest, more = (by_key(section)[f"figure4/{key}"] for key in ("trend", "largest", "more_epochs"))
+    assert (trend.measured, trend.verdict.state) == ("0.3 to 2", "reproduced")
+    assert (largest.measured, largest.verdict.state) == (9.0, "reproduced")
+    assert (more.measured, more.verdict.state) == (4, "reproduced")
+    assert section.panels[0].lines[0].y == growing
+    falling = by_key(figures.report_reconstruction([metered(run, *growing[::-1])], None))["figure4/trend"]
+    assert (falling.verdict.state, falling.verdict.reason) == ("off", "it does not grow")
+    begun = replace(run, epochs=run.epochs[:9])
+    assert states(figures.report_reconstruction([metered(begun, *growing)], None))["figure4/trend"] == "underpowered"
+
+
+def test_an_angle_that_is_not_finite_is_above_all_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = trained(figures.CIFAR, 94.0)
+    section = figures.report_reconstruction([metered(run, 1.0, None)], None)
+    assert states(section)["figure4/largest"] == "off"
+    assert section.panels[0].lines[0].y == [1.0]
+
+
+def test_an_error_that_jumps_after_the_regular_training_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_first_steps(monkeypatch)
+    (run,) = trained(figures.LONGER, 94.0)
+    jumped = replace(run, epochs=[*run.epochs[:-1], {"epoch": 164, "val_top1": 90.0}])
+    assert states(figures.report_reconstruction([jumped], None))["figure4/more_epochs"] == "off"
+
+
+def test_the_longer_training_is_the_regular_one_with_more_epochs_and_the_meter() -> None:
+    regular, longer = (
+        load_experiment(experiments_dir() / f"{name}.json").model_dump() for name in (figures.CIFAR, figures.LONGER)
+    )
+    more = NUMBERS["figure4/more_epochs"].number
+    longer["optimizer"]["schedule"]["epochs"] -= more
+    longer["training"]["gradient_angle_meter"] = 0
+    assert {**longer, "expected": None} == {**regular, "expected": None}
+
+
+def test_the_slowdown_is_that_of_the_training_loss_on_imagenet() -> None:
+    counts = {"num_training_images": 1_281_167, "num_validation_images": 50_000}
+
+    def runs(name: str, factor: float) -> list[TrainingRun]:
+        return with_losses([run_of(name, 77.0, seed=seed, **counts) for seed in range(2)], factor)
+
+    for factor, state in ((1.0, "reproduced"), (0.5, "reproduced"), (1.5, "off")):
+        section = figures.report_imagenet_curves([*runs("revnet104", factor), *runs("resnet101_preact", 1.0)])
+        assert states(section) == {"figure3/epochs": "reproduced", "figure3/slowdown": state}
+        assert len(section.panels) == 2
+    alone = figures.report_imagenet_curves(runs("revnet104", 1.0))
+    assert states(alone)["figure3/slowdown"] == "needs training"
+
+
+def test_both_gradients_are_those_of_the_same_network_which_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = build_for_training("revnet38_cifar", structure=(2, 1, 1)).double()
+    before = copy.deepcopy(model.state_dict())
+    images, classes = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([1, 2])
+
+    def gradient(store: bool) -> torch.Tensor:
+        parts = gradients(model, lambda: [nn.functional.cross_entropy(model(images), classes)], store=store)
+        return torch.cat([part.flatten() for part in parts])
+
+    stored, reconstructed = gradient(True), gradient(False)
+    assert (stored - reconstructed).abs().max() / stored.abs().max() < 1e-10
+    assert not torch.equal(stored, reconstructed), "nothing was reconstructed"
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_first_steps_are_taken_on_random_images_and_on_those_of_a_folder(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for index in range(2):
+            Image.new("RGB", (32, 32), (80 * index, 10, 200)).save(tmp_path / "train" / name / f"{index}.png")
+    for data in (None, tmp_path):
+        images = None if data is None else figures.open_images(data, batch=2)
+        section = figures.measure_angles(images, {"revnet38_cifar": 1}, batch=2)
+        found = by_key(section)
+        assert {comparison.verdict.state for comparison in found.values()} == {"underpowered"}
+        assert {bool(comparison.data) for comparison in found.values()} == {data is not None}
+        assert [line.x for line in section.panels[0].lines] == [[0, 1]] * 3
+        assert ("random" in section.setting) == (data is None)
+
+
+def make_folders(data: Path, count: int) -> Path:
+    """Write that many classes of one image each."""
+    for index in range(count):
+        (data / "train" / f"{index:02}").mkdir(parents=True)
+        Image.new("RGB", (32, 32), (10, 10, 200)).save(data / "train" / f"{index:02}" / "0.png")
+    return data
+
+
+@pytest.mark.parametrize(("count", "batch"), [(2, 3), (11, 3)])
+def test_figure_4_refuses_too_few_images_and_too_many_classes(tmp_path: Path, count: int, batch: int) -> None:
+    with pytest.raises(DataError, match=f"{count} images of {count} classes.*at least 3 images of at most 10"):
+        figures.open_images(make_folders(tmp_path, count), batch)
+
+
+def test_the_images_of_figure_4_are_opened_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train"):
+        PAPERS["revnet"].measurements(Inputs(data=tmp_path))

@@ -1,0 +1,359 @@
+"""The numbers of `zoo reproduce revnext` are measured as they say, and each published one has its row."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.reproduce.runs import make_run, run_of
+from zoo.benchmark.memory_use import Memory
+from zoo.config import experiments_dir, load_experiment
+from zoo.layers.invertible import InvertibleNorm
+from zoo.ops.abn.backend import name_for
+from zoo.reproduce import revnext_costs as costs
+from zoo.reproduce import revnext_figure12 as figure12
+from zoo.reproduce import revnext_figures5and6 as laws
+from zoo.reproduce import revnext_figures10and11 as chains
+from zoo.reproduce import revnext_tables1and2 as memory
+from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.paper_networks import build_revnext
+from zoo.reproduce.papers import PAPERS, Inputs
+from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.training_runs import load_changed, read_runs
+
+NUMBERS = published_numbers("revnext")
+# Test accuracies in the authors' notebooks 4, cell 6, and 5, cell 6: first all stored runs, then all others.
+FLAT_LOG = [0.8708, 0.8997, 0.9196, 0.9254, 0.9303, 0.9339, 0.9334, 0.9363, 0.9406, 0.9379]
+FLAT_LOG += [0.886, 0.9105, 0.9265, 0.9302, 0.9259, 0.6229, 0.6389, 0.3636, 0.495, 0.3436]
+HYBRID_LOG = [0.9219, 0.927, 0.9255, 0.9266, 0.925, 0.9265, 0.9289, 0.9246]
+HYBRID_LOG += [0.9217, 0.9219, 0.9201, 0.9241, 0.9236, 0.9234, 0.9219, 0.9168]
+SLOPES_LOG = [0.9226, 0.9283, 0.9235, 0.9259, 0.9252, 0.9238]  # notebook 4, cell 10
+
+
+def states(section: Section) -> dict[str, str]:
+    return {comparison.what: comparison.verdict.state for comparison in section.comparisons}
+
+
+def by_key(section: Section) -> dict[str, Comparison]:
+    """Return the first comparison with each published number, which is the number's row in the ledger."""
+    found: dict[str, Comparison] = {}
+    for comparison in section.comparisons:
+        if comparison.published is not None:
+            found.setdefault(comparison.published.id.removeprefix("revnext/"), comparison)
+    return found
+
+
+def counted_up(start: list[int], times: int) -> list[list[int]]:
+    """Return the levels of the authors' networks: their notebooks add a layer to each level in turn."""
+    found = []
+    for index in range(times):
+        start[index % 3] += 1
+        found.append(list(start))
+    return found
+
+
+def test_only_what_follows_from_the_totals_is_called_derived() -> None:
+    derived = [key for key, number in NUMBERS.items() if number.kind == "derived" and key.endswith("bytes_per_pixel")]
+    assert derived == [key for key in memory.PER_PIXEL.values() if key != "abstract/bytes_per_pixel"]
+    for name, row in memory.NETWORKS.items():
+        total, weights = (NUMBERS[f"{row.section}/{key}"] for key in ("total", "weights"))
+        in_bytes = total.number * memory.UNITS[total.unit] - (weights.number * 1e6 if row.with_weights else 0)
+        assert in_bytes / memory.PAPER_PIXELS == pytest.approx(NUMBERS[memory.PER_PIXEL[name]].number, rel=0.003)
+
+
+def test_accuracies_are_those_of_the_authors_logs() -> None:
+    ours = [(key.split("/"), number) for key, number in NUMBERS.items() if key.startswith("figure12/")]
+    for prefix, log in (("flat_", FLAT_LOG + SLOPES_LOG), ("hybrid_", HYBRID_LOG)):
+        values = {kind: [number.number for (_, network, this), number in ours
+                         if number.kind == "authors' log" and network.startswith(prefix) and this == kind]
+                  for kind in ("stored", "reconstructed")}  # fmt: skip
+        slopes = values["stored"][10:]
+        assert [*values["stored"][:10], *values["reconstructed"], *slopes] == pytest.approx([100 * x for x in log])
+
+
+def test_networks_of_the_figures_are_those_that_the_authors_notebooks_count_up_to() -> None:
+    flat, hybrid = (
+        list(dict.fromkeys(key.split("/")[1] for key in NUMBERS if key.startswith(f"figure12/{prefix}")))
+        for prefix in ("flat_", "hybrid_run")
+    )
+    assert flat[:10] == ["flat_" + "-".join(map(str, layers)) for layers in counted_up([0, 1, 1], 10)]
+    runs = enumerate(counted_up([0, 1, 1], 8), start=1)
+    assert hybrid == [f"hybrid_run{number}_{first}-{second}" for number, (first, second, _) in runs]
+    assert [options["layers"] for options in chains.FLAT_DEPTHS.values()] == counted_up([1, 1, 1], 10)
+    assert [sum(options["layers"]) for options in chains.FLAT_DEPTHS.values()] == list(chains.FLAT_DEPTHS)
+    blocks = [options["blocks"] for options in chains.HYBRID_DEPTHS.values()]
+    assert blocks == [list(pair) for pair in dict.fromkeys((a, b) for a, b, _ in counted_up([0, 1, 1], 10))]
+    assert [1 + sum(network) for network in blocks] == list(chains.HYBRID_DEPTHS)
+    tenth = counted_up([0, 1, 1], 8)[-1]
+    assert chains.HYBRID_DEPTHS[chains.LOWEST_DEPTH]["blocks"] == tenth[:2], "drawn at 3 to 12, lowest at 10"
+
+
+def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebook 1.b, cell 9, and notebook 1, cell 9."""
+    built: list[dict[str, Any]] = []
+
+    def measure(name: str, slope: float, **options: Any) -> chains.LayerRatios:
+        built.append({"name": name, **options})
+        return chains.LayerRatios([1.0, 1.0, 1.0], [[], [], []], [])
+
+    monkeypatch.setattr(chains, "measure_ratios", measure)
+    chains.measure_depths()
+    hybrids = [options for options in built if options["name"] == chains.HYBRID]
+    over_slopes = 2 + 2 * len(chains.ALL_SLOPES)
+    assert {options["units"] for options in hybrids[:-over_slopes]} == {1}
+    assert {(options["units"], *options["blocks"]) for options in hybrids[-over_slopes:]} == {(2, 1, 1)}
+    assert {options["batch"] for options in built if options.get("as_authors")} == {256}
+
+
+def test_every_published_number_has_a_row_without_data_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes time is replaced: the networks of Figures 10 and 11, and the steps that are measured or counted."""
+    ratios = chains.LayerRatios(
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        [[], [], [], [1.0], [], [2.0], []],
+        ["InvertibleConv", "InvertibleNorm", "InvertibleLeakyReLU", "ChannelPool", "", "", ""],
+    )
+    monkeypatch.setattr(chains, "measure_ratios", lambda *_, **__: ratios)
+    monkeypatch.setattr(memory, "_measure", lambda _, sizes, batch: [Memory(1, s * s, s * s, 0) for s in sizes])
+    monkeypatch.setattr(memory, "count_memory", lambda *_: Memory(1, 1, 1, 0))
+    monkeypatch.setattr(memory, "build_revnext", lambda name, **_: build_revnext(name, device="meta"))
+    monkeypatch.setattr(costs, "additional_passes", lambda *_, **__: 1.0)
+    monkeypatch.setattr(laws, "SIDE", 8)
+    sections = [measurement.measure() for measurement in PAPERS["revnext"].measurements(Inputs())]
+    found = {key for section in sections for key in by_key(section)}
+    assert sorted(set(NUMBERS) - found) == []
+    dashes = [
+        c.what for section in sections for c in section.comparisons if c.measured is None and not c.verdict.reason
+    ]
+    assert dashes == []
+
+
+def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
+    assert laws.norm_law([1.0, 0.1]) == pytest.approx((2 * 0.1 / 1.01) ** 2)
+    for gains in ([1.0, 0.1], [1.0, 1.0, 0.2]):
+        law = laws.norm_law(gains)
+        assert laws.measure_norm(gains, 1e-4) == pytest.approx(law, rel=0.02)
+    for slope in (0.2, 5.0):
+        assert laws.measure_slope(slope, 1e-5) == pytest.approx(laws.slope_law(slope), rel=0.02)
+
+
+def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laws, "DIVISORS", (1, 100))
+    monkeypatch.setattr(laws, "SLOPES", (1e-3, 1.0, 1e3))
+    for section in (laws.measure_norm_law(), laws.measure_slope_law()):
+        assert set(states(section).values()) == {"reproduced"}
+        assert all(panel.lines[-1].is_theory for panel in section.panels)
+
+
+def test_signal_to_noise_is_not_centred() -> None:
+    assert laws.signal_to_noise(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == 100
+
+
+def test_flat_networks_lose_far_more_of_the_ratio_than_hybrid_ones() -> None:
+    flat = {n: min(chains.measure_ratios(chains.FLAT, 0.2, 4, layers=(n, n, n)).in_order()) for n in (1, 2)}
+    hybrid = {n: min(chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(n, n)).in_order()) for n in (1, 2)}
+    assert flat[1] / flat[2] > 1e3
+    assert hybrid[1] / hybrid[2] < 1e2
+
+
+def test_ratios_inside_a_block_are_lower_than_that_of_its_input_which_is_kept_exact() -> None:
+    found = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1))
+    blocks = [(own, inner) for own, inner in zip(found.layers, found.inside, strict=True) if inner]
+    assert [len(inner) for _, inner in blocks] == [6, 12, 12], "conv, norm and activation in f and in g; two of each"
+    own, inner = blocks[-1]
+    assert min(inner) < own / 10
+    again = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1), keep_branch_input=False)
+    assert again.smallest_of_blocks() < found.smallest_of_blocks() / 2
+
+
+@torch.no_grad()
+def test_norms_undone_as_by_the_authors_have_a_ratio_of_at_most_four_n_squared() -> None:
+    """Dividing by the unbiased deviation scales the input by about 1 + 1 / (2 n) for n values per channel."""
+    torch.manual_seed(0)
+    model = build_revnext(chains.FLAT)
+    norm = next(module for module in model.modules() if isinstance(module, InvertibleNorm))
+    chains._undo_as_authors(norm)
+    x = torch.randn(2, 32, 8, 8, dtype=torch.float64)
+    norm.double()
+    y, saved = norm.record(x)
+    found, _, _ = norm.undo_(y, torch.zeros_like(y), saved)
+    n = 2 * 8 * 8
+    assert laws.signal_to_noise(x - x.mean((0, 2, 3), keepdim=True), found - x.mean((0, 2, 3), keepdim=True)) == (
+        pytest.approx((2 * n) ** 2, rel=2 / n)
+    )
+
+
+def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope() -> None:
+    one, two = {3: {"layers": (1, 1, 1)}}, {3: {"blocks": (1, 1)}}
+    section = chains.measure_depths(one, two, slopes=(0.2,), all_slopes=(0.1, 0.2), batch=2, authors_batch=1)
+    assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 1, 2, 2, 2]
+    _, flat, _, hybrid, _ = chains.measure_layers(batch=2, authors_batch=1).panels[0].lines
+    assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
+    assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
+
+
+def test_a_curve_has_no_points_that_are_not_finite() -> None:
+    assert chains.finite_line("a", [4.0, math.inf, math.nan]) == Line("a", [1], [4.0])
+
+
+def test_memory_per_pixel_is_a_slope_without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "DEEPER", {})
+    section = memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4)
+    (line,) = section.panels[0].lines
+    comparison = section.comparisons[0]
+    assert isinstance(comparison.measured, float)
+    assert comparison.measured == pytest.approx(1e3 * (line.y[1] - line.y[0]) / (line.x[1] - line.x[0]))
+    assert comparison.measured < 1.1 * 320
+
+
+@pytest.mark.parametrize(("last", "notes"), [(300, 0), (330, 1)])
+def test_memory_that_is_no_line_over_the_pixels_is_noted(
+    monkeypatch: pytest.MonkeyPatch, last: int, notes: int
+) -> None:
+    pixels = [4 * side**2 for side in (8, 12, 16)]
+    peaks = [300 * pixels[0], 300 * pixels[1], 300 * pixels[1] + last * (pixels[2] - pixels[1])]
+    memories = iter(Memory(held=0, peak=peak, peak_without_gradients=peak, gradients=0) for peak in peaks)
+    monkeypatch.setattr(memory, "DEEPER", {})
+    monkeypatch.setattr(memory, "measure_memory", lambda *_, **__: next(memories))
+    section = memory.measure_pixels(["revnext_flat"], sizes=(8, 12, 16), batch=4)
+    measured = [comparison.measured for comparison in section.comparisons[:2]]
+    assert measured == [last, last * memory.PAPER_PIXELS / 1e6]
+    assert len(section.notes) == len(memory.NOTES) + notes
+    if notes:
+        assert section.notes[-1].endswith("from one size to the next: 300, 330")
+
+
+def test_memory_per_pixel_of_the_flat_network_is_measured_deeper_and_with_plain_kernels() -> None:
+    section = memory.measure_pixels(["revnext_flat"], sizes=(16, 24), batch=2)
+    assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
+    measured = {comparison.what: comparison.measured for comparison in section.comparisons}
+    assert measured["revnext_flat: held after forward, bytes per pixel"] == 128, "one map of 32 float32 values"
+    plain = {what for what in measured if "plain torch kernels" in what}
+    assert len(plain) == (1 if name_for(torch.device("cpu")) != "reference" else 0)
+
+
+@pytest.mark.slow
+def test_memory_per_pixel_is_measured_deeper_without_branch_inputs_and_with_plain_kernels() -> None:
+    section = memory.measure_pixels(["revnext"], sizes=(32, 48), batch=4)
+    found = {
+        comparison.what.partition(": bytes per pixel")[0]: comparison.measured for comparison in section.comparisons
+    }
+    assert by_key(section)["abstract/depth"].verdict.state == "reproduced"
+    kept, again = found["revnext"], found["revnext, branch inputs found again"]
+    assert isinstance(kept, float)
+    assert isinstance(again, float)
+    assert kept - again == pytest.approx(64, rel=0.1)  # at small sizes, scratch memory counts too
+    prices = [c.measured for c in section.comparisons if "price of keeping the exact inputs" in c.what]
+    assert prices == [pytest.approx(kept - again)]
+    plain = {what for what in found if "plain torch kernels" in what}
+    assert len(plain) == (2 if name_for(torch.device("cpu")) != "reference" else 0)
+
+
+def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
+    """515 values of all layers and 4 of a gradient; 128 inside a block and 32 of its gradient."""
+    assert [memory.count_by_rule(name) for name in memory.COUNTED_BY_RULE] == [4 * (515 + 4), 4 * 160, 4 * 160]
+
+
+def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
+    measured = {c.what: c.measured for c in memory.count_whole_data_sets().comparisons}
+    kept, again = (
+        measured["50,000 images of 32 pixels"],
+        measured["50,000 images of 32 pixels, branch inputs found again"],
+    )
+    assert isinstance(kept, float)
+    assert isinstance(again, float)
+    assert kept - again == pytest.approx(64 * 50_000 * 32**2 / 1e9, rel=0.01)
+
+
+def test_training_of_table_2_fits_into_the_gpu() -> None:
+    rows = by_key(memory.report_gpu())
+    small, whole = rows["section5.2/available_memory"].measured, rows["abstract/gpu_memory"].measured
+    assert isinstance(small, float)
+    assert isinstance(whole, float)
+    assert small == pytest.approx(1e3 * whole)
+    batch = load_experiment(experiments_dir() / "revnext_cifar10.json").optimizer.batch_size
+    assert batch * 32**2 * 352 / 1e6 < small < 400
+    assert rows["abstract/minutes"].verdict.state == "needs training"
+
+
+def test_additional_forward_passes_are_counted_by_their_convolutions() -> None:
+    assert costs.additional_passes("revnext_resnet18") == 0
+    for name, passes in (("revnext_revnet", 1), ("revnext_flat", 1), ("revnext", 2)):
+        assert costs.additional_passes(name) == pytest.approx(passes, abs=0.02), "all but the stem"
+        assert costs.additional_passes(name, memory="plain") == 0
+    found = by_key(costs.measure_passes())
+    layers = found.pop("section4.4/layers_per_block")
+    assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
+    assert (layers.measured, layers.verdict.state) == (3.5, "off"), (
+        "blocks of 2, 4, 4 and 4, where the paper has two to three"
+    )
+
+
+def test_the_i_revnet_has_the_printed_number_of_channels() -> None:
+    assert set(states(costs.measure_widths()).values()) == {"reproduced"}
+
+
+def test_what_was_not_trained_has_the_command_for_it() -> None:
+    for section in (memory.report_cifar10_errors([]), figure12.report_reconstruction([])):
+        missing = [comparison for comparison in section.comparisons if comparison.measured is None]
+        assert missing
+        for comparison in missing:
+            assert comparison.verdict.state == "needs training"
+            assert comparison.verdict.reason.startswith("`zoo train ")
+
+
+def test_networks_of_figure_12_are_those_of_the_authors() -> None:
+    wider = load_changed(figure12.EXPERIMENTS["figure12/flat_3-4-4/reconstructed"])
+    assert wider.network.options == {"layers": [3, 4, 4], "channels": 48}
+    assert wider.optimizer.schedule.epochs == 40
+    stored = load_changed(figure12.EXPERIMENTS["figure12/flat_3-4-4/stored"])
+    assert stored.network.options == {"layers": [3, 4, 4]}
+    slope = load_changed(figure12.EXPERIMENTS["figure12/flat_slope_0.05/stored"])
+    assert (slope.network.options, slope.network.activation_param) == ({"layers": [1, 2, 2]}, 0.05)
+    hybrid = load_changed(figure12.EXPERIMENTS["figure12/hybrid_run8_3-4/stored"])
+    assert (hybrid.network.options, hybrid.optimizer.schedule.epochs) == ({"blocks": [3, 4]}, 50)
+
+
+def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [90.0] * 50, "revnext_cifar10", memory="plain", options={"blocks": [1, 2]})
+    runs, remarks = read_runs([run], PAPERS["revnext"].experiments)
+    assert remarks == []
+    rows = by_key(figure12.report_reconstruction(runs))
+    for key in ("figure12/hybrid_run2_1-2/stored", "figure12/hybrid_run3_1-2/stored"):
+        assert rows[key].measured == 90.0
+        assert rows[key].verdict.state == "underpowered", "of 500 images"
+    assert rows["figure12/hybrid_run2_1-2/reconstructed"].measured is None
+
+
+@pytest.mark.parametrize(
+    ("key", "stored", "reconstructed", "state"),
+    [
+        ("section5.1/hybrid_accuracy", 92.0, 92.1, "reproduced"),
+        ("section5.1/hybrid_accuracy", 92.0, 90.0, "off"),
+        ("section5.1/flat_large_depth", 92.0, 90.0, "reproduced"),
+        ("section5.1/flat_large_depth", 92.0, 92.1, "off"),
+    ],
+)
+def test_loss_by_reconstruction_is_the_difference_of_runs_of_both_kinds(
+    key: str, stored: float, reconstructed: float, state: str
+) -> None:
+    name = next(name for name, own in figure12.SHORT.items() if own == key)
+    counts = {"num_training_images": 50_000, "num_validation_images": 10_000}
+    runs = [run_of(name, stored + seed / 100, seed=seed, memory="plain", **counts) for seed in (1, 2)]
+    runs += [run_of(name, reconstructed + seed / 100, seed=seed, **counts) for seed in (1, 2)]
+    section = figure12.report_reconstruction(runs)
+    row = by_key(section)[key]
+    assert row.measured == pytest.approx(stored - reconstructed)
+    assert (row.verdict.state, row.n) == (state, 2)
+    assert len(section.panels) == 1
+    assert by_key(figure12.report_reconstruction(runs[:2]))[key].verdict.state == "needs training"
+
+
+def test_the_accuracy_of_the_abstract_is_judged_as_an_accuracy() -> None:
+    run = run_of("revnext_cifar10", 93.2, num_training_images=50_000, num_validation_images=10_000)
+    row = by_key(memory.report_cifar10_errors([run]))["abstract/top1"]
+    assert row.measured == pytest.approx(93.2)
+    assert row.published == published("revnext", "abstract/top1")

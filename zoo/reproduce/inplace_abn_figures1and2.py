@@ -1,0 +1,141 @@
+"""Figures 1 and 2 of Rota Bulo et al. 2018, and its shares of memory saved: what is stored for backward, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.benchmark.memory_use import StorageLog, count_memory
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.strategies import BASELINE, EAGER
+from zoo.benchmark.variants import STRATEGIES, Block
+from zoo.layers.norm import norm_act
+from zoo.layers.residual import IdentityResidualBlock
+from zoo.models.resnext import GROUPS
+from zoo.reproduce.comparison import Comparison, Section, Verdict, unpublished
+from zoo.reproduce.inplace_abn_table2 import PLAIN
+from zoo.reproduce.published_numbers import published
+
+WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
+# The keys of the published numbers, and the names of the same in `STRATEGIES`.
+FIGURE2 = {
+    "standard": "standard", "checkpoint": "checkpoint_norms", "checkpoint_xhat": "checkpoint_xhat",
+    "inplace_1": "inplace_1", "inplace_2": "inplace_2",
+}  # fmt: skip
+ALMOST = (45, 50)  # percent, which "almost 50 %" and "up to 50 %" are taken for
+# The networks that the paper trained with in-place norms, with the stem that they have there.
+NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
+
+
+def count_block_buffers(batch: int = 2) -> Section:
+    """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
+    section = Section(
+        "figure1", "Figure 1: buffers stored for backward by a residual block",
+        f"Pre-activation bottleneck of ResNeXt-101 without projection: {2 * WIDTH} channels in and out, {WIDTH} "
+        f"between, {SIDE}^2 pixels, {batch} images. Counted are the tensors, but for those with one value per channel, "
+        "that exist between forward and backward, the block's input included and its output not.",
+    )  # fmt: skip
+    for norm, name in (("standard", "std-BN"), ("inplace", "InPlace-ABN")):
+        block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
+        sizes = stored_sizes(block, batch)
+        number = published("inplace_abn", f"figure1/buffers_{norm}")
+        verdict = Verdict("reproduced", "equal") if len(sizes) == number.value else Verdict("off", "another number")
+        section.comparisons.append(Comparison(f"{name}: buffers", number, len(sizes), "", verdict))
+        section.comparisons.append(unpublished(f"{name}: their bytes", sum(sizes) / 1e6, "MB"))
+    section.notes.append("the buffers are of two sizes: those of the first norm have twice the channels")
+    return section
+
+
+def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
+    """Return the bytes of each map that exists because backward needs it, the block's input included."""
+    forward = forward_of(block, torch.randn(batch, 2 * WIDTH, SIDE, SIDE))
+    with StorageLog() as log:
+        loss = forward()
+        alive = dict(log.changes)  # the last change of each address: its bytes, or 0 where it was freed
+    del loss
+    return [size for size in alive.values() if size >= 4 * batch * WIDTH * SIDE**2]
+
+
+def count_stored_tensors(batch: int = 2) -> Section:
+    """Return what the five strategies store for backward, and the share of memory that in-place norms save: Figure 2.
+
+    The share of section 5 is of the same block.
+    """
+    section = Section(
+        "figure2", "Figure 2: tensors stored for backward by norm, activation and convolution",
+        f"The five strategies in plain torch operations: {WIDTH} channels, {SIDE}^2 pixels, {batch} images, a 3x3 "
+        f"convolution in {GROUPS} groups. Stored tensors with a value per pixel, told by their values; the bytes are "
+        "those of all tensors between forward and backward, in tensors of the block's input.",
+    )  # fmt: skip
+    x = torch.randn(batch, WIDTH, SIDE, SIDE)
+    held = {}
+    for key, strategy in FIGURE2.items():
+        block = Block(WIDTH, GROUPS, strategy)
+        number, names = published("inplace_abn", f"figure2/{key}"), stored_names(block, x)
+        is_same = set(names) == set(str(number.value).removeprefix("only ").split(" and "))
+        verdict = Verdict("reproduced", "the same") if is_same else Verdict("off", "other tensors")
+        section.comparisons.append(Comparison(STRATEGIES[strategy], number, " and ".join(names), "", verdict))
+        held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
+        section.comparisons.append(unpublished(f"{STRATEGIES[strategy]}: bytes", held[strategy], "tensors"))
+    what, saved = "memory saved by InPlace-ABN I", 100 * (1 - held["inplace_1"] / held["standard"])
+    section.comparisons.append(Comparison(what, published("inplace_abn", "section5/memory"), saved, "%", judge(saved)))
+    return section
+
+
+def stored_names(block: Block, x: Tensor) -> list[str]:
+    """Return the names of the maps that the backward pass of a block is given: x, x_hat, z or "something else"."""
+    x_hat = F.batch_norm(x, None, None, training=True)
+    known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, 0.01)}  # scale 1, shift 0
+    saved = block(x).grad_fn.saved_tensors
+    maps = [tensor for tensor in saved if tensor is not None and tensor.shape == x.shape]
+    return [next((name for name, value in known.items() if torch.allclose(each, value, atol=1e-5)), "something else")
+            for each in maps]  # fmt: skip
+
+
+def forward_of(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
+    """Return a forward pass in which an operation computes the block's input, and none needs its output again."""
+    token, weights = torch.ones((), requires_grad=True), torch.randn_like(x)
+    return lambda: (block(x * token) * weights).sum()
+
+
+def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
+    """Return the share of memory that in-place norms save in whole networks: the abstract.
+
+    Args:
+    - `networks`: architectures, and whether their stem is of three 3x3 convolutions.
+    - `batch`: images of a step.
+    """
+    section = Section(
+        "abstract", "Abstract: memory saved in whole networks",
+        f"Bytes of all tensors between forward and backward of a training step with {batch} images of 224 pixels, "
+        f"counted on the meta device, in-place norms against PyTorch's BatchNorm2d and a leaky ReLU in place: {PLAIN} "
+        "is the networks of 2018, iABN what this package makes of them.",
+    )  # fmt: skip
+    saved: dict[str, float] = {}
+    for arch, input_3x3 in networks.items():
+        setup = Setup(arch, batch, 224, input_3x3=input_3x3, device=torch.device("meta"))
+        held = {}
+        for strategy in EAGER:
+            if strategy.name in (BASELINE, PLAIN, "iABN"):
+                model = strategy.build(setup)
+                held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
+        shares = {name: 100 * (1 - bytes_ / held[BASELINE]) for name, bytes_ in held.items() if name != BASELINE}
+        section.comparisons += [unpublished(f"{arch}: {name}", share, "%") for name, share in shares.items()]
+        saved[arch] = shares[PLAIN]
+    most = max(saved, key=lambda arch: saved[arch])
+    number = published("inplace_abn", "abstract/memory")
+    section.comparisons.insert(
+        0, Comparison(f"most of all networks: {most}, {PLAIN}", number, saved[most], "%", judge(saved[most]))
+    )
+    return section
+
+
+def judge(saved: float) -> Verdict:
+    """Return the verdict on a share in percent that is published as almost, or up to, 50 %."""
+    low, high = ALMOST
+    if low <= saved <= high:
+        return Verdict("reproduced", f"between {low} and {high} %")
+    return Verdict("off", "more than published" if saved > high else "less than published")

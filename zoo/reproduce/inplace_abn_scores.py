@@ -1,0 +1,83 @@
+"""The scores of Rota Bulo et al. 2018: Table 1 (left), Table 2, and the further networks of the authors' README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zoo.data.validation_set import NUM_IMAGES
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
+from zoo.reproduce.error_rates import needs_training
+from zoo.reproduce.imagenet_table import TOLERANCE
+from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
+
+ImageNetRows = Sequence[Mapping[str, Any]]  # of a report of `zoo reproduce imagenet`, as its JSON file has them
+IMAGENET = (
+    "Top-1 and top-5 of the published weights on the ImageNet validation set, in percent, as `zoo reproduce imagenet` "
+    f"scores them. Reproduced: within {TOLERANCE} points. Underpowered: on a part of the {NUM_IMAGES:,} images. The "
+    "spread is the standard error by the number of images; the same weights on the same images differ by less."
+)
+NO_LABELS = Verdict("not built", "the labels of the test images are not public; a server of their owners scores them")
+
+
+def report_imagenet_scores(rows: ImageNetRows) -> Section:
+    """Return the left half of Table 1."""
+    return Section("table1_scores", "Table 1, left: scores on ImageNet", IMAGENET, [*_imagenet("table1/", rows)])
+
+
+def report_readme_scores(rows: ImageNetRows) -> Section:
+    """Return the scores of the networks that the README of the authors' code has and the paper has not."""
+    return Section(
+        "readme", "README of the authors' code: further networks", IMAGENET,
+        [*_imagenet("readme/", rows), *_segmentation("readme/")],
+        ["`zoo validate wider_resnet38_deeplab_vistas DATA` scores the network for Mapillary Vistas on validation "
+         "images, for which no score of it is published"],
+    )  # fmt: skip
+
+
+def report_segmentation_scores() -> Section:
+    """Return the scores of Table 2: what each of them needs."""
+    return Section(
+        "table2_scores", "Table 2: mean intersection over union",
+        "Of whole validation images at one scale, in percent. The command that trains also scores them; nothing was "
+        "trained here.", [*_segmentation("table2/")],
+    )  # fmt: skip
+
+
+def _imagenet(prefix: str, rows: ImageNetRows) -> Iterator[Comparison]:
+    """Yield the comparison of each published score whose key is PREFIX NETWORK/PROTOCOL/METRIC."""
+    measured_rows = {(row["network"], row["protocol"]): row for row in rows if row["state"] != "needs data"}
+    for key, number in published_numbers("inplace_abn").items():
+        if key.startswith(prefix) and key.endswith(("/top1", "/top5")):
+            network, protocol, metric = key.removeprefix(prefix).split("/")
+            row = measured_rows.get((network, protocol))
+            yield _not_scored(number) if row is None else _scored(number, metric, row)
+
+
+def _not_scored(number: PublishedNumber) -> Comparison:
+    command = f"zoo reproduce imagenet --data DIR --models {number.network}"
+    return not_measured(number.quantity, number, "%", Verdict("needs data", f"`{command}`"))
+
+
+def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Comparison:
+    """Return the comparison of one score of a row, whose own verdict is that of the worse of its two scores."""
+    measured = row["measured"]
+    if row["difference"] is None:
+        verdict = Verdict(row["state"], row["verdict"].removeprefix(f"{row['state']}: "))
+    else:
+        difference = row["difference"][metric]
+        verdict = Verdict("reproduced" if abs(difference) <= TOLERANCE else "off", f"{difference:+.2f} points")
+    return Comparison(
+        number.quantity, number, measured[metric], "%", verdict, spread=row["standard_error"][metric],
+        weights_md5=row["weights_md5"], data=measured["data"], environment=measured["environment"],
+        date=measured["finished"], command=row["command"],
+    )  # fmt: skip
+
+
+def _segmentation(prefix: str) -> Iterator[Comparison]:
+    """Yield what each published score needs whose key begins so and ends in miou."""
+    for key, number in published_numbers("inplace_abn").items():
+        if key.startswith(prefix) and key.endswith("/miou"):
+            is_of_test_images = number.settings.startswith("test")
+            verdict = NO_LABELS if is_of_test_images else needs_training(number.network)
+            yield not_measured(number.quantity, number, "%", verdict)

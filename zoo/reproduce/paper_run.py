@@ -1,0 +1,227 @@
+"""`zoo reproduce PAPER` and `all`: measure tables and figures one after another, write their reports and the ledger."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from zoo.engine.process import open_process
+from zoo.errors import ConfigError, DataError, listed, printable
+from zoo.report.cost import CostMeter
+from zoo.report.environment import describe_environment, warn_of_changes
+from zoo.report.plot_style import check_matplotlib
+from zoo.reproduce import OUT
+from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.imagenet_scores import ImageNetOptions, read_scores, reproduce_imagenet
+from zoo.reproduce.ledger import Ledger, MeasuredBy, Row
+from zoo.reproduce.ledger_files import read_rows, write_ledger
+from zoo.reproduce.paper_report import Report, write_report
+from zoo.reproduce.papers import PAPERS, ImageSet, Inputs, Measurement
+from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
+
+logger = logging.getLogger(__name__)
+
+ALL = "all"
+NUM_CLASSES: dict[ImageSet, tuple[str, int]] = {"ImageNet": ("val", 1000), "CIFAR-10": ("train", 10)}
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """What `zoo reproduce` is asked for with the name of a paper, or with `ALL`.
+
+    Args:
+    - `paper`: a key of `zoo.reproduce.papers.PAPERS`, or `ALL` for all of them.
+    - `data`: a folder of images, of ImageNet or CIFAR-10, which some numbers need.
+    - `runs`: log folders of training runs, and files that hold the runs of such folders.
+    - `items`: the tables, figures and sections to measure, such as "Table 1"; all of them without one.
+    - `plots`: whether to draw plots, which needs matplotlib.
+    - `workers`: processes that read the images of ImageNet.
+    - `out`: the folder of the reports.
+    """
+
+    paper: str
+    data: Path | None = None
+    runs: Sequence[Path] = ()
+    items: Sequence[str] = ()
+    plots: bool = True
+    workers: int = 4
+    out: Path = OUT
+
+    @property
+    def papers(self) -> list[str]:
+        """The names of the papers to measure."""
+        return list(PAPERS) if self.paper == ALL else [self.paper]
+
+    @property
+    def command(self) -> str:
+        """The command with these options."""
+        words = ["zoo", "reproduce", self.paper, *self._words("data"), *self._words("runs")]
+        words += ["--item", *self.items] if self.items else []
+        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += [] if self.plots else ["--no-picture"]
+        return shlex.join(words)
+
+    def command_of(self, paper: str, item: str, comparison: Comparison) -> str:
+        """Return the command that measures a comparison of an item, with those inputs that it needed."""
+        words = ["zoo", "reproduce", paper, "--item", item]
+        if comparison.environment is not None:
+            words += self._words("runs")
+        elif comparison.data:
+            words += self._words("data")
+        return shlex.join(words)
+
+    def _words(self, name: str) -> list[str]:
+        if name == "runs":
+            return ["--runs", *map(str, self.runs)] if self.runs else []
+        return ["--data", str(self.data)] if self.data is not None else []
+
+
+class Reproduced(NamedTuple):
+    """What `reproduce_papers` leaves: the reports as Markdown, by the papers' names, and the rows of the ledger."""
+
+    reports: Mapping[str, str]
+    rows: Sequence[Row]
+
+
+def reproduce_papers(options: PaperOptions) -> Reproduced:
+    """Measure one item after another; after each, write the report of its paper and the ledger.
+
+    The curves of training runs are kept in PAPER_runs.json and drawn in PAPER_runs.png. With the folder of ImageNet,
+    the published networks are scored on it first, as `zoo reproduce imagenet` does. Before anything is measured, raises
+    ConfigError, CheckpointError or DataError for options that cannot be used, and ConfigError for plots without
+    matplotlib.
+    """
+    if options.plots:
+        check_matplotlib()
+    warn_of_changes()
+    images = None if options.data is None else recognise(options.data, options.paper)
+    found = {paper: _read_runs(options, paper) for paper in options.papers}
+    ledger = Ledger(PAPERS, read_rows(options.out))
+
+    def choose() -> dict[str, list[Measurement]]:
+        cifar10, scores = options.data if images == "CIFAR-10" else None, read_scores(options.out)
+        inputs = {paper: Inputs(runs, cifar10, scores) for paper, (runs, _) in found.items()}
+        return of_items(options.items, {paper: PAPERS[paper].measurements(inputs[paper]) for paper in inputs})
+
+    chosen = choose()
+    _make_folder(options.out)
+    if images == "ImageNet" and options.data is not None and any(PAPERS[paper].images == images for paper in chosen):
+        with open_process() as process:
+            reproduce_imagenet(ImageNetOptions(options.data, workers=options.workers, out=options.out), process)
+        chosen = choose()
+    device = torch.device("cpu")
+    environment = describe_environment(device)
+    reports = {}
+    for paper, measurements in chosen.items():
+        runs, remarks = found[paper]
+        _keep_runs(options, paper, runs)
+        title, cost = PAPERS[paper].title, CostMeter(device)
+        report = Report(options.out, paper, title, options.command, environment, options.plots, cost, remarks)
+        sections: list[Section] = []
+        for measurement in measurements:
+            item = measurement.item
+            sections.append(_measure(paper, measurement))
+            reports[paper] = write_report(report, sections)
+            for comparison in sections[-1].comparisons:
+                by = MeasuredBy(item, options.command_of(paper, item, comparison), environment)
+                ledger.add(comparison, by, is_part=bool(options.items))
+            _write_ledger(options, ledger, environment)
+        if not options.items:
+            ledger.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment))
+            _write_ledger(options, ledger, environment)
+    return Reproduced(reports, list(ledger.rows.values()))
+
+
+def recognise(data: Path, paper: str) -> ImageSet:
+    """Return what a folder of images is, by its class folders: 1000 in val/ are ImageNet, 10 in train/ are CIFAR-10.
+
+    Raises DataError for anything else, and for a data set that the paper, or any with `ALL`, has no use for.
+    """
+    counts = {name: _num_folders(data / part) for name, (part, _) in NUM_CLASSES.items()}
+    found = next((name for name, (_, expected) in NUM_CLASSES.items() if counts[name] == expected), None)
+    wanted = [PAPERS[paper].images] if paper != ALL else list(NUM_CLASSES)
+    if found is None or found not in wanted:
+        expected = ", or ".join(
+            f"{name}, which has {NUM_CLASSES[name][1]:,} class folders in {NUM_CLASSES[name][0]}/"
+            for name in wanted
+            if name
+        )
+        seen = " and ".join(f"{counts[name]:,} folders in {part}/" for name, (part, _) in NUM_CLASSES.items())
+        raise DataError(f"--data: this folder has {seen}; {printable(data)}: {paper} takes {expected}")
+    return found
+
+
+def _num_folders(folder: Path) -> int:
+    try:
+        return sum(path.is_dir() for path in folder.iterdir())
+    except OSError:
+        return 0
+
+
+def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:
+    """Return those of the papers' items that are named, or all of them without a name; case and blanks do not matter.
+
+    Raises ConfigError, with the items that there are, for a name that no paper has.
+    """
+    known = {_plain(each.item) for of_paper in measurements.values() for each in of_paper}
+    unknown = [name for name in names if _plain(name) not in known]
+    if unknown:
+        there_are = "; ".join(
+            f"{paper}: {', '.join(dict.fromkeys(each.item for each in of_paper))}"
+            for paper, of_paper in measurements.items()
+        )
+        raise ConfigError(
+            f"--item: there is no measurement of {listed(name or 'an item without a name' for name in unknown)}; there "
+            f"are those of {there_are}"
+        )
+    wanted = {_plain(name) for name in names} or known
+    chosen = {paper: [each for each in of_paper if _plain(each.item) in wanted]
+              for paper, of_paper in measurements.items()}  # fmt: skip
+    return {paper: of_paper for paper, of_paper in chosen.items() if of_paper}
+
+
+def _plain(item: str) -> str:
+    return "".join(item.split()).lower()
+
+
+def _read_runs(options: PaperOptions, paper: str) -> tuple[list[TrainingRun], list[str]]:
+    """Return the runs of a paper's experiments, and remarks on those of no paper that is measured."""
+    others = [name for other in options.papers if other != paper for name in PAPERS[other].experiments]
+    return read_runs(options.runs, PAPERS[paper].experiments, others)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out: this folder cannot be made ({error.strerror}); {printable(folder)}: give another"
+        ) from error
+
+
+def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -> None:
+    """Write the curves of the runs of a paper, and draw them."""
+    if runs and any(path.is_dir() for path in options.runs):  # files of runs alone hold all that would be written
+        write_runs(options.out, paper, options.command, runs)
+    if runs and options.plots:
+        draw_runs(options.out, paper, runs)
+
+
+def _measure(paper: str, measurement: Measurement) -> Section:
+    logger.info("%s, %s", paper, measurement.item)
+    start_s = time.monotonic()
+    section = measurement.measure()
+    section.seconds = round(time.monotonic() - start_s, 1)
+    logger.info("%s, %s: %.0f s", paper, section.title, section.seconds)
+    return section
+
+
+def _write_ledger(options: PaperOptions, ledger: Ledger, environment: Mapping[str, Any]) -> None:
+    write_ledger(options.out, list(ledger.rows.values()), options.command, environment)

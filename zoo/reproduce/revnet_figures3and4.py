@@ -1,0 +1,351 @@
+"""Figures 3 and 4 of Gomez et al. 2017: training curves, and the angle between gradients from reconstruction.
+
+The curves and angles are those of training runs. Without a run that has logged angles (training.gradient_angle_meter)
+the first steps of a training are taken here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.config import experiments_dir, load_experiment
+from zoo.data.folder import ImageFolder
+from zoo.data.transforms import val_transform
+from zoo.engine.meters import angle_between, gradients
+from zoo.errors import DataError, printable
+from zoo.registry import CIFAR_INPUT
+from zoo.reproduce.comparison import Comparison, Line, Panel, Section, State, Verdict, not_measured, unpublished
+from zoo.reproduce.error_rates import (
+    CLOSE,
+    UNKNOWN,
+    command_of,
+    decide,
+    error_curves,
+    facts_of,
+    judge,
+    missing_images,
+    needs_training,
+    standard_error,
+)
+from zoo.reproduce.paper_networks import build_for_training
+from zoo.reproduce.published_numbers import PublishedNumber, published
+from zoo.reproduce.training_runs import TrainingRun
+
+IMAGENET = ("revnet104", "resnet101_preact")
+CIFAR = "revnet164_cifar10"
+LONGER = "revnet164_cifar10_longer"  # by the published number of epochs, with the angle meter
+LOSS_CLOSE = 5.0  # percent, of the training loss
+ENDS = 5  # a trend is that from the first fifth of the angles to the last
+NETWORKS = {"revnet164_cifar": 20, "revnet38_cifar": 60}  # and the number of training steps of each
+MEASUREMENTS = 6  # over the training, the first before it
+BATCH = 16
+SIZE = 32
+CLASSES = 10
+LR = 0.1
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+def report_imagenet_curves(runs: Sequence[TrainingRun]) -> Section:
+    """Return Figure 3: the curves of RevNet-104 beside those of ResNet-101."""
+    section = Section(
+        "figure3", "Figure 3: training on ImageNet",
+        "Training loss of RevNet-104 over that of ResNet-101, geometric mean over the epochs: no slowdown is a loss "
+        f"that is at most {LOSS_CLOSE:g} % larger.",
+    )  # fmt: skip
+    epochs, slowdown = (published("revnet", f"figure3/{key}") for key in ("epochs", "slowdown"))
+    for name in IMAGENET:
+        ours = load_experiment(experiments_dir() / f"{name}.json").optimizer.schedule.epochs
+        verdict = Verdict("reproduced", "equal") if ours == epochs.number else Verdict("off", "another length")
+        section.comparisons.append(Comparison(f"{name}: epochs of the experiment", epochs, ours, "epochs", verdict))
+    revnet, resnet = ([run for run in runs if run.experiment == name and not run.is_stored] for name in IMAGENET)
+    compared = _compare_loss("training loss, RevNet-104 over ResNet-101", slowdown, revnet, resnet, at_most=True)
+    commands = " and ".join(f"`{command_of(name)}`" for name in IMAGENET)
+    verdict = Verdict("needs training", f"{commands}, {UNKNOWN}")
+    section.comparisons.append(compared or not_measured(slowdown.quantity, slowdown, "", verdict))
+    shown = [*revnet, *resnet]
+    section.panels += [*loss_curves("ImageNet", shown), error_curves("ImageNet", shown)] if shown else []
+    return section
+
+
+def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | None) -> Section:
+    """Return Figure 4: the angles, and the curves of runs that reconstruct beside those of runs that store.
+
+    ``images`` are those of the first steps that are trained where no run has angles; None for random ones.
+    """
+    section = Section(
+        "figure4", "Figure 4: reconstructed beside stored activations",
+        "Angles: between the gradients of a batch from stored and from reconstructed activations, with the same "
+        "weights, 2 arcsin(|u - v| / 2) of the unit vectors. Trend: from the mean of the first fifth of a run's angles "
+        "to that of the last fifth. Runs: training losses are compared by the geometric mean of their ratio over "
+        f"the epochs, and are no different within {LOSS_CLOSE:g} %; errors after the last epoch within {CLOSE} points.",
+    )  # fmt: skip
+    metered = _by_experiment([run for run in runs if run.angles and not run.is_stored])
+    for name, group in metered.items():
+        section.comparisons += _compare_angles(name, group)
+    if metered:
+        lines = [_angle_line(run) for group in metered.values() for run in group]
+        section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
+    else:
+        first_steps = measure_angles(images)
+        section.comparisons += first_steps.comparisons
+        section.panels += first_steps.panels
+        section.notes += [first_steps.setting, *first_steps.notes]
+    section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONGER]))
+    section.comparisons += _compare_kinds(runs)
+    for name, group in _by_experiment(runs).items():
+        if {run.is_stored for run in group} == {True, False}:
+            section.panels += [*loss_curves(name, group), error_curves(name, group)]
+    return section
+
+
+def _by_experiment(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+    """Return the runs of RevNets by their experiments, those of the paper's figure first."""
+    groups: dict[str, list[TrainingRun]] = {CIFAR: [], LONGER: []}
+    for run in runs:
+        groups.setdefault(run.experiment, []).append(run)
+    return {name: group for name, group in groups.items() if group}
+
+
+def loss_curves(title: str, runs: Sequence[TrainingRun]) -> list[Panel]:
+    """Return the panel of the runs' training losses over their epochs; none if they were not recorded."""
+    lines = [run.line([*losses], [*losses.values()]) for run in runs if (losses := _losses(run))]
+    return [Panel(title, "epoch", "training loss, mean of the epoch", lines, y_log=True)] if lines else []
+
+
+def _losses(run: TrainingRun) -> dict[float, float]:
+    """Return the training loss of each epoch that has one; its logarithm is drawn and compared, and 0 has none."""
+    return {e["epoch"]: float(e["train_loss"]) for e in run.epochs if e.get("train_loss")}
+
+
+def _angle_line(run: TrainingRun) -> Line:
+    known = [angle for angle in run.angles if angle["degrees"] is not None]
+    return run.line([angle["step"] for angle in known], [float(angle["degrees"]) for angle in known])
+
+
+def _compare_angles(name: str, runs: Sequence[TrainingRun]) -> list[Comparison]:
+    """Return the trend and the largest of the angles of an experiment's runs."""
+    angles = [[math.inf if a["degrees"] is None else float(a["degrees"]) for a in run.angles] for run in runs]
+    ends = [-(-len(each) // ENDS) for each in angles]
+    first = mean(mean(each[:end]) for each, end in zip(angles, ends, strict=True))
+    last = mean(mean(each[-end:]) for each, end in zip(angles, ends, strict=True))
+    grows = last > first
+    top = max(max(each) for each in angles)
+    trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
+    weakness, facts = _weakness(name, runs), facts_of(runs)
+    of_trend = _verdict(grows, "it grows" if grows else "it does not grow", weakness)
+    of_largest = _verdict(top <= largest.number, f"the axis ends at {largest.value}", weakness)
+    return [
+        Comparison(what, number, measured, "degrees", verdict, len(runs), **facts)
+        for what, number, measured, verdict in (
+            (f"{name}: trend of the angle", trend, f"{first:.2g} to {last:.2g}", of_trend),
+            (f"{name}: largest angle", largest, top, of_largest),
+        )
+    ]
+
+
+def _verdict(is_as_published: bool, text: str, weakness: str) -> Verdict:
+    state: State = "reproduced" if is_as_published else "off"
+    return Verdict("underpowered", f"{text}; {weakness}") if weakness else Verdict(state, text)
+
+
+def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
+    """Return why runs do not stand for the paper's training; "" if they do."""
+    if name not in (CIFAR, LONGER):
+        return f"not the paper's training, which `zoo train {LONGER} DATA` repeats"
+    unfinished = [run for run in runs if not run.is_finished]
+    if unfinished:
+        return f"a run has {len(unfinished[0].epochs)} of {unfinished[0].num_epochs} epochs"
+    return missing_images(runs)
+
+
+def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
+    """Return the epochs after the regular training in which nothing became unstable: the error stays as it is."""
+    number = published("revnet", "figure4/more_epochs")
+    finished = [run for run in runs if run.is_finished]
+    if not finished:
+        return not_measured(number.quantity, number, "epochs", needs_training(LONGER, runs))
+    regular = load_experiment(experiments_dir() / f"{CIFAR}.json").optimizer.schedule.epochs
+    change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
+    verdict = _verdict(change <= CLOSE, f"the error changes by {change:+.2f} points", _weakness(LONGER, finished))
+    more, facts = finished[0].num_epochs - regular, facts_of(finished)
+    return Comparison(number.quantity, number, more, "epochs", verdict, len(finished), **facts)
+
+
+def _compare_kinds(runs: Sequence[TrainingRun]) -> list[Comparison]:
+    """Return the training loss and the error of runs that reconstruct beside those of runs that store."""
+    numbers = [published("revnet", f"figure4/{key}") for key in ("training_loss", "error")]
+    comparisons = []
+    for name, group in _by_experiment([run for run in runs if run.is_finished]).items():
+        reconstructed, stored = ([run for run in group if run.is_stored == kind] for kind in (False, True))
+        if reconstructed and stored:
+            weakness, (loss, error) = _weakness(name, group), numbers
+            of_loss = _compare_loss(f"{name}: {loss.quantity}", loss, reconstructed, stored)
+            of_error = _compare_error(f"{name}: {error.quantity}", error, reconstructed, stored)
+            comparisons += [_weakened(found, weakness) for found in (of_loss, of_error) if found is not None]
+    if not comparisons:
+        command = f"`zoo train FILE DATA`, FILE: experiments/{CIFAR}.json with network.memory auto and plain, {UNKNOWN}"
+        verdict = Verdict("needs training", command)
+        comparisons = [not_measured(number.quantity, number, "", verdict) for number in numbers]
+    return comparisons
+
+
+def _compare_error(
+    what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
+) -> Comparison:
+    """Return the difference between the mean errors of two groups of finished runs."""
+    difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
+    n, spread = min(len(first), len(second)), standard_error(first, second).best
+    verdict, facts = judge(difference, first, second), facts_of([*first, *second])
+    return Comparison(what, number, difference, "points", verdict, n, spread, **facts)
+
+
+def _compare_loss(
+    what: str,
+    number: PublishedNumber,
+    first: Sequence[TrainingRun],
+    second: Sequence[TrainingRun],
+    at_most: bool = False,
+) -> Comparison | None:
+    """Return the ratio of the training losses of two groups of runs; None unless both have finished ones with losses.
+
+    With ``at_most`` the losses of the first group may be smaller.
+    """
+    groups = [[run for run in runs if run.is_finished and _losses(run)] for runs in (first, second)]
+    if not all(groups):
+        return None
+    logs = [[mean(map(math.log, _losses(run).values())) for run in runs] for runs in groups]
+    difference = 100 * (math.exp(mean(logs[0]) - mean(logs[1])) - 1)
+    n, both = min(map(len, groups)), [*groups[0], *groups[1]]
+    spread = 100 * math.hypot(*(stdev(each) / math.sqrt(len(each)) for each in logs)) if n > 1 else None
+    text = f"{difference:+.1f} %, standard error {'unknown' if spread is None else f'{spread:.1f} %'}"
+    missing = missing_images(both)
+    if missing or spread is None:
+        verdict = Verdict("underpowered", f"{missing}; {text}" if missing else text)
+    else:
+        verdict = decide(difference if at_most else abs(difference), 2 * spread, LOSS_CLOSE, text)
+    return Comparison(what, number, difference, "%", verdict, n, spread, **facts_of(both))
+
+
+def _weakened(comparison: Comparison, weakness: str) -> Comparison:
+    """Return the comparison as underpowered, unless there is no weakness."""
+    reason = f"{weakness}; {comparison.verdict.reason}"
+    return replace(comparison, verdict=Verdict("underpowered", reason)) if weakness else comparison
+
+
+class Angles(NamedTuple):
+    """Angles between gradients at one training step, in degrees.
+
+    Args:
+    - `step`: the number of training steps before the measurement.
+    - `between`: angle between the gradients with stored and with reconstructed activations.
+    - `stored`, `reconstructed`: angle between each of these float32 gradients and the one with stored activations in
+      float64.
+    """
+
+    step: int
+    between: float
+    stored: float
+    reconstructed: float
+
+
+def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
+    """Return the images below train/; DataError unless they make a batch, of classes that the networks have."""
+    images = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
+    if len(images) < batch or len(images.classes) > CLASSES:
+        raise DataError(
+            f"{len(images)} images of {len(images.classes)} classes; {printable(images.root)}: give at least "
+            f"{batch} images of at most {CLASSES} classes, as CIFAR-10 has them"
+        )
+    return images
+
+
+def measure_angles(data: ImageFolder | None, networks: Mapping[str, int] = NETWORKS, batch: int = BATCH) -> Section:
+    """Train each of the ``networks`` for its number of steps and return the angles at some of them.
+
+    Without ``data`` the images are random and so are the labels.
+    """
+    images = "random images (with --data DIR those of CIFAR-10)" if data is None else f"images of {data.root}"
+    steps = ", ".join(f"{name} {count} steps" for name, count in networks.items())
+    section = Section(
+        "figure4", "Figure 4: angle between stored and reconstructed gradients",
+        f"first steps: trained with SGD, batch {batch}, lr {LR}, momentum 0.9, on {images}: {steps}. In each "
+        "measurement, all three gradients belong to the same weights and images",
+    )  # fmt: skip
+    section.notes.append("the paper shows the angle over a whole training on CIFAR-10, and states no bound of it")
+    trend, largest = (published("revnet", f"figure4/{key}") for key in ("trend", "largest"))
+    first_steps = Verdict("underpowered", f"the first steps only; `zoo train {LONGER} DATA`, {UNKNOWN}")
+    digest = "" if data is None else data.names_digest()
+    for name, count in networks.items():
+        torch.manual_seed(0)
+        angles = _train(build_for_training(name), _batches(data, batch), count)
+        between = [a.between for a in angles]
+        stored, reconstructed = [a.stored for a in angles], [a.reconstructed for a in angles]
+        ends = f"{between[0]:.2g} to {between[-1]:.2g}"
+        section.comparisons += [
+            Comparison(what, number, measured, "degrees", first_steps, data=digest)
+            for what, number, measured in (
+                (f"{name}: trend of the angle in {count} steps", trend, ends),
+                (f"{name}: largest angle in {count} steps", largest, max(between)),
+            )
+        ]
+        section.comparisons += [
+            unpublished(f"{name}: stored to float64, largest", max(stored), "degrees"),
+            unpublished(f"{name}: reconstructed to float64, largest", max(reconstructed), "degrees"),
+        ]
+        steps_measured = [a.step for a in angles]
+        lines = [
+            Line("stored to reconstructed", steps_measured, between),
+            Line("stored to float64", steps_measured, stored),
+            Line("reconstructed to float64", steps_measured, reconstructed),
+        ]
+        section.panels.append(Panel(name, "training step", "angle, degrees", lines, y_log=True))
+    return section
+
+
+def _train(model: nn.Module, batches: Batches, steps: int) -> list[Angles]:
+    """Train and return the angles at equal distances, the first before and the last after the training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=2e-4)
+    measured_steps = {round(index * steps / (MEASUREMENTS - 1)) for index in range(MEASUREMENTS)}
+    angles = []
+    for step in range(steps + 1):
+        images, classes = next(batches)
+        if step in measured_steps:
+            angles.append(_measure(step, model, images, classes))
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), classes).backward()
+        optimizer.step()
+    return angles
+
+
+def _measure(step: int, model: nn.Module, images: Tensor, classes: Tensor) -> Angles:
+    def gradients_of(network: nn.Module, images: Tensor, store: bool) -> list[Tensor]:
+        return gradients(network, lambda: [F.cross_entropy(network(images), classes)], store=store)
+
+    stored, reconstructed = (gradients_of(model, images, store) for store in (True, False))
+    exact = gradients_of(copy.deepcopy(model).double(), images.double(), store=True)
+    return Angles(
+        step, angle_between(stored, reconstructed), angle_between(stored, exact), angle_between(reconstructed, exact)
+    )
+
+
+def _batches(data: ImageFolder | None, batch: int) -> Batches:
+    """Yield images (batch, 3, SIZE, SIZE) and their classes without end."""
+    while data is None:
+        yield torch.randn(batch, 3, SIZE, SIZE), torch.randint(CLASSES, (batch,))
+    while True:
+        order = torch.randperm(len(data)).tolist()
+        for start in range(0, len(order) - batch + 1, batch):
+            samples = [data[0, index] for index in order[start : start + batch]]
+            images = [sample.image for sample in samples if sample.image is not None]
+            yield torch.stack(images), torch.tensor([sample.target for sample in samples])

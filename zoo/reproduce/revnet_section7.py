@@ -1,0 +1,144 @@
+"""Section 7 of Gomez et al. 2017: the settings of its trainings, and what fits on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zoo.benchmark.largest_batch import MemoryPrediction
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.strategies import Strategy
+from zoo.config import Experiment, experiments_dir, load_experiment
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minimum, not_measured, unpublished
+from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
+
+NUM_IMAGES = {10: 50_000, 1000: 1_281_167}  # of the training set, by the number of classes
+RESNET, REVNET = "resnet101_preact", "revnet104"
+SIZE = 224
+DEEP = (2, 2, 94, 2)  # units of a network of 602 layers, six in each unit, with those of RevNet-104 but in one stage
+DEEP_BATCH = 2
+
+
+def report_settings() -> Section:
+    """Return the printed settings of the trainings beside those of the experiments (section 7.1)."""
+    section = Section(
+        "section7.1", "Section 7.1: settings of the trainings",
+        "The settings of the experiments, written as the paper writes them.",
+    )  # fmt: skip
+    for key, number in published_numbers("revnet").items():
+        place, _, setting = key.rpartition("/")
+        if place in ("section7.1/cifar", "section7.1/imagenet"):
+            ours = SETTINGS[setting](load_experiment(experiments_dir() / f"{number.network}.json"))
+            section.comparisons.append(_compare_setting(number, ours))
+    section.notes += [
+        "values of pixels: the authors' code has those from -1 to 1, and so have the experiments",
+        "further differences of the data: docs/training.md, what differs from the original and from the papers",
+    ]
+    return section
+
+
+def _compare_setting(number: PublishedNumber, ours: float | str) -> Comparison:
+    verdict = Verdict("reproduced", "equal") if ours == number.value else Verdict("off", "another setting")
+    return Comparison(f"{number.network}: {number.quantity.partition(': ')[2]}", number, ours, number.unit, verdict)
+
+
+def _thousands(counts: list[int]) -> str:
+    """Return steps as the paper writes them, such as "40K and 60K"."""
+    words = [f"{count // 1000}K" for count in counts]
+    return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])}, and {words[-1]}"
+
+
+def _num_batches(config: Experiment) -> int:
+    return NUM_IMAGES[config.network.classes] // config.optimizer.batch_size
+
+
+def _decay_steps(config: Experiment) -> str:
+    schedule = config.optimizer.schedule
+    milestones = schedule.params["milestones"]
+    per_unit = 1 if schedule.mode == "step" else _num_batches(config)
+    return _thousands([milestone * per_unit for milestone in milestones])
+
+
+def _steps(config: Experiment) -> str:
+    """Return the steps of a training, rounded to thousands: epochs of ImageNet are no whole thousands of steps."""
+    return _thousands([round(config.optimizer.schedule.epochs * _num_batches(config), -3)])
+
+
+def _weight_decay(config: Experiment) -> str:
+    digit, exponent = f"{config.optimizer.weight_decay:.0e}".split("e-0")
+    return f"{digit} x 10^-{exponent}"
+
+
+def _values(config: Experiment) -> str:
+    """Return the range of a pixel's values once the mean is subtracted and the result divided by the deviation."""
+    low, high = ((value - config.input.mean[0]) / config.input.std[0] for value in (0, 1))
+    return f"[{low:g}, {high:g}]"
+
+
+SETTINGS: dict[str, Callable[[Experiment], float | str]] = {
+    "batch": lambda config: config.optimizer.batch_size,
+    "part": lambda config: config.optimizer.batch_size // config.optimizer.accumulate_steps,
+    "learning_rate": lambda config: config.optimizer.learning_rate,
+    "momentum": lambda config: config.optimizer.momentum,
+    "weight_decay": _weight_decay,
+    "decay": lambda config: round(1 / config.optimizer.schedule.params["gamma"]),
+    "decay_steps": _decay_steps,
+    "steps": _steps,
+    "crop": lambda config: config.input.crop_train,
+    "values": _values,
+}
+
+
+def measure_fits() -> Section:
+    """Return how many images RevNets train with in the memory of a ResNet (sections 7.1 and 7.2)."""
+    section = Section(
+        "section7.2", "Section 7.2: what fits in the memory of ResNet-101",
+        f"{SIZE} px, float32, SGD and momentum; all bytes of a step counted on the meta device, without scratch memory "
+        "of convolutions. The GPU had memory for 32 images of ResNet-101 and, as it was the largest batch, not for 64: "
+        "what it has is between the bytes of both.",
+    )  # fmt: skip
+    number = {key.rpartition("/")[2]: each for key, each in published_numbers("revnet").items() if "section7" in key}
+    resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
+    fits = int(number["resnet_images"].number)
+    least, most = (resnet.bytes_for(batch).total for batch in (fits, 2 * fits))
+    (low, _), (high, _) = (revnet.largest_batch(memory) for memory in (least, most))
+    needed = revnet.bytes_for(int(number["images"].number)).total
+    is_source = Verdict("not built", "it is what the memory of the other rows is taken from; the GPU's is not stated")
+    no_sessions = Verdict("not built", "sessions of TensorFlow have no counterpart here: no graph is split")
+    gain = Verdict("reproduced", "at least 2") if low >= 2 * fits else Verdict("off", "less than 2")
+    in_memory = f"in the memory of {RESNET} with {fits} images"
+    section.comparisons = [
+        compare_minimum(f"{REVNET} {in_memory}", number["per_gpu"], low, "images"),
+        Comparison(f"{REVNET} over {RESNET}, {in_memory}", number["gain"], low / fits, "", gain),
+        _compare_images(number["images"], low, high, needed),
+        not_measured(f"{RESNET} in the memory of the GPU", number["resnet_images"], "images", is_source),
+        not_measured("time of splitting the graph", number["overhead"], "%", no_sessions),
+        _compare_layers(number["layers"], least),
+        unpublished(f"{RESNET} with {fits} images", least / 1e9, "GB"),
+        unpublished(f"{RESNET} with {2 * fits} images", most / 1e9, "GB"),
+    ]
+    return section
+
+
+def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -> MemoryPrediction:
+    setup = Setup(arch, batch=DEEP_BATCH, size=SIZE, structure=structure)
+    return MemoryPrediction(setup, Strategy(arch, "standard", memory), scratch=False)
+
+
+def _compare_images(number: PublishedNumber, low: int, high: int, needed: int) -> Comparison:
+    """Return the comparison of the largest batch, of which only the bounds are known, with the published one."""
+    text = f"{number.value} images need {needed / 1e9:.1f} GB"
+    if low < number.number <= high:
+        verdict = Verdict("underpowered", f"{text}; they may fit, as the paper does not state the memory of its GPU")
+    else:
+        verdict = Verdict("reproduced" if number.number <= low else "off", text)
+    return Comparison("RevNet-104 in the memory of the GPU", number, f"{low} to {high}", "images", verdict)
+
+
+def _compare_layers(number: PublishedNumber, memory: int) -> Comparison:
+    """Return the comparison of a network of about the published number of layers, if it fits into the memory."""
+    layers = 6 * sum(DEEP) + 2
+    needed = _predict(REVNET, "auto", DEEP).bytes_for(DEEP_BATCH).total
+    text = f"{needed / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"
+    verdict = Verdict("reproduced" if needed <= memory else "off", text)
+    what = f"a RevNet of {'-'.join(map(str, DEEP))} units in the memory of ResNet-101 with 32 images"
+    return Comparison(what, number, layers, "layers", verdict)

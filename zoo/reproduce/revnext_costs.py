@@ -1,0 +1,97 @@
+"""What reconstruction costs beside memory (Hascoet et al. 2023, sections 3.4 to 4.4): forward passes and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, unpublished, within
+from zoo.reproduce.paper_networks import build_revnext, forward_of
+from zoo.reproduce.published_numbers import published
+
+BATCH, SIZE = 8, 32
+TOLERANCE = 0.05
+NUMBERS = {"one": 1, "two": 2, "three": 3}
+PASSES = {"revnext_revnet": "section3.4/passes", "revnext_flat": "section4.3/passes", "revnext": "section4.4/passes"}
+
+
+def measure_passes() -> Section:
+    """Return the forward passes that backward runs again, and the layers of a reversible block."""
+    section = Section(
+        "passes", "Sections 3.4, 4.3 and 4.4: additional forward passes in backward",
+        f"Multiplications of all convolutions that a backward pass runs again, over those of the forward pass, for "
+        f"{BATCH} images of {SIZE} pixels. The stem is not run again. A step takes three forward passes without them.",
+    )  # fmt: skip
+    section.comparisons += [
+        *(_compare_passes(name, name) for name in PASSES),
+        _compare_passes("revnext, branch inputs found again", "revnext", keep_branch_input=False),
+        unpublished("revnext_resnet18", additional_passes("revnext_resnet18")),
+        _compare_layers_of_a_block(),
+    ]
+    return section
+
+
+def _compare_passes(what: str, name: str, **options: Any) -> Comparison:
+    number, measured = published("revnext", PASSES[name]), additional_passes(name, **options)
+    expected = NUMBERS[str(number.value).partition(" ")[0]]
+    return Comparison(what, number, measured, number.unit, within(measured / expected - 1, TOLERANCE))
+
+
+class _Multiplications(TorchDispatchMode):
+    """While active, adds up in ``count`` the multiplications of convolutions, without those of their gradients."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        if func is torch.ops.aten.convolution.default:
+            self.count += result.numel() * args[1][0].numel()
+        return result
+
+
+def additional_passes(name: str, **options: Any) -> float:
+    """Return the forward convolutions of a backward pass over those of the forward pass, by their multiplications."""
+    model = build_revnext(name, device="meta", **options)
+    forward = forward_of(model, BATCH, SIZE)
+    with _Multiplications() as multiplications:
+        loss = forward()
+        in_forward = multiplications.count
+        loss.backward()
+    return (multiplications.count - in_forward) / in_forward
+
+
+def _compare_layers_of_a_block() -> Comparison:
+    """Return the layers over the reversible blocks: the convolutions of both branches of a block, on average."""
+    blocks = [module for module in build_revnext("revnext").modules() if isinstance(module, LayerwiseBlock)]
+    layers = [layer for block in blocks for layer in block.modules() if isinstance(layer, InvertibleConv)]
+    count = len(layers) / len(blocks)
+    number = published("revnext", "section4.4/layers_per_block")
+    low, high = (NUMBERS[word] for word in str(number.value).split(" to "))
+    is_within = low <= count <= high
+    verdict = Verdict("reproduced", "within the range") if is_within else Verdict("off", f"not {number.value}")
+    return Comparison("revnext: convolutions of both branches of a block, mean", number, count, "", verdict)
+
+
+def measure_widths() -> Section:
+    """Return the channels that the pools of the i-RevNet make, and the weights that convolutions of them would have."""
+    section = Section("widths", "Section 3.5: channels of the i-RevNet", "Read from the network irevnet_revnext.")
+    model: Any = build_revnext("irevnet_revnext", device="meta")
+    channels = model.num_features
+    section.comparisons = [
+        compare("channels of the last level", published("revnext", "section3.5/channels"), channels, "", 0),
+        compare(
+            "weights of a 3x3 convolution of all of them",
+            published("revnext", "section3.5/kernel"),
+            channels**2 * 9 / 1e6,
+            "million",
+            TOLERANCE,
+        ),
+    ]
+    section.notes.append("the convolutions of a branch have half of the channels, and thus a quarter of these weights")
+    return section
