@@ -125,7 +125,7 @@ def _add_lean(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", default=["torchvision:resnet50"],
         help="architectures of zoo, and names or shell-style patterns such as timm:resnet50 and 'torchvision:*' "
-        "(default: %(default)s)",
+        "(default: torchvision:resnet50)",
     )  # fmt: skip
     parser.add_argument(
         "--one-per-family", action="store_true",

@@ -43,7 +43,7 @@ class Network(Section):
     """Number of classes, which is the number of the network's outputs."""
     dilation: Annotated[Dilation, PlainValidator(_check_dilation, Dilation)] = 1
     """Dilation of the modules, as zoo.get takes it; 1: none."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "lean"] = "auto"
+    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3"] = "auto"
     """What is kept for backward; zoo show NAME lists what a network has."""
     weight_init: Literal[
         "xavier_normal",

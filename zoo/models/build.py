@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.architectures import LEAN, NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
+from zoo.architectures import NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
 from zoo.errors import ConfigError, listed, nearest
-from zoo.layers.lean import lean
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network, check_classes
@@ -157,9 +156,6 @@ def build_network(
     check_classes(classes)
     check_options(record, options, norm)
     arguments = {**record.structure, **record.options, **options}
-    is_lean = arguments["memory"] == LEAN
-    if is_lean:
-        arguments["memory"] = "auto"
     if structure is not None:
         arguments["structure"] = _checked_structure(record, structure)
 
@@ -168,10 +164,9 @@ def build_network(
 
     try:
         _check_size(record, options, build)
-        network = build(norm)
+        return build(norm)
     except ValueError as error:
         raise ConfigError(f"{arch}: {error}") from error
-    return lean(network) if is_lean else network
 
 
 def check_options(record: Architecture, options: Mapping[str, Any], norm: NormFactory) -> None:
