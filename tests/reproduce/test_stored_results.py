@@ -67,6 +67,7 @@ def test_a_file_with_its_origin_is_believed(git: Git, tmp_path: Path) -> None:
     [
         ({"commit": "0" * 40 + "-dirty"}, "a.json: the commit 0{40}-dirty cannot be checked out"),
         ({"commit": "main"}, "a.json: main is no commit"),
+        ({"commit": "0" * 40 + ", main"}, "a.json: main is no commit"),
         ({"commit": None}, "a.json: it names no commit"),
         ({"date": ""}, "a.json: it has no date"),
     ],
