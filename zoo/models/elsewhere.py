@@ -65,7 +65,7 @@ def build_from_elsewhere(name: str, *, classes: int | None = None, pretrained: b
         if package == "timm":
             model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
         else:
-            weights = {"weights": "DEFAULT"} if pretrained else {"weights": None}
+            weights: dict[str, str | None] = {"weights": "DEFAULT" if pretrained else None}
             if "weights_backbone" in _parameters_of(own_name):
                 weights["weights_backbone"] = None
             model = import_module("torchvision.models").get_model(own_name, **weights, **options)
