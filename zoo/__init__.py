@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, weights
+    from zoo.benchmark.memory_report import memory_report
     from zoo.benchmark.memory_use import count_memory, measure_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
+    from zoo.layers.lean import lean
     from zoo.registry import get, list_models, transforms
     from zoo.scoring import load_network, score
     from zoo.weights import load_weights
@@ -29,10 +31,12 @@ __all__ = [
     "count_memory",
     "get",
     "layers",
+    "lean",
     "list_models",
     "load_network",
     "load_weights",
     "measure_memory",
+    "memory_report",
     "score",
     "transforms",
     "weights",
@@ -41,10 +45,12 @@ __all__ = [
 _HOMES = {
     "count_memory": "zoo.benchmark.memory_use",
     "get": "zoo.registry",
+    "lean": "zoo.layers.lean",
     "list_models": "zoo.registry",
     "load_network": "zoo.scoring",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.benchmark.memory_use",
+    "memory_report": "zoo.benchmark.memory_report",
     "score": "zoo.scoring",
     "transforms": "zoo.registry",
 }

@@ -24,13 +24,14 @@ BUDGETS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``benchmark`` and its four kinds."""
+    """Add ``benchmark`` and its kinds."""
     parser = commands.add_parser("benchmark", help="time and memory of norms, networks and strategies")
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to measure: see KIND --help")
     _add_layer(kinds).set_defaults(measure=_measure_layer)
     _add_model(kinds).set_defaults(measure=_measure_model)
     _add_pareto(kinds).set_defaults(measure=_measure_pareto)
     _add_fit(kinds).set_defaults(measure=_measure_fit)
+    _add_lean(kinds).set_defaults(measure=_measure_lean)
     for kind, subparser in kinds.choices.items():
         _add_common(subparser, kind)
         subparser.set_defaults(parser=subparser)
@@ -111,6 +112,34 @@ def _add_fit(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         "--check", type=_two_or_more, nargs="+", metavar="N",
         help="compare the prediction for batches of N with a real step, instead of or besides --memory",
     )  # fmt: skip
+    return parser
+
+
+def _add_lean(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add and return the parser of ``zoo benchmark lean``."""
+    parser = kinds.add_parser(
+        "lean",
+        help="what zoo.lean does to networks of zoo, timm and torchvision: the same bits? bytes and time",
+        description="Trains a step of each network plain and lean. Networks of timm need that package.",
+    )
+    parser.add_argument(
+        "--models", nargs="+", metavar="NAME", default=["torchvision:resnet50"],
+        help="architectures of zoo, and names or shell-style patterns such as timm:resnet50 and 'torchvision:*' "
+        "(default: torchvision:resnet50)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--one-per-family", action="store_true",
+        help="of names that begin with the same word, such as resnet, take the first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=_two_or_more, default=4, metavar="N", help="images per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--size", type=positive, default=224, metavar="PX",
+        help="side of an image, where the network takes any (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--budget", metavar="X", help="that of zoo.lean: bytes, a share below 1, or '40 FLOP/B'")
+    _add_rounds(parser, 7)
     return parser
 
 
@@ -222,6 +251,25 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
             f"nothing fits in {memory_bytes:,} bytes, see the notes of the table; --memory: give more, or a smaller "
             "--size or network"
         )
+
+
+def _measure_lean(args: argparse.Namespace, results: Results) -> None:
+    from zoo.benchmark.lean_networks import measure_lean_networks
+    from zoo.models.elsewhere import list_networks, one_of_each_family, split_name
+
+    found = [each for name in args.models for each in ([name] if split_name(name) is None else list_networks(name))]
+    names = list(dict.fromkeys(one_of_each_family(found) if args.one_per_family else found))
+    budget = None if args.budget is None else _number_or_text(args.budget)
+    measure_lean_networks(results, names, batch=args.batch, size=args.size, rounds=args.rounds, budget=budget)
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _setup(args: argparse.Namespace, results: Results, network: str) -> Setup:

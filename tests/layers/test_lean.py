@@ -1,0 +1,155 @@
+"""`lean` changes what a module holds in training, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ops.lean.programs import step
+from tests.ops.lean.test_recording import images, network
+from zoo.errors import ConfigError
+from zoo.layers.lean import is_lean, lean
+from zoo.ops.lean import Recording
+from zoo.ops.lean.budget import Budget
+
+SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Return the bytes of the distinct tensors that autograd keeps for the loss of a model."""
+    storages: dict[int, int] = {}
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            storages[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        _ = model(images(SIZE_PX))
+    return sum(storages.values())
+
+
+def test_a_lean_network_trains_with_the_same_bits_and_the_same_state() -> None:
+    plain = network()
+    model = lean(copy.deepcopy(plain))
+    assert is_lean(model)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in plain.named_modules()]
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(step(plain, images()), step(model, images()), strict=True))
+
+
+def test_it_is_undone_and_replaced() -> None:
+    model = lean(lean(network()), "40 FLOP/B")
+    assert (len(model._forward_pre_hooks), len(model._forward_hooks)) == (1, 1)
+    assert lean(model, enabled=False) is model
+    assert not is_lean(model)
+    assert (len(model._forward_pre_hooks), len(model._forward_hooks)) == (0, 0)
+    assert not model._forward_hooks_always_called
+
+
+def test_a_lean_network_is_copied_and_pickled() -> None:
+    model = lean(network())
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+        assert is_lean(other)
+        assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(other, images()), strict=True))
+
+
+class Count:
+    """Counts the recordings that begin."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number = 0
+        enter = Recording.__enter__
+
+        def count(recording: Recording) -> Recording:
+            self.number += 1
+            return enter(recording)
+
+        monkeypatch.setattr(Recording, "__enter__", count)
+
+
+def test_parts_and_nested_modules_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    model = network()
+    lean(model[1])
+    lean(model[2])
+    expected = step(network(), images())
+    assert all(torch.equal(a, b) for a, b in zip(expected, step(model, images()), strict=True))
+    assert recordings.number == 2
+    lean(model)
+    assert all(torch.equal(a, b) for a, b in zip(expected[:2], step(lean(model), images())[:2], strict=True))
+    assert recordings.number == 3
+
+
+def test_nothing_is_recorded_without_gradients_or_while_others_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    model = lean(network().eval())
+    with torch.no_grad():
+        model(images())
+    weights = dict(model.named_parameters())
+    torch.func.grad(lambda w: torch.func.functional_call(model, w, images()).sum())(weights)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # it is deprecated
+        torch.jit.trace(model, images())
+    assert recordings.number == 0
+    torch.func.functional_call(model, weights, images()).sum().backward()
+    assert recordings.number == 1
+
+
+def test_an_exception_in_forward_ends_the_recording() -> None:
+    class Faulty(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no")
+
+    model = nn.Sequential(nn.ReLU(), lean(Faulty()))
+    with pytest.raises(ValueError, match="no"):
+        lean(model)(images().requires_grad_())
+    good = lean(network())
+    assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(good, images()), strict=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiler_sees_the_plain_network(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = Count(monkeypatch)
+    model = torch.compile(lean(network()), backend=backend)
+    found = step(model, images())
+    assert recordings.number == 0
+    for a, b in zip(step(network(), images()), found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("budget", [0.3, 200_000, "1000 FLOP/B"])
+def test_a_budget_repeats_the_cheapest_convolutions(budget: Any) -> None:
+    model, free = lean(network(), budget), lean(network())
+    expected = step(network(), images(SIZE_PX))
+    for _ in range(2):
+        found = step(model, images(SIZE_PX))
+        assert all(torch.equal(a, b) for a, b in zip(expected[:2], found[:2], strict=True))
+    step(free, images(SIZE_PX))
+    (limited,), (unlimited,) = ([hook.budget for hook in each._forward_pre_hooks.values()] for each in (model, free))
+    assert limited.flops_per_byte > unlimited.flops_per_byte == 0
+
+
+@pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", [1]])
+def test_what_is_no_budget_is_told(budget: Any) -> None:
+    with pytest.raises(ConfigError, match=r"neither a whole number of bytes, nor a share"):
+        lean(network(), budget)
+
+
+def test_budgets_are_parsed() -> None:
+    assert Budget.parse("40 FLOP/B").flops_per_byte == 40
+    assert not Budget.parse(None).is_limited
+    assert Budget.parse(10**9).is_limited
+    assert Budget.parse(0.5).is_limited

@@ -1,0 +1,55 @@
+"""Networks of other packages are found by their names, and errors say what there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.errors import ConfigError
+from zoo.models.elsewhere import build_from_elsewhere, list_networks, one_of_each_family, split_name, tensors_in
+
+
+def test_names_are_split_at_the_package() -> None:
+    assert split_name("torchvision:resnet18") == ("torchvision", "resnet18")
+    assert split_name("resnet18") is None
+
+
+def test_patterns_find_networks_and_families_are_told_by_their_first_word() -> None:
+    names = list_networks("torchvision:resnet1?")
+    assert names == ["torchvision:resnet18"]
+    assert one_of_each_family(["torchvision:resnet18", "torchvision:resnet50", "torchvision:vgg11"]) == [
+        "torchvision:resnet18",
+        "torchvision:vgg11",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are .*resnet18"),
+        ("keras:resnet50", "'keras' is no package whose networks are known: timm, torchvision"),
+        ("resnet50", "'resnet50' does not begin with the name of a package"),
+    ],
+)
+def test_unknown_names_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_from_elsewhere(name)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.models.elsewhere.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="networks of timm need that package: pip install timm"):
+        list_networks("timm:*")
+
+
+def test_a_network_is_built_with_its_number_of_classes() -> None:
+    model = build_from_elsewhere("torchvision:shufflenet_v2_x0_5", classes=7)
+    assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+
+
+def test_tensors_are_found_in_any_output() -> None:
+    a, b = torch.zeros(1), torch.zeros(2)
+    assert [id(each) for each in tensors_in({"out": a, "aux": [b, torch.zeros(1, dtype=torch.long), None]})] == [
+        id(a),
+        id(b),
+    ]

@@ -1,0 +1,81 @@
+"""`lean`: let any network keep recipes in place of activations, without changing its layers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from zoo.ops.context import is_transformed
+from zoo.ops.lean import Recording, is_recording
+from zoo.ops.lean.budget import Budget
+
+Module = TypeVar("Module", bound=nn.Module)
+
+_active = threading.local()  # .recordings: those of the modules whose forward runs in this thread, the outermost first
+
+
+def lean(module: Module, budget: float | int | str | None = None, *, enabled: bool = True) -> Module:
+    """Let a module's training hold about half the memory, with the same bits; returns the module itself.
+
+    From now on its forward pass runs in a `zoo.ops.lean.Recording`: where autograd would keep the output of a cheap
+    operation for backward, it keeps how to compute it again. Outputs, gradients, running statistics and random numbers
+    are the same bits; parameters, state dict, hooks and pickling are as before. Without gradients, while a compiler or
+    a transform of `torch.func` works, and inside another lean module, nothing happens.
+
+    Backward raises RecipeError if a tensor that it needs, such as the network's input or a parameter, was overwritten
+    between forward and backward.
+
+    Args:
+    - `module`: a network or a part of one, changed in place. A second call replaces the budget.
+    - `budget`: what the recomputation of convolutions and matrix products may cost. None: they are not computed again.
+      An int: the bytes that the forward pass may leave held; a float below 1: the share of those of plain training;
+      "40 FLOP/B": all are computed again whose outputs cost up to 40 floating-point operations for each byte. For
+      bytes and shares, the first forward passes are measured and the cheapest convolutions chosen, so that the budget
+      is met from the second or third pass on, if it can be.
+    - `enabled`: False undoes it.
+
+    Raises ConfigError for a budget that is none of these.
+    """
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, (_Begin, _End))]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+    if enabled:
+        module.register_forward_pre_hook(_Begin(Budget.parse(budget)), prepend=True)
+        module.register_forward_hook(_End(), always_call=True)
+    return module
+
+
+def is_lean(module: nn.Module) -> bool:
+    """Return whether `lean` was called for this module itself."""
+    return any(isinstance(hook, _Begin) for hook in module._forward_pre_hooks.values())
+
+
+class _Begin:
+    """Begins to record, before a module's forward pass."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        recordings = _active.__dict__.setdefault("recordings", [])
+        if torch.compiler.is_compiling():
+            return
+        recording = None
+        if torch.is_grad_enabled() and not is_transformed() and not torch.jit.is_tracing() and not is_recording():
+            recording = Recording(self.budget, parameters=[*module.parameters(), *module.buffers()])
+            recording.__enter__()
+        recordings.append(recording)
+
+
+class _End:
+    """Stops recording, after a module's forward pass or an exception in it."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and _active.recordings:
+            recording = _active.recordings.pop()
+            if recording is not None:
+                recording.__exit__(None, None, None)

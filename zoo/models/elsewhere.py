@@ -1,0 +1,103 @@
+"""Networks of other packages, by names such as "timm:efficientnet_b0" and "torchvision:resnet50"."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo.errors import ConfigError, listed, nearest
+
+PACKAGES = ("timm", "torchvision")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return the package and the network's name in it, of "PACKAGE:NAME"; None for the name of a network of zoo."""
+    package, colon, own_name = name.partition(":")
+    return (package, own_name) if colon else None
+
+
+def list_networks(pattern: str) -> list[str]:
+    """Return the names that fit a shell-style pattern such as "timm:resnet*"; ConfigError if there are none."""
+    found = split_name(pattern)
+    if found is None:
+        raise ConfigError(f"{pattern!r} does not begin with the name of a package: {listed(f'{p}:' for p in PACKAGES)}")
+    package, own_pattern = found
+    names = _names(package)
+    matching = [f"{package}:{name}" for name in names if fnmatch.fnmatchcase(name, own_pattern)]
+    if not matching:
+        near = listed(nearest(own_pattern, names))
+        raise ConfigError(f"{package} has no network called {own_pattern!r}; the nearest names are {near}")
+    return matching
+
+
+def one_of_each_family(names: Sequence[str]) -> list[str]:
+    """Return the first name of each family: those that begin with the same word, up to a digit or an underscore."""
+    families: dict[str, str] = {}
+    for name in names:
+        package, _, own_name = name.partition(":")
+        word = re.match(r"[a-z]+", own_name)
+        families.setdefault(f"{package}:{word[0] if word else own_name}", name)
+    return list(families.values())
+
+
+def build_from_elsewhere(name: str, *, classes: int | None = None, pretrained: bool = False) -> nn.Module:
+    """Return the network of another package, initialised by it.
+
+    Args:
+    - `name`: "PACKAGE:NAME".
+    - `classes`: outputs of the classifier; default the package's.
+    - `pretrained`: whether to load the package's weights, which it downloads itself.
+
+    Raises ConfigError for an unknown package or name, a package that is not installed, and arguments that the network
+    does not take.
+    """
+    (full_name,) = list_networks(name)
+    package, _, own_name = full_name.partition(":")
+    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    try:
+        if package == "timm":
+            model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
+        else:
+            weights: dict[str, str | None] = {"weights": "DEFAULT" if pretrained else None}
+            if "weights_backbone" in _parameters_of(own_name):
+                weights["weights_backbone"] = None
+            model = import_module("torchvision.models").get_model(own_name, **weights, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{full_name} cannot be built: {error}") from error
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a floating type in a network's output: a tensor, or lists and dictionaries of them."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for each in output.values():
+            yield from tensors_in(each)
+    elif isinstance(output, (list, tuple)):
+        for each in output:
+            yield from tensors_in(each)
+
+
+def _names(package: str) -> list[str]:
+    if package not in PACKAGES:
+        raise ConfigError(f"{package!r} is no package whose networks are known: {listed(PACKAGES)}")
+    if find_spec(package) is None:
+        raise ConfigError(f"networks of {package} need that package: pip install {package}")
+    names = (
+        import_module("timm").list_models() if package == "timm" else import_module("torchvision.models").list_models()
+    )
+    return list(names)
+
+
+def _parameters_of(name: str) -> Mapping[str, Any]:
+    return signature(import_module("torchvision.models").get_model_builder(name)).parameters

@@ -1,0 +1,193 @@
+"""The operations that may be repeated: cheap, deterministic, and without effects.
+
+An operation that is not listed here is never repeated: what it returns is kept where autograd saves it, as without
+recipes. So a missing row costs memory and never exactness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Operation = Any  # torch._ops.OpOverload, or a function of this package
+
+# Each element of the output depends on one element of each input, and the output has the dtype of the first input.
+SAME_DTYPE = (
+    "relu", "relu6", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "selu", "mish",
+    "tanh", "hardtanh", "softplus", "softsign", "threshold", "log_sigmoid", "neg", "abs", "square", "sqrt", "rsqrt",
+    "exp", "reciprocal", "clamp", "clamp_min", "clamp_max",
+)  # fmt: skip
+# Elementwise too, with a dtype that follows from all inputs.
+PROMOTED = (
+    "add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp", "maximum", "minimum", "where", "eq", "ne",
+    "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not",
+)  # fmt: skip
+OTHERS = (
+    "clone", "_to_copy", "cat", "stack", "roll", "flip", "constant_pad_nd", "reflection_pad2d", "replication_pad2d",
+    "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "upsample_bilinear2d", "upsample_nearest2d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
+    "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
+)  # fmt: skip
+VIEWS = (
+    "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
+    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "narrow", "chunk", "movedim",
+    "diagonal", "swapaxes", "unflatten",
+)  # fmt: skip
+#: Return the values of their first input, in a tensor of their own or not.
+COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
+
+
+class Rule(NamedTuple):
+    """How an operation is repeated.
+
+    Args:
+    - `repeat`: the operation that computes the same and overwrites nothing.
+    - `is_view`: whether its output shares the memory of its first input.
+    - `overwrites`: whether the operation itself writes its output over its first input.
+    """
+
+    repeat: Operation
+    is_view: bool
+    overwrites: bool
+
+
+def _overloads(name: str) -> Iterator[Operation]:
+    packet = getattr(aten, name, None)  # not every version of torch has all of them
+    for overload in packet.overloads() if packet is not None else ():
+        yield getattr(packet, overload)
+
+
+def _rules() -> dict[Operation, Rule]:
+    rules = {}
+    for name in (*SAME_DTYPE, *PROMOTED, *OTHERS, *VIEWS):
+        is_view = name in VIEWS
+        for operation in _overloads(name):
+            if not operation._schema.is_mutable:
+                rules[operation] = Rule(operation, is_view, overwrites=False)
+        for operation in () if is_view else _overloads(f"{name}_"):
+            repeat = getattr(getattr(aten, name), operation._overloadname, None)
+            if repeat is not None and not repeat._schema.is_mutable:
+                rules[operation] = Rule(repeat, is_view=False, overwrites=True)
+    return rules
+
+
+#: Rules by the operations as a `TorchDispatchMode` sees them.
+RULES = _rules()
+
+#: Of operations that keep dtype and shape of their first input: the same, written over it.
+IN_PLACE = {
+    rule.repeat: operation
+    for operation, rule in RULES.items()
+    if rule.overwrites and rule.repeat._schema.name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
+}
+
+CONCATENATE = aten.cat.default
+CONVOLUTION = aten.convolution.default
+#: Matrix products, and the position of the operand whose last dimension is summed over.
+PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
+
+
+def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
+    """Return the floating-point operations of a convolution or matrix product; None for all other operations."""
+    if operation is CONVOLUTION:
+        x, weight, is_transposed = args[0], args[1], args[6]
+        return 2.0 * (x if is_transposed else out).numel() * weight[0].numel()
+    if operation in PRODUCTS:
+        return 2.0 * out.numel() * args[PRODUCTS[operation]].shape[-1]
+    return None
+
+
+@cache
+def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
+    """Return positions and names of the arguments that an operation overwrites; empty for one that is functional."""
+    if not operation._schema.is_mutable:
+        return ()
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(operation._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- batch norms
+BATCH_NORMS = {
+    getattr(aten, name).default
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+    if hasattr(aten, name)
+}
+
+
+def recipe_of_batch_norm(
+    operation: Operation, args: tuple[Any, ...], outputs: Any
+) -> tuple[Operation, tuple[Any, ...]]:
+    """Return a function and its arguments that give the first output of a batch norm again, bit for bit.
+
+    The arguments have the tensors themselves. Running statistics are neither read, where the norm took those of the
+    batch, nor moved. In training on the CPU, the norm is repeated as the linear function that its saved mean and
+    inverse deviation make of it, which takes one pass over x in place of three.
+    """
+    x, weight, bias, _, _, is_training = args[:6]
+    if not is_training:
+        return first_output, (operation, *args)
+    is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
+    if x.device.type == "cpu" and outputs[1].dtype == x.dtype and is_dense and line_is_exact(x.dtype):
+        return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]))
+    return first_output, (operation, x, weight, bias, None, None, True, *args[6:])
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether a map is laid out in one of the ways for which batch norms have a kernel of their own."""
+    return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+
+
+def first_output(operation: Operation, *args: Any) -> Tensor:
+    """Return the first of an operation's outputs."""
+    out: Tensor = operation(*args)[0]
+    return out
+
+
+def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (alpha, beta) with batch_norm(x) = alpha x + beta, rounded as the kernel on the CPU rounds them."""
+    alpha = invstd.clone() if weight is None else invstd * weight
+    zero = torch.zeros_like(alpha) if bias is None else bias
+    return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
+
+
+def apply_line(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """Return alpha x + beta for each channel, by the kernel that batch norms use in evaluation."""
+    zero, one = _constants(len(alpha), alpha.dtype)
+    out: Tensor = aten.native_batch_norm(x, alpha, beta, zero, one, False, 0.0, 0.0)[0]
+    return out
+
+
+@cache
+def _constants(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.zeros(length, dtype=dtype), torch.ones(length, dtype=dtype)
+
+
+@cache
+def line_is_exact(dtype: torch.dtype) -> bool:
+    """Return whether `apply_line` gives the bits of a batch norm in training with this version of torch and CPU.
+
+    Whether the kernels round a product before they add to it is the compiler's choice. It is tried once, on values that
+    tell the difference.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        weight, bias = torch.randn(2, 37, dtype=dtype)
+        for shape in ((3, 37, 5, 7), (16, 37)):
+            contiguous = 3 * torch.randn(shape, dtype=dtype) + 1
+            layouts = [contiguous]
+            if len(shape) == 4:
+                layouts.append(contiguous.contiguous(memory_format=torch.channels_last))
+            for x in layouts:
+                y, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
+                if mean.dtype != dtype or not torch.equal(apply_line(x, *line_of(weight, bias, mean, invstd)), y):
+                    return False
+    return True

@@ -1,0 +1,280 @@
+"""Values, the calls that make them, and how backward computes a value again."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.errors import ZooError
+from zoo.ops.lean.operations import IN_PLACE, Operation
+
+ROOM = 3  # values of the size of the largest that backward keeps between two uses
+
+
+class RecipeError(ZooError, RuntimeError):
+    """What a recipe starts from was overwritten or freed between forward and backward."""
+
+
+class Value:
+    """What a tensor held between two operations that wrote into it.
+
+    Args:
+    - `call`: the call that computes it again; None if it cannot be, or is kept.
+    - `index`: its position among the call's outputs.
+    - `tensor`: the tensor that holds it now; it is not kept alive.
+    - `version`: the version of the tensor that holds it, or that is kept, while it holds it.
+    - `store`: where backward keeps it between two uses.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "depth",
+        "index",
+        "kept",
+        "live",
+        "readers",
+        "store",
+        "stride",
+        "version",
+        "waiting",
+    )
+
+    def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store) -> None:
+        self.call, self.index, self.version, self.store = call, index, version, store
+        self.live: weakref.ref[Tensor] = weakref.ref(tensor)
+        self.stride = tensor.stride()
+        self.kept: Tensor | None = None
+        self.readers = 0  # of autograd's saved tensors, in all
+        self.waiting = 0  # of them, those that have not asked for it yet
+        self.depth = 0  # saved values that its recipe passes through
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the tensor itself from now on, in place of a recipe."""
+        if tensor.grad_fn is not None:  # which may be what saves it, so that it would never be freed
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                tensor = tensor.detach()
+        self.kept, self.version, self.call = tensor, tensor._version, None
+
+    def at_hand(self) -> Tensor | None:
+        """Return the tensor if it is kept, or was computed already; RecipeError if it was overwritten since."""
+        return self.store.get(self) if self.kept is None else unmodified(self.kept, self.version)
+
+
+class Call:
+    """An operation, of values and constants, that can be repeated.
+
+    Args:
+    - `operation`: overwrites nothing.
+    - `args`: values and lists of values in place of tensors.
+    - `kwargs`: without tensors.
+    - `is_view`: whether the output shares the memory of the first argument.
+
+    ``parts`` are tensors that are kept alive until it is decided whether the output or its recipe is kept.
+    """
+
+    __slots__ = ("args", "is_view", "kwargs", "operation", "outputs", "parts")
+
+    def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> None:
+        self.operation, self.args, self.kwargs, self.is_view = operation, args, kwargs, is_view
+        self.outputs: list[weakref.ref[Value]] = []  # those of an operation with several; the values hold the call
+        self.parts: Sequence[Tensor] = ()
+
+    def sources(self) -> Iterator[Value]:
+        """Yield the values that it takes, some of them several times."""
+        for arg in self.args:
+            if type(arg) is Value:
+                yield arg
+            elif type(arg) is list:
+                for each in arg:
+                    if type(each) is Value:
+                        yield each
+
+
+class Store:
+    """Values that backward has computed again and needs once more, the oldest first.
+
+    It holds `ROOM` times the largest of them; then the oldest is given up and computed another time.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[Value, Tensor] = {}
+        self._largest = self._total = 0
+        self._lock = threading.RLock()  # a graph on several devices runs backward in several threads
+
+    def get(self, value: Value) -> Tensor | None:
+        """Return the tensor of a value; None if it is not here."""
+        return self._tensors.get(value)
+
+    def put(self, value: Value, tensor: Tensor) -> None:
+        """Keep a value until it is dropped, or until its room is needed."""
+        with self._lock:
+            self.drop(value)
+            self._tensors[value] = tensor
+            self._total += tensor.nbytes
+            self._largest = max(self._largest, tensor.nbytes)
+            while self._total > ROOM * self._largest:
+                self.drop(next(iter(self._tensors)))
+
+    def drop(self, value: Value) -> None:
+        """Let go of a value, if it is here."""
+        with self._lock:
+            tensor = self._tensors.pop(value, None)
+            if tensor is not None:
+                self._total -= tensor.nbytes
+
+
+class Saved:
+    """What autograd holds in place of a tensor that it saves for backward."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        value.readers += 1
+        value.waiting += 1
+
+    def __del__(self) -> None:
+        value = self.value
+        value.readers -= 1
+        if value.readers == 0:
+            value.store.drop(value)
+
+    def unpack(self) -> Tensor:
+        """Return the tensor, computed again if it is not at hand; RecipeError if it cannot be."""
+        value = self.value
+        tensor = value.at_hand()
+        if tensor is None:
+            with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch.no_grad():
+                tensor = compute(value)
+        if value.kept is None:
+            value.waiting -= 1
+            if value.waiting > 0:
+                if value.store.get(value) is None:
+                    value.store.put(value, tensor)
+            else:  # of a graph that is retained, the next backward begins anew
+                value.store.drop(value)
+                value.waiting = value.readers
+        return tensor
+
+
+def unmodified(tensor: Tensor, version: int) -> Tensor:
+    """Return the tensor, which must have the version that was kept; RecipeError otherwise."""
+    if tensor._version != version:
+        raise RecipeError(
+            f"a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs has been modified in place after "
+            f"forward used it (it is at version {tensor._version}, not {version}); do not overwrite what goes into the "
+            "network, comes out of it, or its parameters between forward and backward, or clone() it first"
+        )
+    if tensor.numel() > 0 and tensor.device.type != "meta" and tensor.untyped_storage().nbytes() == 0:
+        raise RecipeError(
+            f"the memory of a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was freed after forward, "
+            "as sharded parameters are; leave such parts of the network out of zoo.lean"
+        )
+    return tensor
+
+
+def compute(target: Value) -> Tensor:
+    """Return a value that is not at hand, by the calls that made it; those in between are not kept.
+
+    Values in between that backward will ask for too are put into their store. Raises RecipeError if what the recipe
+    starts from was overwritten or freed.
+    """
+    tensors: dict[Value, Tensor] = {}
+    fresh: set[Value] = set()  # computed here, in memory that nobody else reads
+    order, uses = _plan(target, tensors)
+    for value in order:
+        if value in tensors:
+            continue  # an output of a call that has been run
+        call = value.call
+        assert call is not None, "values without a call are at hand"
+        args = tuple([_filled(arg, tensors) for arg in call.args])
+        operation = call.operation
+        if call.args and type(call.args[0]) is Value and call.args[0] in fresh and uses[call.args[0]] == 1:
+            in_place = IN_PLACE.get(operation)
+            if in_place is not None and _are_alike(args):
+                operation = in_place
+        outputs = operation(*args, **call.kwargs)
+        if isinstance(outputs, Tensor):
+            _take(value, outputs, target, tensors)
+            if call.is_view:
+                fresh.discard(call.args[0])  # the memory has two readers now
+            elif value.readers == 0:
+                fresh.add(value)
+        else:
+            for other in (reference() for reference in call.outputs):
+                if other is not None and (other in uses or other.readers > 0):
+                    _take(other, outputs[other.index], target, tensors)
+        for source in call.sources():
+            uses[source] -= 1
+            if uses[source] == 0:
+                del tensors[source]
+                fresh.discard(source)
+    return tensors[target]
+
+
+def _plan(target: Value, tensors: dict[Value, Tensor]) -> tuple[list[Value], Counter[Value]]:
+    """Return the values to compute, sources first, and how often each is used; put those at hand into ``tensors``."""
+    order: list[Value] = []
+    uses: Counter[Value] = Counter((target,))
+    seen: set[Value] = set()
+    pending: list[tuple[Value, bool]] = [(target, False)]
+    while pending:
+        value, has_sources = pending.pop()
+        if has_sources:
+            order.append(value)
+        elif value not in seen:
+            seen.add(value)
+            tensor = value.at_hand()
+            if tensor is not None:
+                tensors[value] = tensor
+                continue
+            assert value.call is not None, "what a recipe starts from is kept"
+            pending.append((value, True))
+            for source in value.call.sources():
+                uses[source] += 1
+                pending.append((source, False))
+    return order, uses
+
+
+def _take(value: Value, tensor: Tensor, target: Value, tensors: dict[Value, Tensor]) -> None:
+    """Put a computed value, laid out in memory as it was, where it is needed.
+
+    Kernels may add numbers up in another order for another layout.
+    """
+    if tensor.stride() != value.stride:
+        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    tensors[value] = tensor
+    if value.readers > 0 and value is not target:
+        value.store.put(value, tensor)
+
+
+def _filled(arg: Any, tensors: dict[Value, Tensor]) -> Any:
+    if type(arg) is Value:
+        return tensors[arg]
+    if type(arg) is list:
+        return [tensors[each] if type(each) is Value else each for each in arg]
+    return arg
+
+
+def _are_alike(args: tuple[Any, ...]) -> bool:
+    """Return whether all tensors have one shape and dtype, so that the output has them too."""
+    return len({(arg.shape, arg.dtype) for arg in args if isinstance(arg, Tensor)}) == 1
+
+
+def _above_kernels() -> torch._C.DispatchKeySet:
+    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
+    for name in names:
+        keys = keys.add(getattr(torch._C.DispatchKey, name))
+    return keys
+
+
+#: A recomputation neither records for autograd nor casts: its arguments are those that the kernels were given.
+_ABOVE_KERNELS = _above_kernels()

@@ -1,0 +1,327 @@
+"""What watches a forward pass and decides, for each tensor that autograd saves, whether to keep it or its recipe."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from zoo.ops.lean.budget import Budget
+from zoo.ops.lean.operations import (
+    BATCH_NORMS,
+    CONCATENATE,
+    COPIES,
+    RULES,
+    Operation,
+    Rule,
+    apply_line,
+    flops_of,
+    recipe_of_batch_norm,
+    written_arguments,
+)
+from zoo.ops.lean.recipes import _ABOVE_KERNELS, Call, Saved, Store, Value, unmodified
+
+DEPTH = 4  # saved values that a recipe may pass through, so that backward never computes long histories at once
+START = "a recipe starts from it"  # the reason to keep what autograd does not need itself
+SMALLEST_BYTES = 2**16  # what is smaller is kept: a recipe would cost more time than the memory is worth
+
+
+class Decision(NamedTuple):
+    """What became of a tensor that autograd saves, or that a recipe starts from.
+
+    Args:
+    - `made_by`: name of the operation that made it, such as "aten.convolution"; "" for one made before.
+    - `bytes`: of its memory; 0 if that is kept anyway, as the memory of a parameter is.
+    - `is_kept`: whether the tensor is kept, and not its recipe.
+    - `reason`: why.
+    - `flops_per_byte`: what computing it again would cost, if it is the output of a convolution or matrix product.
+    - `place`: the recording's ``place`` at that time.
+    """
+
+    made_by: str
+    bytes: int
+    is_kept: bool
+    reason: str
+    flops_per_byte: float | None
+    place: str
+
+    @property
+    def plain_bytes(self) -> int:
+        """The bytes that autograd keeps without recipes."""
+        return 0 if self.reason == START else self.bytes
+
+    @property
+    def lean_bytes(self) -> int:
+        """The bytes that are kept with recipes."""
+        return self.bytes if self.is_kept else 0
+
+
+class Recording(TorchDispatchMode):
+    """A context in which autograd keeps recipes of tensors in place of the tensors, where that takes less memory.
+
+    Gradients, outputs, running statistics and random numbers are the same bits as without it. Backward may run inside
+    or outside of the context. A context can be entered again, for another forward pass, but not while it is active.
+
+    Backward raises RecipeError if a tensor that a recipe starts from was overwritten since.
+
+    Args:
+    - `budget`: how much recomputation of convolutions and matrix products is allowed, as `Budget.parse` takes it; one
+      that limits bytes is told at the end of each pass what was held.
+    - `depth`: saved values that a recipe may pass through. More of them hold less, and have a larger peak in backward.
+    - `smallest_bytes`: smaller tensors are kept themselves.
+    - `parameters`: tensors that are there all the time, so that recipes may start from them for nothing.
+    - `log`: is given each decision; None: decisions are not noted.
+
+    ``place`` may be set while it is active; the decisions name it.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | float | int | str | None = None,
+        *,
+        depth: int = DEPTH,
+        smallest_bytes: int = SMALLEST_BYTES,
+        parameters: Iterable[Tensor] = (),
+        log: list[Decision] | None = None,
+    ) -> None:
+        super().__init__()
+        self._budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
+        self._depth, self._smallest_bytes = depth, smallest_bytes
+        self._parameters = [parameter.untyped_storage() for parameter in parameters]
+        self._log = log
+        self.place = ""
+
+    def __enter__(self) -> Recording:
+        """Begin to record."""
+        # By the id of a tensor: the tensor, its version then, and its value.
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
+        # Addresses of the storages that are kept anyway.
+        self._kept = {storage._cdata for storage in self._parameters}
+        # By the address of a storage: kept values in it that recipes start from, of which autograd does not know.
+        self._started_from: dict[int, set[Value]] = {}
+        self._makers = Makers() if self._log is not None or self._budget.is_limited else None
+        self._decisions: list[Decision] = []
+        self._store = Store()
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop recording; what backward needs stays."""
+        super().__exit__(*error)
+        self._hooks.__exit__(*error)
+        del self._hooks, self._known, self._kept, self._started_from, self._makers  # some refer to this
+        if self._log is not None:
+            self._log += self._decisions
+        if self._budget.is_limited and error[0] is None:
+            self._budget.observe(self._decisions)
+        del self._decisions
+
+    def __torch_dispatch__(
+        self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and note how its outputs can be computed again."""
+        kwargs = kwargs or {}
+        if self._started_from:
+            for position, name in written_arguments(operation):
+                self._copy_before_it_is_overwritten(args[position] if position < len(args) else kwargs.get(name))
+        out = operation(*args, **kwargs)
+        if torch.is_grad_enabled():
+            rule = RULES.get(operation)
+            if rule is not None:
+                self._record(rule, args, kwargs, out)
+            elif operation in BATCH_NORMS:
+                self._record_batch_norm(operation, args, out)
+            elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out):
+                self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
+            if self._makers is not None:
+                self._makers.note(operation, args, out)
+        return out
+
+    def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
+        flops = flops_of(operation, args, out)
+        return flops is not None and flops <= self._budget.flops_per_byte * out.nbytes
+
+    def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if rule.overwrites:
+            before = self._find(args[0])
+            if before is None or before.call is None:  # what it was computed from exists no more
+                self._known.pop(id(args[0]), None)
+                return
+        if any(isinstance(arg, Tensor) for arg in kwargs.values()):
+            return
+        values = tuple([self._value_of(arg) for arg in args])
+        if rule.repeat in COPIES and out.stride() == args[0].stride() and out.dtype == args[0].dtype:
+            if values[0].call is not None:
+                self._known[id(out)] = weakref.ref(out), out._version, values[0]
+            return  # the copy of a kept tensor is made because one of them will be overwritten
+        call = Call(rule.repeat, values, kwargs, rule.is_view)
+        if rule.repeat is CONCATENATE:
+            call.parts = args[0]  # often nobody else needs the last one, and the recipe has to start from it
+        if isinstance(out, Tensor):
+            self._note(out, call, 0, out._version + rule.overwrites)  # which is counted after this returns
+        else:
+            notes = [self._note(each, call, index, each._version) for index, each in enumerate(out)]
+            call.outputs = [weakref.ref(value) for value in notes]
+
+    def _record_batch_norm(self, operation: Operation, args: tuple[Any, ...], outputs: Any) -> None:
+        with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch._C._DisableTorchDispatch():
+            repeat, arguments = recipe_of_batch_norm(operation, args, outputs)
+        # The line's two vectors are new and small: the call itself keeps them.
+        own = arguments[1:] if repeat is apply_line else ()
+        values = [self._value_of(each) for each in arguments[: len(arguments) - len(own)]]
+        self._note(outputs[0], Call(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
+
+    def _note(self, tensor: Tensor, call: Call | None, index: int, version: int) -> Value:
+        value = Value(call, index, tensor, version, self._store)
+        self._known[id(tensor)] = value.live, version, value
+        return value
+
+    def _find(self, tensor: Tensor) -> Value | None:
+        """Return the value that a tensor holds now; None if it is not known."""
+        live, version, value = self._known.get(id(tensor), (None, 0, None))
+        return value if live is not None and live() is tensor and version == tensor._version else None
+
+    def _value_of(self, arg: Any) -> Any:
+        """Return the value of a tensor, those of a list of tensors, and anything else as it is."""
+        if isinstance(arg, Tensor):
+            return self._find(arg) or self._note(arg, None, 0, arg._version)
+        if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
+            return [self._value_of(each) for each in arg]
+        return arg
+
+    def _pack(self, tensor: Tensor) -> Any:
+        """Return what autograd keeps in place of a tensor."""
+        value = self._find(tensor)
+        if value is None:
+            if tensor.grad_fn is None:
+                self._decide(tensor, "not an operation that is repeated", is_kept=True)
+                return tensor, tensor._version
+            value = self._note(tensor, None, 0, tensor._version)
+        if value.readers == 0 and value.kept is None:
+            reason = self._reason_to_keep(value, tensor)
+            if reason is None:
+                self._decide(tensor, "repeated in backward")
+            else:
+                self._decide(tensor, reason, is_kept=True)
+                value.keep(tensor)
+        return Saved(value)
+
+    def _decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
+        """Note that the memory of a tensor is kept, or is not."""
+        storage = tensor.untyped_storage()
+        if self._makers is not None:
+            made_by, flops_per_byte = self._makers.of(tensor)
+            new_bytes = 0 if storage._cdata in self._kept else storage.nbytes()
+            self._decisions.append(Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self.place))
+        if is_kept:
+            self._kept.add(storage._cdata)
+
+    def _reason_to_keep(self, value: Value, tensor: Tensor) -> str | None:
+        """Return why the tensor is to be kept; None if its recipe is, and all that this starts from from now on.
+
+        The recipe is kept if what has to be kept for it alone takes fewer bytes than the tensor.
+        """
+        if value.call is None:
+            return "not an operation that is repeated"
+        storage = tensor.untyped_storage()
+        own_bytes = storage.nbytes()
+        if own_bytes < self._smallest_bytes:
+            return "small"
+        if storage._cdata in self._kept:
+            return "shares memory that is kept"
+        kept: list[Value] = []
+        starts: list[tuple[Value, Tensor]] = []
+        costs: dict[int, int] = {}
+        seen, pending, depth = {value}, [value.call], 0
+        while pending:
+            for source in pending.pop().sources():
+                if source in seen:
+                    continue
+                seen.add(source)
+                if source.kept is not None:
+                    if source.kept._version != source.version:
+                        return "what it was made of was overwritten"
+                    kept.append(source)
+                elif source.readers > 0:  # a recipe already: all that it starts from is kept
+                    depth = max(depth, source.depth + 1)
+                elif source.call is not None:
+                    pending.append(source.call)
+                else:
+                    live = source.live()
+                    if live is None:
+                        return "what it was made of is gone"
+                    if live._version != source.version:
+                        return "what it was made of was overwritten"
+                    starts.append((source, live))
+                    start = live.untyped_storage()
+                    if start._cdata not in self._kept:
+                        costs[start._cdata] = start.nbytes()
+        # The parts of a concatenation are worth more than the whole: they are often parts of the next one too.
+        limit = own_bytes if value.call.operation is CONCATENATE else own_bytes - 1
+        if sum(costs.values()) > limit:
+            return "what it was made of is not smaller"
+        if depth > self._depth:
+            return f"its recipe would pass through {depth} others"
+        value.depth, value.call.parts = depth, ()
+        for source, live in starts:
+            self._decide(live, START, is_kept=True)
+            source.keep(live)
+            kept.append(source)
+        for source in kept:
+            assert source.kept is not None
+            self._started_from.setdefault(source.kept.untyped_storage()._cdata, set()).add(source)
+        return None
+
+    def _copy_before_it_is_overwritten(self, arg: Any) -> None:
+        """Copy what recipes start from out of a tensor, or a list of them, that an operation writes into next.
+
+        Without recipes nobody would have needed it any more, so that the operation is right.
+        """
+        for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(tensor, Tensor):
+                for value in self._started_from.pop(tensor.untyped_storage()._cdata, ()):
+                    if value.kept is not None:
+                        with torch._C._DisableTorchDispatch(), torch.no_grad():
+                            copy = torch.empty_strided(
+                                value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
+                            ).copy_(value.kept)
+                        value.kept, value.version = copy, copy._version
+
+
+def is_recording() -> bool:
+    """Return whether a recording is active in this thread."""
+    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
+
+
+class Makers:
+    """Which operations made the tensors of a forward pass."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
+
+    def note(self, operation: Operation, args: tuple[Any, ...], out: Any) -> None:
+        """Note the tensors that an operation has returned."""
+        flops = flops_of(operation, args, out)
+        price = None if flops is None else flops / out.nbytes
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, Tensor):
+                maker, price_of_base = str(operation).rpartition(".")[0], price
+                rule = RULES.get(operation)
+                if rule is not None and rule.is_view:  # as costly as the tensor that it shows
+                    maker, price_of_base = self.of(args[0])
+                self._of[id(each)] = weakref.ref(each), maker, price_of_base
+
+    def of(self, tensor: Tensor) -> tuple[str, float | None]:
+        """Return the name of the operation and the floating-point operations for each byte, if it costs any."""
+        live, maker, price = self._of.get(id(tensor), (None, "", None))
+        return (maker, price) if live is not None and live() is tensor else ("", None)
+
+
+def _unpack(packed: Any) -> Tensor:
+    return packed.unpack() if isinstance(packed, Saved) else unmodified(*packed)
