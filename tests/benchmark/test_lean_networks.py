@@ -50,3 +50,14 @@ def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 0
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
     assert "resnet18: other bits; plain training repeats its own" in notes
+
+
+def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(value: recipes.Value) -> Tensor:
+        raise AssertionError
+
+    monkeypatch.setattr(recipes, "compute", fail)
+    command = ["benchmark", "lean", "--models", "resnet18", "--batch", "2", "--size", "64", "--rounds", "0"]
+    assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
+    assert records(tmp_path / "lean.json")["resnet18", "lean", "trains"] == 0
+    assert "resnet18 fails: AssertionError" in json.loads((tmp_path / "lean.json").read_text())["notes"]

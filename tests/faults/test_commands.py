@@ -14,9 +14,11 @@ from zoo.cli import main
 
 ZOO = [sys.executable, "-m", "zoo"]
 # A command that says so and then works for a long time, as a download or a validation does.
+# Shells let what they start in the background ignore Ctrl-C, and its children inherit that.
 SLOW = """
-import time
+import signal, time
 from zoo.cli import doctor, main
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def run(args):
     print("working", flush=True)
     time.sleep(60)

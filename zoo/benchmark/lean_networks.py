@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.benchmark.memory_use import clear_gradients, measure_memory
-from zoo.benchmark.network_setup import training_step
+from zoo.benchmark.model import add_times
 from zoo.benchmark.results import Case, Results
-from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
+from zoo.errors import MAX_SHOWN_CHARS
 from zoo.layers.init import init_weights
 from zoo.layers.lean import lean
 from zoo.layers.norm import norm_act
@@ -44,7 +44,7 @@ def measure_lean_networks(
             plain, images = build(name, batch, size, results.device)
             first = step_of(plain, images)
         except Exception as error:  # whatever another package raises
-            results.note(f"not measured: {name} ({type(error).__name__}: {str(error).splitlines()[0][:200]})")
+            results.note(f"not measured: {name} ({_told(error)})")
             continue
         case = Case(name, tuple(images.shape), "float32", "contiguous")
         plain, _ = build(name, batch, size, results.device)
@@ -53,7 +53,7 @@ def measure_lean_networks(
             found = step_of(model, images)
         except Exception as error:
             results.add(case, LEAN, "trains", "1", [0.0])
-            results.note(f"{name} fails: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            results.note(f"{name} fails: {_told(error)}")
             continue
         results.add(case, LEAN, "trains", "1", [1.0])
         is_same = _are_equal(first, found)
@@ -70,16 +70,12 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], image
     for name, measured in memory.items():
         for metric, value, reference in (
             ("held", measured.held, memory[PLAIN].held),
-            ("peak", measured.peak_without_gradients, memory[PLAIN].peak_without_gradients),
+            ("peak without gradients", measured.peak_without_gradients, memory[PLAIN].peak_without_gradients),
         ):
             results.add(case, name, metric, "MB", [value / 1e6])
             results.add(case, name, f"{metric} ratio", "1", [value / reference])
     if rounds > 0:
-        steps: dict[str, Step] = {name: training_step(forwards[name], model) for name, model in models.items()}
-        seconds = time_interleaved(steps, Clock(results.device), rounds=rounds, warmup=1)
-        for name, values in seconds.items():
-            results.add(case, name, "step", "ms", [1e3 * value for value in values])
-            results.add(case, name, "step ratio", "1", ratios(values, seconds[PLAIN]))
+        add_times(results, case, forwards, models, PLAIN, rounds)
 
 
 def build(name: str, batch: int, size: int, device: torch.device) -> tuple[nn.Module, Tensor]:
@@ -110,6 +106,12 @@ def step_of(model: nn.Module, images: Tensor) -> list[Tensor]:
     gradients = [each.grad.clone() for each in (images, *model.parameters()) if each.grad is not None]
     clear_gradients(list(model.parameters()))
     return [*values, *gradients, *(buffer.clone() for buffer in model.buffers())]
+
+
+def _told(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message, which may have none."""
+    first_line = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 def _loss(outputs: Sequence[Tensor]) -> Tensor:

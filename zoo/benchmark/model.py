@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.benchmark.memory_use import measure_memory
 from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
-from zoo.benchmark.results import Results
+from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
 
@@ -65,11 +65,26 @@ def measure_strategies(
             results.add(setup.case, name, "peak ratio", "1", [measured.peak / memory[BASELINE].peak])
         if rounds > 0:
             print(f"{setup.case.subject}: times", file=sys.stderr, flush=True)
-            steps = {name: training_step(forwards[name], model) for name, model in models.items()}
-            seconds = time_interleaved(steps, Clock(setup.device), rounds=rounds, warmup=1)
-            for name, values in seconds.items():
-                results.add(setup.case, name, "step", "ms", [1e3 * value for value in values])
-                results.add(setup.case, name, "step ratio", "1", ratios(values, seconds[BASELINE]))
+            add_times(results, setup.case, forwards, models, BASELINE, rounds)
+
+
+def add_times(
+    results: Results,
+    case: Case,
+    forwards: Mapping[str, Callable[[], Tensor]],
+    models: Mapping[str, nn.Module],
+    baseline: str,
+    rounds: int,
+) -> None:
+    """Add the time of a training step of each of the ``models``, and its ratio to that of the ``baseline``.
+
+    ``forwards`` compute their losses, by the same names; ``rounds`` is how often each step is timed, at least once.
+    """
+    steps = {name: training_step(forwards[name], model) for name, model in models.items()}
+    seconds = time_interleaved(steps, Clock(results.device), rounds=rounds, warmup=1)
+    for name, values in seconds.items():
+        results.add(case, name, "step", "ms", [1e3 * value for value in values])
+        results.add(case, name, "step ratio", "1", ratios(values, seconds[baseline]))
 
 
 def _peers(setup: Setup) -> dict[str, nn.Module]:
