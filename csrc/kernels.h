@@ -74,11 +74,23 @@ template <typename T> struct Backward {
   Compute<T> parameter;
 };
 
+// Backward from the input x of the norm: y = (x - mean) slope + bias, and with dy = dz f'(y)
+// dx = slope dy + of_deviation (x - mean) + constant. Its sums are those of dy and of dy (x - mean).
+template <typename T> struct BackwardFromInput {
+  Layout layout;
+  const T *x, *dz;
+  T* dx;
+  const Compute<T> *mean, *slope, *bias, *of_deviation, *constant;
+  Activation activation;
+};
+
 // The first two write the moments and add to the sums of all channels. The last two walk from the end to the beginning,
 // because what the sweep before them read last is still in the cache.
 template <typename T> void statistics_part(const Layout& layout, const T* x, Range range, Moments* moments);
 template <typename T> void reduce_part(const Backward<T>& job, Range range, Sums* sums);
 template <typename T> void apply_part(const Forward<T>& job, Range range);
 template <typename T> void gradient_part(const Backward<T>& job, Range range);
+template <typename T> void reduce_part(const BackwardFromInput<T>& job, Range range, Sums* sums);
+template <typename T> void gradient_part(const BackwardFromInput<T>& job, Range range);
 
 }  // namespace zoo

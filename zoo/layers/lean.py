@@ -17,7 +17,9 @@ Module = TypeVar("Module", bound=nn.Module)
 _active = threading.local()  # .recordings: those of the modules whose forward runs in this thread, the outermost first
 
 
-def lean(module: Module, budget: float | int | str | None = None, *, enabled: bool = True) -> Module:
+def lean(
+    module: Module, budget: float | int | str | None = None, *, exact: bool = True, enabled: bool = True
+) -> Module:
     """Let a module's training hold about half the memory, with the same bits; returns the module itself.
 
     From now on its forward pass runs in a `zoo.ops.lean.Recording`: where autograd would keep the output of a cheap
@@ -44,7 +46,7 @@ def lean(module: Module, budget: float | int | str | None = None, *, enabled: bo
             del hooks[key]
             module._forward_hooks_always_called.pop(key, None)
     if enabled:
-        module.register_forward_pre_hook(_Begin(Budget.parse(budget)), prepend=True)
+        module.register_forward_pre_hook(_Begin(Budget.parse(budget), exact), prepend=True)
         module.register_forward_hook(_End(), always_call=True)
     return module
 
@@ -57,8 +59,8 @@ def is_lean(module: nn.Module) -> bool:
 class _Begin:
     """Begins to record, before a module's forward pass."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, exact: bool) -> None:
+        self.budget, self.exact = budget, exact
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         recordings = _active.__dict__.setdefault("recordings", [])
@@ -66,7 +68,9 @@ class _Begin:
             return
         recording = None
         if torch.is_grad_enabled() and not is_transformed() and not torch.jit.is_tracing() and not is_recording():
-            recording = Recording(self.budget, parameters=[*module.parameters(), *module.buffers()])
+            recording = Recording(
+                self.budget, parameters=[*module.parameters(), *module.buffers()], exact=self.exact
+            )
             recording.__enter__()
         recordings.append(recording)
 
