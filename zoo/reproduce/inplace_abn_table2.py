@@ -113,7 +113,7 @@ def first_row(name: str) -> Setup:
 def strategies_of(arch: str) -> list[Strategy]:
     """Return the strategies that an architecture has, `BASELINE` first."""
     known = architecture(arch).memory
-    return [s for s in choose_strategies(EAGER, ["*"]) if s.memory in known and not s.reversible]
+    return [s for s in choose_strategies(EAGER, ["*"]) if s.memory in known and not s.reversible and s.change is None]
 
 
 def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
