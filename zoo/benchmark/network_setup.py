@@ -19,13 +19,20 @@ from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, listed
 from zoo.layers.init import init_weights
+from zoo.layers.lean import lean
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
 from zoo.models.elsewhere import build_from_elsewhere, image_shape, split_name, tensors_in
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 
+# What the values of "memory" do to networks of other packages.
+FOREIGN_MEMORY: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "checkpoint": checkpoint_blocks,
+    "lean": lean,
+}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -70,8 +77,8 @@ class Setup:
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialised network in training mode, as a step of training calls it.
 
-        A network of another package has its own norms, which are called "standard" here, and its blocks may be
-        checkpointed. Raises ConfigError if the architecture does not have an option.
+        A network of another package has its own norms, which are called "standard" here. Raises ConfigError if the
+        architecture does not have an option.
         """
         if self._is_foreign:
             return self._build_foreign(norm, memory)
@@ -83,13 +90,13 @@ class Setup:
         return self.place(MapLogits(model) if self._is_segmentation else model)
 
     def _build_foreign(self, norm: str, memory: str) -> nn.Module:
-        if norm != "standard" or memory not in ("plain", "checkpoint"):
-            raise ConfigError(f"{self.arch} has norms of its own, and is either plain or checkpointed")
+        if norm != "standard" or memory not in FOREIGN_MEMORY:
+            raise ConfigError(f"{self.arch} has norms of its own, and is {listed(FOREIGN_MEMORY)}")
         if self.structure is not None or self.input_3x3:
             raise ConfigError(f"{self.arch} has a structure and a stem of its own; leave yours out")
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
             model = build_from_elsewhere(self.arch, classes=self.classes)
-        return self.place(checkpoint_blocks(model) if memory == "checkpoint" else model)
+        return self.place(FOREIGN_MEMORY[memory](model))
 
     def reversible_twin(self) -> Setup:
         """Return the setup of the RevNet that the paper compares with this network; ConfigError where there is none."""

@@ -31,7 +31,8 @@ class Strategy:
     - `budget`: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
       that it would keep otherwise.
     - `reversible`: the network is the RevNet of about the same size and accuracy.
-    - `change`: None, or what is done to the network once it is built, such as `zoo.lean`; it returns the network.
+    - `change`: None, or what is done to the network once it is built, such as `zoo.lean` with a budget; it returns
+      the network.
     - `note`: what results say of the strategy, if anything.
     """
 
@@ -63,15 +64,15 @@ EAGER = (
         note="torch's own, for each block, with the outputs of convolutions and matrix products kept; activations work "
         "out of place, and running statistics, which torch moves twice, are put back after the second time",
     ),
-    Strategy("std-BN lean", "standard", "plain", change=lean),
-    Strategy("std-BN lean, 40 FLOP/B", "standard", "plain", change=partial(lean, budget="40 FLOP/B")),
+    Strategy("std-BN lean", "standard", "lean"),
+    Strategy("std-BN lean, 40 FLOP/B", "standard", "lean", change=partial(lean, budget="40 FLOP/B")),
     Strategy("iABN plain", "inplace", "plain"),
     Strategy("iABN", "inplace", "auto"),
     Strategy("iABN checkpointed", "inplace", "checkpoint"),
     Strategy("iABN unwound", "inplace", "unwind"),
     Strategy("iABN unwound, 3x3 redone", "inplace", "unwind_3x3"),
     Strategy(FUSED, "inplace", "fused"),
-    Strategy("iABN lean", "inplace", "auto", change=lean),
+    Strategy("iABN lean", "inplace", "lean"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),
     Strategy("RevNet", "standard", "auto", reversible=True),
     Strategy("RevNet, iABN", "inplace", "auto", reversible=True),
