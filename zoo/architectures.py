@@ -99,6 +99,8 @@ def check_option(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be {option.values}, got {value!r}")
 
 
+# The value of "memory" that every network has: "auto", and recipes in place of activations (`zoo.lean`).
+LEAN = "lean"
 # The values of "memory" that need norms that work in place.
 NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3")
 # The options that set sizes. The size of the network that they make together is limited too (`zoo.models.build`).
@@ -206,7 +208,7 @@ def _family(
     """Return the records of a family; ``networks``: name -> structure."""
     options = {**(options or {}), "memory": "auto"}
     return {
-        name: Architecture(name, family, structure, options, memory, dilations or {}, **others)
+        name: Architecture(name, family, structure, options, (*memory, LEAN), dilations or {}, **others)
         for name, structure in networks.items()
     }
 

@@ -155,6 +155,7 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"arch": "densenet121", "memory": "fused"}}, "network.memory"),
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
+        ({"network": {"memory": "lean"}, "training": {"compile": True}}, "network.memory"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
         ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),
         ({"input": {"scale_train": 32, "pad_train": 2, "crop_train": 37}}, "input.crop_train"),
@@ -199,6 +200,7 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
         {"network": {"arch": "wider_resnet38_a2", "dilation": 2}},
         {"network": {"arch": "wider_resnet38_a2", "bn_mode": "sync", "activation": "elu", "memory": "unwind_3x3"}},
         {"network": {"arch": "resnet50", "memory": "checkpoint"}},
+        {"network": {"arch": "revnet38_cifar", "memory": "lean"}},
         {"training": {"compile": True, "activation_memory_budget": 0.5}},
         {"training": {"compile": True, "activation_memory_budget": 0}},
         {"optimizer": {"nesterov": True, "momentum": 0.5}},
@@ -320,7 +322,7 @@ def test_memory_of_another_family_names_what_the_own_one_has() -> None:
         {"network": {"arch": "resnet50", "bn_mode": "inplace", "activation": "elu", "memory": "unwind"}}
     )
     assert problem == (
-        'network.memory = "unwind": resnet50 has no such strategy; use one of auto, plain, fused, checkpoint'
+        'network.memory = "unwind": resnet50 has no such strategy; use one of auto, plain, fused, checkpoint, lean'
     )
     (problem,) = problems_of({"network": {"arch": "resnet50", "memory": "fused"}})
     assert 'use bn_mode "inplace" or "sync"' in problem

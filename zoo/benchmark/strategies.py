@@ -55,6 +55,7 @@ EAGER = (
     Strategy("iABN unwound", "inplace", "unwind"),
     Strategy("iABN unwound, 3x3 redone", "inplace", "unwind_3x3"),
     Strategy(FUSED, "inplace", "fused"),
+    Strategy("std-BN lean", "standard", "lean"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),
     Strategy("RevNet", "standard", "auto", reversible=True),
     Strategy("RevNet, iABN", "inplace", "auto", reversible=True),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from zoo.architectures import ARCHITECTURES
+from zoo.architectures import ARCHITECTURES, LEAN
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
 from zoo.config.section import Section
@@ -235,6 +235,12 @@ class Experiment(Section):
             for protocol in self.expected.scores:
                 if protocol.startswith("whole") != (self.segmentation is not None):
                     yield ("expected.scores", "network.arch"), f"{protocol} is not a protocol of {self.task}"
+        if self.network.memory == LEAN and self.training.compile:
+            yield (
+                ("network.memory", "training.compile"),
+                "does nothing in a compiled network, where torch.compile decides what is kept; remove one of the two, "
+                "or set training.activation_memory_budget instead of network.memory",
+            )
         if self.segmentation is None:
             return
         record = ARCHITECTURES.get(self.network.arch)

@@ -43,8 +43,8 @@ class Network(Section):
     """Number of classes, which is the number of the network's outputs."""
     dilation: Annotated[Dilation, PlainValidator(_check_dilation, Dilation)] = 1
     """Dilation of the modules, as zoo.get takes it; 1: none."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3"] = "auto"
-    """What is kept for backward; zoo show NAME lists what a network has."""
+    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "lean"] = "auto"
+    """What is kept for backward; zoo show NAME lists what a network has. lean keeps recipes as zoo.lean does."""
     weight_init: Literal[
         "xavier_normal",
         "xavier_uniform",

@@ -30,6 +30,7 @@ SCHEMAS = (
     f"abn_backward_apply({GRADIENTS}) -> Tensor",
     f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
     f"abn_backward(Tensor z, Tensor dz, Tensor var, bool batch, {SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
 )
 # With flexible_layout the operators take tensors in the layout that they have. Without it torch.compile copies the
 # output of every convolution to a contiguous tensor.
@@ -137,3 +138,4 @@ if _reason is None:  # torch.compile and meta tensors need the shapes of the res
     _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (_new_like(z), _new_like(z)))
     _register("zoo::abn_backward", lambda z, *_: (_new_like(z), *_new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
+    _register("zoo::line", lambda x, *_: _new_like(x))

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from zoo.ops.abn import native
+from zoo.ops.abn.backend import kernels_for
+
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
 
@@ -88,6 +91,7 @@ IN_PLACE = {
 }
 
 CONCATENATE = aten.cat.default
+ADD, RELU = aten.add.Tensor, aten.relu.default
 CONVOLUTION = aten.convolution.default
 #: Matrix products, and the position of the operand whose last dimension is summed over.
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
@@ -137,7 +141,7 @@ def recipe_of_batch_norm(
         return first_output, (operation, *args)
     is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
     if x.device.type == "cpu" and outputs[1].dtype == x.dtype and is_dense and line_is_exact(x.dtype):
-        return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]))
+        return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]), None, False)
     return first_output, (operation, x, weight, bias, None, None, True, *args[6:])
 
 
@@ -159,11 +163,21 @@ def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Te
     return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
 
 
-def apply_line(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """Return alpha x + beta for each channel, by the kernel that batch norms use in evaluation."""
+def apply_line(
+    x: Tensor, alpha: Tensor, beta: Tensor, shortcut: Tensor | None = None, is_rectified: bool = False
+) -> Tensor:
+    """Return alpha x + beta for each channel, plus the shortcut, with ReLU if it is rectified: the bits of each step.
+
+    The compiled kernel takes one pass over memory. Plain torch, without it, takes one for each step.
+    """
+    if kernels_for(x) is native:
+        fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
+        return fused
     zero, one = _constants(len(alpha), alpha.dtype)
     out: Tensor = aten.native_batch_norm(x, alpha, beta, zero, one, False, 0.0, 0.0)[0]
-    return out
+    if shortcut is not None:
+        out.add_(shortcut)
+    return out.relu_() if is_rectified else out
 
 
 @cache
@@ -176,8 +190,10 @@ def line_is_exact(dtype: torch.dtype) -> bool:
     """Return whether `apply_line` gives the bits of a batch norm in training with this version of torch and CPU.
 
     Whether the kernels round a product before they add to it is the compiler's choice. It is tried once, on values that
-    tell the difference.
+    tell the difference. Lines are of float32 and float64 only.
     """
+    if dtype not in (torch.float32, torch.float64):
+        return False
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weight, bias = torch.randn(2, 37, dtype=dtype)
@@ -188,6 +204,7 @@ def line_is_exact(dtype: torch.dtype) -> bool:
                 layouts.append(contiguous.contiguous(memory_format=torch.channels_last))
             for x in layouts:
                 y, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
-                if mean.dtype != dtype or not torch.equal(apply_line(x, *line_of(weight, bias, mean, invstd)), y):
+                line = x, *line_of(weight, bias, mean, invstd)
+                if not (torch.equal(apply_line(*line), y) and torch.equal(apply_line(*line, x, True), (y + x).relu())):
                     return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.operations import (
+    ADD,
     BATCH_NORMS,
     CONCATENATE,
     COPIES,
+    RELU,
     RULES,
     Operation,
     Rule,
@@ -134,9 +136,12 @@ class Recording(TorchDispatchMode):
         if torch.is_grad_enabled():
             rule = RULES.get(operation)
             if rule is not None:
-                self._record(rule, args, kwargs, out)
+                # A small output would be kept all the same; the recipes of larger ones may start from it.
+                if rule.is_view or not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes:
+                    self._record(rule, args, kwargs, out)
             elif operation in BATCH_NORMS:
-                self._record_batch_norm(operation, args, out)
+                if out[0].nbytes >= self._smallest_bytes:
+                    self._record_batch_norm(operation, args, out)
             elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out):
                 self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
             if self._makers is not None:
@@ -160,7 +165,7 @@ class Recording(TorchDispatchMode):
             if values[0].call is not None:
                 self._known[id(out)] = weakref.ref(out), out._version, values[0]
             return  # the copy of a kept tensor is made because one of them will be overwritten
-        call = Call(rule.repeat, values, kwargs, rule.is_view)
+        call = _joined(rule.repeat, values, kwargs, args) or Call(rule.repeat, values, kwargs, rule.is_view)
         if rule.repeat is CONCATENATE:
             call.parts = args[0]  # often nobody else needs the last one, and the recipe has to start from it
         if isinstance(out, Tensor):
@@ -236,6 +241,7 @@ class Recording(TorchDispatchMode):
         if storage._cdata in self._kept:
             return "shares memory that is kept"
         kept: list[Value] = []
+        through: list[Value] = []
         starts: list[tuple[Value, Tensor]] = []
         costs: dict[int, int] = {}
         seen, pending, depth = {value}, [value.call], 0
@@ -251,6 +257,7 @@ class Recording(TorchDispatchMode):
                 elif source.readers > 0:  # a recipe already: all that it starts from is kept
                     depth = max(depth, source.depth + 1)
                 elif source.call is not None:
+                    through.append(source)
                     pending.append(source.call)
                 else:
                     live = source.live()
@@ -268,7 +275,8 @@ class Recording(TorchDispatchMode):
             return "what it was made of is not smaller"
         if depth > self._depth:
             return f"its recipe would pass through {depth} others"
-        value.depth, value.call.parts = depth, ()
+        value.call.parts = ()
+        value.adopt(depth, through)
         for source, live in starts:
             self._decide(live, START, is_kept=True)
             source.keep(live)
@@ -292,6 +300,27 @@ class Recording(TorchDispatchMode):
                                 value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
                             ).copy_(value.kept)
                         value.kept, value.version = copy, copy._version
+
+
+def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Call | None:
+    """Return the call that does an operation together with the batch norm before it; None if there is no such call.
+
+    A sum's other term must lie in memory as the norm's output does. ``args`` are the tensors of the ``values``.
+    """
+    if operation is RELU:
+        norm = values[0].call
+        if norm is not None and norm.operation is apply_line and values[0].readers == 0:
+            return Call(apply_line, (*norm.args[:4], True), {}, is_view=False)
+    elif operation is ADD and not kwargs and isinstance(args[1], Tensor):
+        a, b = args
+        if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride():
+            for value, other in (values, reversed(values)):
+                norm = value.call
+                if norm is not None and norm.operation is apply_line and value.readers == 0:
+                    x, alpha, beta, shortcut, is_rectified = norm.args
+                    if shortcut is None and not is_rectified:
+                        return Call(apply_line, (x, alpha, beta, other, False), {}, is_view=False)
+    return None
 
 
 def is_recording() -> bool:
