@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.ops.lean.programs import assert_same, gradients_of, step
@@ -208,6 +210,32 @@ def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
 def test_the_line_of_a_batch_norm_is_exact_here(dtype: torch.dtype) -> None:
     assert line_is_exact(dtype)
     assert aten.native_batch_norm.default in BATCH_NORMS
+
+
+class Counted(TorchDispatchMode):
+    """Counts the calls of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[operation._schema.name.removeprefix("aten::")] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
+    convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
+    first = nn.Conv2d(3, 8, 3)
+    with Recording(smallest_bytes=0):
+        features = [F.avg_pool2d(first(images()), 2)]
+        for convolution in convolutions:
+            features.append(convolution(torch.cat(features, 1).relu()))
+        loss = torch.cat(features, 1).square().sum()
+    with Counted() as counted:
+        loss.backward()
+    assert counted.counts["avg_pool2d"] == 1
+    assert counted.counts["relu"] + counted.counts["relu_"] == 4
 
 
 @pytest.mark.parametrize("is_rectified", [False, True])

@@ -241,6 +241,7 @@ class Recording(TorchDispatchMode):
         if storage._cdata in self._kept:
             return "shares memory that is kept"
         kept: list[Value] = []
+        through: list[Value] = []
         starts: list[tuple[Value, Tensor]] = []
         costs: dict[int, int] = {}
         seen, pending, depth = {value}, [value.call], 0
@@ -256,6 +257,7 @@ class Recording(TorchDispatchMode):
                 elif source.readers > 0:  # a recipe already: all that it starts from is kept
                     depth = max(depth, source.depth + 1)
                 elif source.call is not None:
+                    through.append(source)
                     pending.append(source.call)
                 else:
                     live = source.live()
@@ -273,7 +275,8 @@ class Recording(TorchDispatchMode):
             return "what it was made of is not smaller"
         if depth > self._depth:
             return f"its recipe would pass through {depth} others"
-        value.depth, value.call.parts = depth, ()
+        value.call.parts = ()
+        value.adopt(depth, through)
         for source, live in starts:
             self._decide(live, START, is_kept=True)
             source.keep(live)
