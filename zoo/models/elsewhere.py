@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError, listed, nearest
-
-PACKAGES = ("timm", "torchvision")
+from zoo.architectures import PACKAGES
+from zoo.errors import ConfigError, brief, listed, nearest
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -47,20 +47,24 @@ def one_of_each_family(names: Sequence[str]) -> list[str]:
     return list(families.values())
 
 
-def build_from_elsewhere(name: str, *, classes: int | None = None, pretrained: bool = False) -> nn.Module:
+def build_from_elsewhere(
+    name: str, *, classes: int | None = None, pretrained: bool = False, **options: Any
+) -> nn.Module:
     """Return the network of another package, initialised by it.
 
     Args:
     - `name`: "PACKAGE:NAME".
     - `classes`: outputs of the classifier; default the package's.
     - `pretrained`: whether to load the package's weights, which it downloads itself.
+    - `**options`: further arguments of the package's builder.
 
-    Raises ConfigError for an unknown package or name, a package that is not installed, and arguments that the network
-    does not take.
+    Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the network
+    does not take, and weights that the package cannot get.
     """
     (full_name,) = list_networks(name)
     package, _, own_name = full_name.partition(":")
-    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    if classes is not None:
+        options["num_classes"] = classes
     try:
         if package == "timm":
             model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
@@ -69,10 +73,44 @@ def build_from_elsewhere(name: str, *, classes: int | None = None, pretrained: b
             if "weights_backbone" in _parameters_of(own_name):
                 weights["weights_backbone"] = None
             model = import_module("torchvision.models").get_model(own_name, **weights, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         raise ConfigError(f"{full_name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)
     return model
+
+
+def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: str) -> None:
+    """Raise ConfigError unless a network makes logits (N, classes) of square images.
+
+    The network is on the meta device, so that nothing is computed; where it cannot be run without values, nothing is
+    known and nothing is raised.
+
+    Args:
+    - `name`: the network, in messages.
+    - `side`: of the images, px.
+    - `setting`: where the side comes from, in messages.
+    """
+    images = torch.empty(2, 3, side, side, device="meta")
+    try:
+        with torch.no_grad():
+            output = model(images)
+    except Exception as error:  # forward is another package's code: it can raise anything
+        if isinstance(error, NotImplementedError) or "meta" in str(error):
+            return
+        reason = brief(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        raise ConfigError(
+            f"{setting} = {side}: {name} cannot be run on images of {side} x {side} px ({reason}); set the size that "
+            "the network was made for, or make it for this one by what its builder takes in network.options"
+        ) from error
+    if not isinstance(output, Tensor) or output.shape != (2, classes):
+        found = (
+            f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"an object {type(output).__name__}"
+        )
+        auxiliary = '; network.options {"aux_logits": false} leaves auxiliary ones out' * isinstance(output, tuple)
+        raise ConfigError(
+            f"network.arch = {name}: for two images it returns {found}, not logits of the shape (2, {classes}), which "
+            f"training and scores need{auxiliary}"
+        )
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
