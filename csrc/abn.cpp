@@ -1,4 +1,4 @@
-// The operators zoo::abn_*, without autograd: checks, layouts, coefficients per channel and the split into parts.
+// The operators zoo::abn_* and zoo::line, without autograd: checks, layouts, coefficients per channel and the split into parts.
 // They are written against the stable ABI of libtorch, so that one build serves torch 2.11 and later.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -494,6 +494,30 @@ template <typename F> void move_towards(const Tensor& running, int64_t channels,
   });
 }
 
+Tensor line(Tensor x, Tensor alpha, Tensor beta, MaybeTensor shortcut, bool rectified) {
+  STD_TORCH_CHECK(x.dim() >= 2 && (x.is_contiguous() || is_channels_last(x)), "expected a dense tensor (N, C, ...)");
+  for (const Tensor& vector : {alpha, beta})
+    STD_TORCH_CHECK(vector.scalar_type() == x.scalar_type(), "expected coefficients of the dtype of x");
+  const Parts parts(layout_of(x));
+  const Layout& layout = parts.layout;
+  const auto addend = like(shortcut, x);
+  const Tensor z = torch::stable::empty_like(x);
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    const auto slopes = spread(read_vector<T>(alpha, layout, 0), layout);
+    const auto constants = spread(read_vector<T>(beta, layout, 0), layout);
+    const LineJob<T> job{layout,           read_pointer<T>(x), read_pointer<T>(addend), write_pointer<T>(z),
+                         slopes.data(), constants.data(),   rectified};
+    if (layout.numel != 0) parts.run([&](int64_t, Range range) { line_part(job, range); });
+  };
+  switch (x.scalar_type()) {
+    case ScalarType::Float: run(float()); break;
+    case ScalarType::Double: run(double()); break;
+    default: STD_TORCH_CHECK(false, "expected float32 or float64");
+  }
+  return z;
+}
+
 std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tensor running_var, double momentum) {
   const int64_t channels = x.size(1);
   const double count = channels == 0 ? 0 : double(x.numel() / channels);
@@ -525,6 +549,7 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("norm_act", TORCH_BOX(&norm_act));
   library.impl("norm_act_into", TORCH_BOX(&norm_act_into));
   library.impl("norm_act_backward", TORCH_BOX(&norm_act_backward));
+  library.impl("line", TORCH_BOX(&line));
 }
 
 }  // namespace zoo

@@ -294,6 +294,32 @@ template <typename T> CLONES void gradient_part(const BackwardFromInput<T>& job,
   });
 }
 
+template <typename T> CLONES void line_part(const LineJob<T>& job, Range range) {
+  const T *x = job.x, *shortcut = job.shortcut;
+  T* z = job.z;
+  const auto with = [&](auto has_shortcut, auto is_rectified) INLINED {
+    const auto run = [=](int64_t first, int64_t last, auto alpha, auto beta) INLINED {
+#pragma omp simd
+      for (int64_t j = 0; j < last - first; ++j) {
+        T y = std::fma(x[first + j], alpha[j], beta[j]);
+        if constexpr (has_shortcut) y += shortcut[first + j];
+        if constexpr (is_rectified) y = y < 0 ? 0 : y;  // leaves NaN and -0, as torch does
+        z[first + j] = y;
+      }
+    };
+    walk(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
+      if (job.layout.planes) run(first, last, Uniform<T>{job.alpha[c]}, Uniform<T>{job.beta[c]});
+      else run(first, last, job.alpha, job.beta);
+    });
+  };
+  const auto with_shortcut = [&](auto has_shortcut) INLINED {
+    if (job.rectified) with(has_shortcut, std::true_type());
+    else with(has_shortcut, std::false_type());
+  };
+  if (shortcut) with_shortcut(std::true_type());
+  else with_shortcut(std::false_type());
+}
+
 #define INSTANTIATE(T)                                                                   \
   template void statistics_part(const Layout&, const T*, Range, Moments*);               \
   template void reduce_part(const Backward<T>&, Range, Sums*);                           \
@@ -305,5 +331,7 @@ INSTANTIATE(float)
 INSTANTIATE(double)
 INSTANTIATE(bfloat16)
 INSTANTIATE(float16)
+template void line_part(const LineJob<float>&, Range);
+template void line_part(const LineJob<double>&, Range);
 
 }  // namespace zoo

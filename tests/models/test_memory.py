@@ -12,8 +12,9 @@ from torch import nn
 import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
-from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE
+from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
+from zoo.layers.lean import is_lean
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential, build_stage
 from zoo.layers.trace import Trace
@@ -39,7 +40,7 @@ CASES = [
     for family, builders in SMALL.items()
     for index in range(len(builders))
     for memory in ARCHITECTURES[f"{family}50" if family != "wider_resnet" else "wider_resnet16"].memory
-    if memory != "plain"
+    if memory not in ("plain", LEAN)  # no family builds a network for lean: `build_network` makes any of them lean
 ]
 
 
@@ -93,6 +94,28 @@ def test_standard_norms_have_their_gradients_under_the_strategies_that_fit_them(
     assert max(map(relative_error, step(build("resnext", 0, memory, norm="standard"), x), expected)) < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("name", "norm", "twin"),
+    [
+        *[(name, "standard", "plain") for name in ("resnet18", "densenet121", "resnet32_cifar")],
+        ("revnet38_cifar", "standard", "auto"),  # which computes activations again, in other bits than it had
+        ("resnext50", "inplace", "auto"),
+        ("deeplab_resnet18", "standard", "plain"),
+    ],
+)
+def test_a_lean_network_takes_the_same_step_to_the_last_bit(name, norm, twin):
+    """The maps are large enough for recipes: what is smaller than 64 KiB is kept."""
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+
+    def results(memory):
+        torch.manual_seed(0)
+        network = zoo.get(name, norm=norm, activation="relu" if norm == "standard" else None, memory=memory)
+        assert is_lean(network) == (memory == LEAN)
+        return step(network, x)
+
+    assert all(map(torch.equal, results(LEAN), results(twin)))
+
+
 @functools.cache
 def bytes_of(name, dtype, norm, memory) -> int:
     with torch.device("meta"):
@@ -126,6 +149,23 @@ def test_each_strategy_of_a_pre_activation_network_holds_less_than_the_one_befor
     assert held("resnext50", "checkpoint") < 0.35
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("resnet50", 0.6), ("resnext50", 0.6), ("densenet121", 0.3), ("revnet38_cifar", 0.2)]
+)
+def test_standard_norms_hold_about_half_or_less_in_lean_networks(name, most):
+    plain, auto, lean = (bytes_of(name, torch.float32, "standard", memory) for memory in ("plain", "auto", LEAN))
+    assert lean < most * plain
+    assert lean < 0.75 * auto
+
+
+def test_every_network_can_be_lean_as_backbones_can():
+    one_of_each_family = {record.family: name for name, record in ARCHITECTURES.items()}
+    assert all(LEAN in record.memory for record in ARCHITECTURES.values())
+    with torch.device("meta"):
+        assert all(is_lean(zoo.get(arch, memory=LEAN)) for arch in one_of_each_family.values())
+        assert is_lean(zoo.get("resnet18", memory=LEAN, features_only=True))
+
+
 def test_the_option_changes_no_key():
     with torch.device("meta"):
         for family, index, memory in CASES:
@@ -135,10 +175,9 @@ def test_the_option_changes_no_key():
 def test_every_family_names_its_strategies_in_the_error_for_another():
     with torch.device("meta"):
         for arch in ARCHITECTURES:
-            with pytest.raises(zoo.ConfigError, match=r"memory.*auto, plain") as error:
+            with pytest.raises(zoo.ConfigError, match=r"memory.*auto, plain.*, lean, got 'none'"):
                 zoo.get(arch, norm="inplace", memory="none")
-            assert "'none'" in str(error.value)
-        with pytest.raises(zoo.ConfigError, match="memory must be one of auto, plain, fused, checkpoint, got 'unwind'"):
+        with pytest.raises(zoo.ConfigError, match="one of auto, plain, fused, checkpoint, lean, got 'unwind'"):
             zoo.get("resnet18", norm="inplace", memory="unwind")
 
 
@@ -192,6 +231,17 @@ def test_every_strategy_can_be_traced(family, index, memory):
     expected, trace = Trace(plain), Trace(other)
     assert [trace.convolution_before(name) for name in norms] == [expected.convolution_before(name) for name in norms]
     assert any(trace.convolution_before(name) for name in norms)
+
+
+def test_lean_networks_can_be_traced_and_exported():
+    with torch.device("meta"):
+        auto, lean = (zoo.get("resnet18", norm="inplace", memory=memory) for memory in ("auto", LEAN))
+        x = torch.empty(2, 3, 64, 64)
+    names = [name for name, module in auto.named_modules() if isinstance(module, ABN)]
+    expected, trace = Trace(auto), Trace(lean)
+    assert [trace.convolution_before(name) for name in names] == [expected.convolution_before(name) for name in names]
+    graphs = [torch.export.export(network.eval(), (x,)).graph for network in (auto, lean)]
+    assert [node.target for node in graphs[0].nodes] == [node.target for node in graphs[1].nodes]
 
 
 def test_unwound_stages_are_built_where_they_are_asked_for():

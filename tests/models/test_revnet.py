@@ -368,7 +368,7 @@ def test_checkpointed_twins_hold_less_with_the_same_gradients():
 
 @pytest.mark.parametrize("name", [*RESNETS, *REVNETS])
 def test_the_option_memory_has_the_values_of_the_family(name):
-    strategies = ("auto", "plain") if name in REVNETS else ("auto", "plain", "checkpoint")
+    strategies = ("auto", "plain", "lean") if name in REVNETS else ("auto", "plain", "checkpoint", "lean")
     assert ARCHITECTURES[name].memory == strategies
     with torch.device("meta"):
         for memory in strategies:

@@ -140,6 +140,18 @@ def test_a_step_has_the_gradients_of_the_whole_network_without_its_upsampling() 
         torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-12)
 
 
+def test_a_step_of_a_lean_network_holds_less() -> None:
+    with torch.device("meta"):
+        models = [zoo.get("deeplab_resnet18", classes=CLASSES, memory=memory) for memory in ("auto", "lean")]
+        images = torch.empty(2, 3, 64, 64)
+    networks = [_task().trained_network(model) for model in models]
+    auto, lean = (
+        count_memory(lambda: network(images).sum(), network.parameters()).held  # noqa: B023
+        for network in networks
+    )
+    assert lean < 0.75 * auto
+
+
 class Segments(nn.Module):
     """Each pixel's logits are fixed linear functions of its colour, and differ between a pixel and its mirror image."""
 

@@ -41,10 +41,10 @@ def fold_network(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` for inference whose norms are folded into the convolutions before them.
 
     A norm with scale g, shift b, running mean m and running variance v multiplies the filters before it by g / sqrt(v +
-    eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). Only a norm that directly follows a Conv2d which feeds
-    nothing else can be folded. The others stay: in-place ones as `ABN` (plain batch norm and activation), those of an
-    `InvertibleNorm` as they are. The copy is in evaluation mode; ``model`` itself is left as it is. Raises
-    ConversionError if it cannot be traced.
+    eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). Only a norm that directly follows a convolution which
+    feeds nothing else, and calls no activation of its own, can be folded. The others stay: in-place ones as `ABN`
+    (plain batch norm and activation), those of an `InvertibleNorm` as they are. The copy is in evaluation mode;
+    ``model`` itself is left as it is. Raises ConversionError if it cannot be traced.
     """
     return _fold(model)[0]
 
@@ -88,7 +88,7 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
     trace = Trace(folded)
     modules: dict[str, Any] = trace.modules
     norms = {n: part for n, part in modules.items() if type(part) is nn.BatchNorm2d or isinstance(part, ABN)}
-    norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}
+    norms = {name: n for name, n in norms.items() if n.running_mean is not None and not n._forward_hooks}
     convolutions = {name: conv for name in norms if (conv := trace.convolution_before(name)) is not None}
     replaced: dict[int, nn.Module] = {}
     for name, conv in convolutions.items():
@@ -109,5 +109,5 @@ def _fold_into(conv: Any, norm: Any) -> None:
     bias = -norm.running_mean.double() if conv.bias is None else conv.bias.double() - norm.running_mean.double()
     bias = bias * factor if norm.bias is None else bias * factor + norm.bias.double()
     dtype = conv.weight.dtype
-    conv.weight.copy_((conv.weight.double() * factor[:, None, None, None]).to(dtype))
+    conv.weight.copy_((conv.weight.double() * factor.view(-1, *[1] * (conv.weight.dim() - 1))).to(dtype))
     conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)

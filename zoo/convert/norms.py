@@ -86,7 +86,7 @@ def _change_norms(
     """Return the weights for norms of the second kind, what was done to each norm, and what was measured."""
     old, new = kinds
     model = build_with_weights(state_dict, arch, old, **settings)
-    plans = plan_norms(model, new, allow_approximate)
+    plans, _ = plan_norms(model, new, allow_approximate)
     apply_plans(model, plans, new)
     converted = state_dict_like(model, state_dict)
     if not compare_with_source:

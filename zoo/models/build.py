@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.architectures import NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
+from zoo.architectures import LEAN, NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
 from zoo.errors import ConfigError, listed, nearest
+from zoo.layers.lean import lean
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network, check_classes
@@ -158,15 +159,19 @@ def build_network(
     arguments = {**record.structure, **record.options, **options}
     if structure is not None:
         arguments["structure"] = _checked_structure(record, structure)
+    is_lean = arguments["memory"] == LEAN
+    if is_lean:
+        arguments["memory"] = "auto"
 
     def build(factory: NormFactory) -> Network:
         return FAMILIES[record.family](factory, classes, features_only=features_only, **arguments)
 
     try:
         _check_size(record, options, build)
-        return build(norm)
+        network = build(norm)
     except ValueError as error:
         raise ConfigError(f"{arch}: {error}") from error
+    return lean(network) if is_lean else network
 
 
 def check_options(record: Architecture, options: Mapping[str, Any], norm: NormFactory) -> None:

@@ -22,6 +22,7 @@ from zoo.data.segmentation_loader import build_segmentation_train_loader, build_
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.errors import ConfigError, DataError
+from zoo.layers.lean import is_lean, lean
 from zoo.ops.upsampling import upsample
 from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
 from zoo.tasks.protocols import WHOLE_IMAGES, WholeImage
@@ -244,6 +245,8 @@ class MapLogits(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+        if is_lean(network):
+            lean(self)  # the network's own hooks are not called by forward_logits
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (N, classes, h, w) of the map."""

@@ -1,4 +1,4 @@
-"""Fused norms and activations equal torch's to rounding, hold what exact recipes hold, and leave everything else alone."""
+"""Fused norms and activations equal torch's to rounding, hold what exact recipes hold, and change nothing else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_the_kernels_equal_float64_autograd(activation: str, dtype: torch.dtype,
         arguments = (weight, bias, *native.statistics(x), 1e-5, activation)
         z, into = native.norm_act(x, *arguments), torch.full_like(x, torch.nan)
         native.norm_act_into(into, x, *arguments)
-        assert z.dtype == dtype and z.stride() == x.stride() and torch.equal(z, into)
+        assert (z.dtype, z.stride()) == (dtype, x.stride())
+        assert torch.equal(z, into)
         found = native.norm_act_backward(x, dz, *arguments)
         for a, b in zip((z, *found), (expected, *gradients), strict=True):
             assert_close(a, b, TOLERANCES[dtype])

@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.ops.lean.programs import assert_same, gradients_of, step
+from tests.ops.lean.programs import assert_same, runs, step
 from zoo.ops.lean import Recording
-from zoo.ops.lean.operations import BATCH_NORMS, IN_PLACE, RULES, aten, line_is_exact
+from zoo.ops.lean.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
 from zoo.ops.lean.recipes import RecipeError
 from zoo.ops.lean.recording import Decision
 
@@ -134,15 +136,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
-    """Return whether torch has the operations of a program for the dtype, layout and size of its inputs."""
-    try:
-        gradients_of(program, inputs, with_recipes=False)
-    except RuntimeError:  # NotImplementedError is one
-        return False
-    return True
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
 def test_every_repeated_operation_gives_the_bits_of_plain_autograd(dtype: torch.dtype, layout: str) -> None:
@@ -182,12 +175,6 @@ def test_the_same_under_autocast(layout: str) -> None:
                 raise AssertionError(name) from error
 
 
-def test_every_row_of_the_table_has_a_call_above() -> None:
-    composite = {"_unsafe_view", "_reshape_alias", "alias"}  # what others call
-    names = {rule.repeat._schema.name.removeprefix("aten::") for rule in RULES.values()}
-    assert names - composite - set(CALLS) == set()
-
-
 def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
     log: list[Decision] = []
     x = torch.randn(8, 8, requires_grad=True)
@@ -208,6 +195,80 @@ def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
 def test_the_line_of_a_batch_norm_is_exact_here(dtype: torch.dtype) -> None:
     assert line_is_exact(dtype)
     assert aten.native_batch_norm.default in BATCH_NORMS
+
+
+class Counted(TorchDispatchMode):
+    """Counts the calls of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[operation._schema.name.removeprefix("aten::")] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
+    convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
+    first = nn.Conv2d(3, 8, 3)
+    with Recording(smallest_bytes=0):
+        features = [F.avg_pool2d(first(images()), 2)]
+        for convolution in convolutions:
+            features.append(convolution(torch.cat(features, 1).relu()))
+        loss = torch.cat(features, 1).square().sum()
+    with Counted() as counted:
+        loss.backward()
+    assert counted.counts["avg_pool2d"] == 1
+    assert counted.counts["relu"] + counted.counts["relu_"] == 4
+
+
+def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
+    first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+    log: list[Decision] = []
+    with Recording(log=log, smallest_bytes=4096):
+        # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
+        second(
+            F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
+        )
+    (large,) = [decision for decision in log if decision.bytes > 4096]
+    assert not large.is_kept, large
+
+
+@pytest.mark.parametrize("is_rectified", [False, True])
+@pytest.mark.parametrize("has_shortcut", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 5, 9, 7), (2, 5, 3, 1), (2, 5, 8, 8, 2), (70, 5), (0, 5, 4, 4)], ids=str)
+def test_the_compiled_line_gives_the_bits_of_each_step(
+    shape: tuple[int, ...], dtype: torch.dtype, has_shortcut: bool, is_rectified: bool
+) -> None:
+    torch.manual_seed(0)
+    x, shortcut = torch.randn((2, *shape), dtype=dtype)
+    alpha, beta = torch.randn(2, 5, dtype=dtype)
+    alpha[0] = beta[0] = -0.0
+    x.view(-1)[::11] = torch.nan
+    with torch.no_grad():
+        expected = torch.addcmul(*(each.view(5, *[1] * (x.ndim - 2)) for each in (beta, alpha)), x)
+        expected = expected + shortcut if has_shortcut else expected
+        expected = expected.relu() if is_rectified else expected
+    for layout in (torch.contiguous_format, torch.channels_last)[: 2 if x.ndim == 4 else 1]:
+        term = shortcut.contiguous(memory_format=layout) if has_shortcut else None
+        out = apply_line(x.contiguous(memory_format=layout), alpha, beta, term, is_rectified)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out.nan_to_num(), expected.nan_to_num())
+        assert torch.equal(out.nan_to_num().signbit(), expected.nan_to_num().signbit())
+
+
+def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
+    norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
+    with Recording(smallest_bytes=0) as recording:
+        x, kept_shortcut = (convolution(images()) for convolution in convolutions)
+        z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
+        value = recording._find(z)
+        assert value is not None
+        assert value.call is not None
+        assert value.call.operation is apply_line
+        assert value.call.args[4] is True
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

@@ -35,6 +35,7 @@ SCHEMAS = (
     f"norm_act(Tensor x, {FROM_INPUT}) -> Tensor",
     f"norm_act_into(Tensor(a!) z, Tensor x, {FROM_INPUT}) -> ()",
     f"norm_act_backward(Tensor x, Tensor dz, {FROM_INPUT}) -> (Tensor, Tensor, Tensor)",
+    "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
 )
 # With flexible_layout the operators take tensors in the layout that they have. Without it torch.compile copies the
 # output of every convolution to a contiguous tensor.
@@ -147,7 +148,7 @@ def norm_act_backward(
     eps: float,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, dL/dweight and dL/dbias for the mean and variance of x, the latter two in the accumulation dtype."""
+    """Return dL/dx, and dL/dweight and dL/dbias in the accumulation dtype, for the mean and variance of x."""
     return torch.ops.zoo.norm_act_backward.default(x, dz, weight, bias, mean, var, eps, ACTIVATIONS[activation])
 
 
@@ -177,3 +178,7 @@ if _reason is None:  # torch.compile and meta tensors need the shapes of the res
     _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
     _register("zoo::abn_backward", lambda z, *_: (new_like(z), *_new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
+    _register("zoo::norm_act", lambda x, *_: new_like(x))
+    _register("zoo::norm_act_into", lambda *_: None)
+    _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))
+    _register("zoo::line", lambda x, *_: new_like(x))

@@ -40,6 +40,10 @@ class Norm(NamedTuple):
     arguments: tuple[Any, ...]
     is_written: bool
 
+    def holds(self, y: Tensor) -> bool:
+        """Return whether y is the norm's output, and was not changed since."""
+        return self.y() is y and y._version == self.version
+
 
 class FusedNorms(TorchFunctionMode):
     """A context in which batch norms in training and activations that directly follow them have fused kernels.
@@ -80,11 +84,11 @@ class FusedNorms(TorchFunctionMode):
     ) -> Any:
         """Run a function of torch, or a fused kernel in its place."""
         kwargs = kwargs or {}
-        norm, y = self._last, args[0] if args else None
-        if norm is not None and function in ACTIVATIONS and norm.y() is y and y._version == norm.version:
+        norm = self._last
+        if norm is not None and function in ACTIVATIONS and args and norm.holds(args[0]):
             self._last = None
             inplace = function in OVERWRITING or kwargs.get("inplace", args[1] if len(args) > 1 else False)
-            return self._activated(norm, y, inplace, ACTIVATIONS[function])
+            return self._activated(norm, args[0], inplace, ACTIVATIONS[function])
         self.write()
         return (self._norm if function is F.batch_norm else function)(*args, **kwargs)
 

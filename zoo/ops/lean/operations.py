@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from zoo.ops.abn import native
+from zoo.ops.abn.backend import kernels_for
+
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
 
 # Each element of the output depends on one element of each input, and the output has the dtype of the first input.
 SAME_DTYPE = (
-    "relu", "relu6", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "selu", "mish",
-    "tanh", "hardtanh", "softplus", "softsign", "threshold", "log_sigmoid", "neg", "abs", "square", "sqrt", "rsqrt",
-    "exp", "reciprocal", "clamp", "clamp_min", "clamp_max",
+    "relu", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "mish", "tanh",
+    "hardtanh", "softplus", "threshold", "neg", "abs", "sqrt", "rsqrt", "exp", "reciprocal", "clamp", "clamp_min",
+    "clamp_max",
 )  # fmt: skip
 # Elementwise too, with a dtype that follows from all inputs.
 PROMOTED = (
@@ -33,11 +36,11 @@ OTHERS = (
     "upsample_bilinear2d", "upsample_nearest2d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
     "_adaptive_avg_pool3d", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
     "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
+    "log_sigmoid_forward",
 )  # fmt: skip
 VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
-    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "narrow", "chunk", "movedim",
-    "diagonal", "swapaxes", "unflatten",
+    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
 )  # fmt: skip
 #: Return the values of their first input, in a tensor of their own or not.
 COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
@@ -71,10 +74,16 @@ def _rules() -> dict[Operation, Rule]:
             if not operation._schema.is_mutable:
                 rules[operation] = Rule(operation, is_view, overwrites=False)
         for operation in () if is_view else _overloads(f"{name}_"):
-            repeat = getattr(getattr(aten, name), operation._overloadname, None)
-            if repeat is not None and not repeat._schema.is_mutable:
-                rules[operation] = Rule(repeat, is_view=False, overwrites=True)
+            for repeat in _overloads(
+                name
+            ):  # the names of overloads do not always tell: pow_.Scalar is pow.Tensor_Scalar
+                if not repeat._schema.is_mutable and _signature(repeat) == _signature(operation):
+                    rules[operation] = Rule(repeat, is_view=False, overwrites=True)
     return rules
+
+
+def _signature(operation: Operation) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in operation._schema.arguments]
 
 
 #: Rules by the operations as a `TorchDispatchMode` sees them.
@@ -88,6 +97,7 @@ IN_PLACE = {
 }
 
 CONCATENATE = aten.cat.default
+ADD, RELU = aten.add.Tensor, aten.relu.default
 CONVOLUTION = aten.convolution.default
 #: Matrix products, and the position of the operand whose last dimension is summed over.
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
@@ -137,7 +147,7 @@ def recipe_of_batch_norm(
         return first_output, (operation, *args)
     is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
     if x.device.type == "cpu" and outputs[1].dtype == x.dtype and is_dense and line_is_exact(x.dtype):
-        return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]))
+        return apply_line, (x, *line_of(weight, bias, outputs[1], outputs[2]), None, False)
     return first_output, (operation, x, weight, bias, None, None, True, *args[6:])
 
 
@@ -159,11 +169,21 @@ def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Te
     return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
 
 
-def apply_line(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """Return alpha x + beta for each channel, by the kernel that batch norms use in evaluation."""
+def apply_line(
+    x: Tensor, alpha: Tensor, beta: Tensor, shortcut: Tensor | None = None, is_rectified: bool = False
+) -> Tensor:
+    """Return alpha x + beta for each channel, plus the shortcut, with ReLU if it is rectified: the bits of each step.
+
+    The compiled kernel takes one pass over memory. Plain torch, without it, takes one for each step.
+    """
+    if kernels_for(x) is native:
+        fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
+        return fused
     zero, one = _constants(len(alpha), alpha.dtype)
     out: Tensor = aten.native_batch_norm(x, alpha, beta, zero, one, False, 0.0, 0.0)[0]
-    return out
+    if shortcut is not None:
+        out.add_(shortcut)
+    return out.relu_() if is_rectified else out
 
 
 @cache
@@ -176,8 +196,10 @@ def line_is_exact(dtype: torch.dtype) -> bool:
     """Return whether `apply_line` gives the bits of a batch norm in training with this version of torch and CPU.
 
     Whether the kernels round a product before they add to it is the compiler's choice. It is tried once, on values that
-    tell the difference.
+    tell the difference. Lines are of float32 and float64 only.
     """
+    if dtype not in (torch.float32, torch.float64):
+        return False
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weight, bias = torch.randn(2, 37, dtype=dtype)
@@ -188,6 +210,7 @@ def line_is_exact(dtype: torch.dtype) -> bool:
                 layouts.append(contiguous.contiguous(memory_format=torch.channels_last))
             for x in layouts:
                 y, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
-                if mean.dtype != dtype or not torch.equal(apply_line(x, *line_of(weight, bias, mean, invstd)), y):
+                line = x, *line_of(weight, bias, mean, invstd)
+                if not (torch.equal(apply_line(*line), y) and torch.equal(apply_line(*line, x, True), (y + x).relu())):
                     return False
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,24 +36,29 @@ class Value:
         "__weakref__",
         "call",
         "depth",
+        "dtype",
         "index",
         "kept",
         "live",
         "readers",
+        "recipes",
         "store",
         "stride",
+        "through",
         "version",
         "waiting",
     )
 
     def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store) -> None:
         self.call, self.index, self.version, self.store = call, index, version, store
-        self.live: weakref.ref[Tensor] = weakref.ref(tensor)
-        self.stride = tensor.stride()
+        self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
+        self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
         self.readers = 0  # of autograd's saved tensors, in all
         self.waiting = 0  # of them, those that have not asked for it yet
         self.depth = 0  # saved values that its recipe passes through
+        self.through: Sequence[Value] = ()  # the other values that its recipe passes through
+        self.recipes = 0  # that pass through it, where it is not saved itself
 
     def keep(self, tensor: Tensor) -> None:
         """Keep the tensor itself from now on, in place of a recipe."""
@@ -61,6 +66,30 @@ class Value:
             with torch._C._DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach()
         self.kept, self.version, self.call = tensor, tensor._version, None
+
+    def adopt(self, depth: int, through: Sequence[Value]) -> None:
+        """Keep the recipe from now on, with these values on its way; its readers let go of it."""
+        self.depth, self.through = depth, through
+        for value in through:
+            value.recipes += 1
+
+    def let_go(self) -> None:
+        """Forget the recipe, and drop from the store what was there for it alone."""
+        for value in self.through:
+            value.recipes -= 1
+            value.drop_if_unused()
+        self.through = ()
+        self.drop_if_unused()
+
+    def drop_if_unused(self) -> None:
+        """Drop the value from the store if no saved tensor and no recipe needs it any more."""
+        if self.readers == 0 and self.recipes == 0:
+            self.store.drop(self)
+
+    @property
+    def is_worth_storing(self) -> bool:
+        """Whether backward will ask for it again, computed once: for itself, or on the way to several others."""
+        return self.readers > 0 or (self.recipes > 1 and self.call is not None and not self.call.is_view)
 
     def at_hand(self) -> Tensor | None:
         """Return the tensor if it is kept, or was computed already; RecipeError if it was overwritten since."""
@@ -98,9 +127,9 @@ class Call:
 
 
 class Store:
-    """Values that backward has computed again and needs once more, the oldest first.
+    """Values that backward has computed again and needs once more, the one that was used the longest ago first.
 
-    It holds `ROOM` times the largest of them; then the oldest is given up and computed another time.
+    It holds `ROOM` times the largest of them; then the first is given up and computed another time.
     """
 
     def __init__(self) -> None:
@@ -109,8 +138,12 @@ class Store:
         self._lock = threading.RLock()  # a graph on several devices runs backward in several threads
 
     def get(self, value: Value) -> Tensor | None:
-        """Return the tensor of a value; None if it is not here."""
-        return self._tensors.get(value)
+        """Return the tensor of a value, which becomes the youngest; None if it is not here."""
+        with self._lock:
+            tensor = self._tensors.pop(value, None)
+            if tensor is not None:
+                self._tensors[value] = tensor
+            return tensor
 
     def put(self, value: Value, tensor: Tensor) -> None:
         """Keep a value until it is dropped, or until its room is needed."""
@@ -144,7 +177,7 @@ class Saved:
         value = self.value
         value.readers -= 1
         if value.readers == 0:
-            value.store.drop(value)
+            value.let_go()
 
     def unpack(self) -> Tensor:
         """Return the tensor, computed again if it is not at hand; RecipeError if it cannot be."""
@@ -183,7 +216,7 @@ def unmodified(tensor: Tensor, version: int) -> Tensor:
 def compute(target: Value) -> Tensor:
     """Return a value that is not at hand, by the calls that made it; those in between are not kept.
 
-    Values in between that backward will ask for too are put into their store. Raises RecipeError if what the recipe
+    Values in between that backward will need again are put into their store. Raises RecipeError if what the recipe
     starts from was overwritten or freed.
     """
     tensors: dict[Value, Tensor] = {}
@@ -205,7 +238,7 @@ def compute(target: Value) -> Tensor:
             _take(value, outputs, target, tensors)
             if call.is_view:
                 fresh.discard(call.args[0])  # the memory has two readers now
-            elif value.readers == 0:
+            elif not value.is_worth_storing:
                 fresh.add(value)
         else:
             for other in (reference() for reference in call.outputs):
@@ -244,14 +277,15 @@ def _plan(target: Value, tensors: dict[Value, Tensor]) -> tuple[list[Value], Cou
 
 
 def _take(value: Value, tensor: Tensor, target: Value, tensors: dict[Value, Tensor]) -> None:
-    """Put a computed value, laid out in memory as it was, where it is needed.
+    """Put a computed value, laid out in memory and rounded as it was, where it is needed.
 
-    Kernels may add numbers up in another order for another layout.
+    Kernels may add numbers up in another order for another layout. What was written over a tensor has that tensor's
+    dtype, and not the one that the operation returns by itself.
     """
-    if tensor.stride() != value.stride:
-        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    if tensor.stride() != value.stride or tensor.dtype != value.dtype:
+        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
     tensors[value] = tensor
-    if value.readers > 0 and value is not target:
+    if value.is_worth_storing and value is not target:
         value.store.put(value, tensor)
 
 

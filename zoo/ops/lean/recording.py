@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.fusing import FusedNorms
 from zoo.ops.lean.operations import (
+    ADD,
     BATCH_NORMS,
     CONCATENATE,
     COPIES,
+    RELU,
     RULES,
     Operation,
     Rule,
@@ -76,6 +78,7 @@ class Recording(TorchDispatchMode):
     - `smallest_bytes`: smaller tensors are kept themselves.
     - `parameters`: tensors that are there all the time, so that recipes may start from them for nothing.
     - `log`: is given each decision; None: decisions are not noted.
+    - `exact`: False fuses batch norms with their activations (`zoo.ops.lean.fusing`): results equal to rounding only.
 
     ``place`` may be set while it is active; the decisions name it.
     """
@@ -101,7 +104,7 @@ class Recording(TorchDispatchMode):
     def __enter__(self) -> Recording:
         """Begin to record."""
         # By the id of a tensor: the tensor, its version then, and its value.
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
+        self._known: dict[int, tuple[Callable[[], Tensor | None], int, Value]] = {}
         # Addresses of the storages that are kept anyway.
         self._kept = {storage._cdata for storage in self._parameters}
         # By the address of a storage: kept values in it that recipes start from, of which autograd does not know.
@@ -143,9 +146,12 @@ class Recording(TorchDispatchMode):
         if torch.is_grad_enabled():
             rule = RULES.get(operation)
             if rule is not None:
-                self._record(rule, args, kwargs, out)
+                # A small output would be kept all the same, and the recipes of larger ones start from it.
+                if rule.is_view or not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes:
+                    self._record(rule, args, kwargs, out)
             elif operation in BATCH_NORMS:
-                self._record_batch_norm(operation, args, out)
+                if out[0].nbytes >= self._smallest_bytes:
+                    self._record_batch_norm(operation, args, out)
             elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out):
                 self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
             if self._makers is not None:
@@ -169,7 +175,7 @@ class Recording(TorchDispatchMode):
             if values[0].call is not None:
                 self._known[id(out)] = weakref.ref(out), out._version, values[0]
             return  # the copy of a kept tensor is made because one of them will be overwritten
-        call = Call(rule.repeat, values, kwargs, rule.is_view)
+        call = _joined(rule.repeat, values, kwargs, args) or Call(rule.repeat, values, kwargs, rule.is_view)
         if rule.repeat is CONCATENATE:
             call.parts = args[0]  # often nobody else needs the last one, and the recipe has to start from it
         if isinstance(out, Tensor):
@@ -195,7 +201,7 @@ class Recording(TorchDispatchMode):
             self._makers.note(torch.ops.zoo.norm_act.default, args, out)
 
     def _keeps_what_is_saved(self) -> bool:
-        """Return whether no other hooks decide about saved tensors, as those of a checkpoint that repeats the forward."""
+        """Return whether no other hooks decide about saved tensors, as those of a checkpoint do."""
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
         return hooks is not None and hooks[0] == self._pack
 
@@ -212,7 +218,16 @@ class Recording(TorchDispatchMode):
     def _value_of(self, arg: Any) -> Any:
         """Return the value of a tensor, those of a list of tensors, and anything else as it is."""
         if isinstance(arg, Tensor):
-            return self._find(arg) or self._note(arg, None, 0, arg._version)
+            value = self._find(arg)
+            if value is None:
+                value = self._note(arg, None, 0, arg._version)
+                if (
+                    arg.untyped_storage().nbytes() < self._smallest_bytes
+                ):  # there for recipes, when nobody else needs it
+                    with torch._C._DisableTorchDispatch(), torch.no_grad():
+                        small = arg.detach()
+                    value.live = lambda: small
+            return value
         if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
             return [self._value_of(each) for each in arg]
         return arg
@@ -258,6 +273,7 @@ class Recording(TorchDispatchMode):
         if storage._cdata in self._kept:
             return "shares memory that is kept"
         kept: list[Value] = []
+        through: list[Value] = []
         starts: list[tuple[Value, Tensor]] = []
         costs: dict[int, int] = {}
         seen, pending, depth = {value}, [value.call], 0
@@ -273,6 +289,7 @@ class Recording(TorchDispatchMode):
                 elif source.readers > 0:  # a recipe already: all that it starts from is kept
                     depth = max(depth, source.depth + 1)
                 elif source.call is not None:
+                    through.append(source)
                     pending.append(source.call)
                 else:
                     live = source.live()
@@ -290,7 +307,8 @@ class Recording(TorchDispatchMode):
             return "what it was made of is not smaller"
         if depth > self._depth:
             return f"its recipe would pass through {depth} others"
-        value.depth, value.call.parts = depth, ()
+        value.call.parts = ()
+        value.adopt(depth, through)
         for source, live in starts:
             self._decide(live, START, is_kept=True)
             source.keep(live)
@@ -314,6 +332,27 @@ class Recording(TorchDispatchMode):
                                 value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
                             ).copy_(value.kept)
                         value.kept, value.version = copy, copy._version
+
+
+def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Call | None:
+    """Return the call that does an operation together with the batch norm before it; None if there is no such call.
+
+    A sum's other term must lie in memory as the norm's output does. ``args`` are the tensors of the ``values``.
+    """
+    if operation is RELU:
+        norm = values[0].call
+        if norm is not None and norm.operation is apply_line and values[0].readers == 0:
+            return Call(apply_line, (*norm.args[:4], True), {}, is_view=False)
+    elif operation is ADD and not kwargs and isinstance(args[1], Tensor):
+        a, b = args
+        if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride():
+            for value, other in (values, reversed(values)):
+                norm = value.call
+                if norm is not None and norm.operation is apply_line and value.readers == 0:
+                    x, alpha, beta, shortcut, is_rectified = norm.args
+                    if shortcut is None and not is_rectified:
+                        return Call(apply_line, (x, alpha, beta, other, False), {}, is_view=False)
+    return None
 
 
 def is_recording() -> bool:

@@ -1,0 +1,148 @@
+"""Rewrites the forward pass of one module so that it no longer calls the activations behind some of its norms."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dis
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partialmethod
+from typing import Any
+
+from torch import fx, nn
+
+IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+# What a forward pass does beside calling modules and functions, and a recording of its calls would not repeat.
+NOT_RECORDED_NAMES = frozenset({"isinstance", "hasattr", "type", "is_tensor", "is_grad_enabled"})
+NOT_RECORDED_OPERATIONS = frozenset({"STORE_ATTR", "STORE_GLOBAL"})
+
+
+class _Proxy(fx.Proxy):
+    """A proxy that records ``x += y`` and ``x = x + y`` as different operations, which torch.fx does not."""
+
+    def _in_place(self, operation: Any, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    __iadd__ = partialmethod(_in_place, operator.iadd)
+    __isub__ = partialmethod(_in_place, operator.isub)
+    __imul__ = partialmethod(_in_place, operator.imul)
+    __itruediv__ = partialmethod(_in_place, operator.itruediv)
+
+
+class LocalTracer(fx.Tracer):
+    """Records the calls of one forward pass, without looking into the modules that it calls."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+class Rewritten:
+    """A forward pass as a graph of torch.fx, in the place of ``owner.forward``.
+
+    The module keeps its class, its parts and their names; copies and pickles of it have the same graph. Args:
+    - `owner`: the module.
+    - `graph`: its calls, with the names that the parts have in it.
+    """
+
+    def __init__(self, owner: nn.Module, graph: fx.Graph) -> None:
+        self.owner, self.graph = owner, graph
+        self.function = _compiled(graph)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the graph computes with the parts of the owner."""
+        return self.function(self.owner, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: everything but the function, which is made of the graph."""
+        return {"owner": self.owner, "graph": self.graph}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state, and make the function."""
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _compiled(graph: fx.Graph) -> Callable[..., Any]:
+    """Return the function of the module and its inputs that computes the graph."""
+    code = graph.python_code("self")
+    namespace = dict(code.globals)
+    exec(code.src, namespace)
+    function: Callable[..., Any] = namespace["forward"]
+    return function
+
+
+def as_traceable(module: nn.Module) -> nn.Module:
+    """Return the module; with a rewritten forward pass, a shallow copy whose class has it, where torch.fx looks."""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, Rewritten):
+        return module
+    twin = copy.copy(module)
+    twin.__class__ = type(type(module).__name__, (type(module),), {"forward": forward.function})
+    return twin
+
+
+def takes_optional_arguments(module: nn.Module) -> bool:
+    """Return whether the forward pass has arguments that a call may leave out."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+@contextlib.contextmanager
+def mode_set(module: nn.Module, training: bool) -> Iterator[None]:
+    """Set the training mode of all parts of ``module``, frozen ones too, and in the end set each back."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        for part in modes:
+            part.training = training
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def record(module: nn.Module) -> fx.Graph | str:
+    """Return the calls that the forward pass of ``module`` makes itself; or why they would not do what it does."""
+    if not isinstance(vars(module).get("forward"), Rewritten):
+        if takes_optional_arguments(module):
+            return "takes optional arguments"
+        operations = {(each.opname, each.argval) for each in dis.get_instructions(inspect.unwrap(type(module).forward))}
+        if any(name in NOT_RECORDED_OPERATIONS for name, _ in operations):
+            return "sets attributes"
+        if names := sorted(NOT_RECORDED_NAMES & {value for _, value in operations if isinstance(value, str)}):
+            return f"calls {', '.join(names)}"
+    graphs = []
+    for training in (False, True):
+        try:
+            with mode_set(module, training):
+                graphs.append(LocalTracer().trace(as_traceable(module)))
+        except Exception as error:  # forward is the user's code, here called with proxies: it can raise anything
+            return f"cannot be traced by itself ({type(error).__name__}: {error})"
+    in_evaluation, in_training = (graph.python_code("self").src for graph in graphs)
+    return graphs[1] if in_evaluation == in_training else "does something else in evaluation than in training"
+
+
+def activation_behind(module: nn.Module, graph: fx.Graph, norm: str) -> fx.Node | None:
+    """Return the only call that reads what the part ``norm`` of ``module`` returns; None if there are others."""
+    nodes = [node for node in graph.nodes if node.op == "call_module" and node.target == norm]
+    while len(nodes) == 1 and len(nodes[0].users) == 1:
+        nodes = list(nodes[0].users)
+        if nodes[0].op != "call_module" or type(module.get_submodule(str(nodes[0].target))) is not nn.Identity:
+            return nodes[0]
+    return None
+
+
+def drop_activations(module: nn.Module, norms: Iterable[str]) -> None:
+    """Rewrite the forward pass of ``module`` without the `activation_behind` each of its parts ``norms``."""
+    graph = record(module)
+    assert isinstance(graph, fx.Graph)
+    for norm in norms:
+        activation = activation_behind(module, graph, norm)
+        assert activation is not None
+        activation.replace_all_uses_with(activation.all_input_nodes[0])
+        graph.erase_node(activation)
+    graph.lint()
+    module.forward = Rewritten(module, graph)
