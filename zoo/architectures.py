@@ -79,6 +79,12 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
+def is_elsewhere(name: str) -> bool:
+    """Return whether ``name`` is that of a network of another package, "PACKAGE:NAME"; it may be unknown there."""
+    package, colon, _ = name.partition(":")
+    return bool(colon) and package in PACKAGES
+
+
 def has_same_tensors(first: str, second: str) -> bool:
     """Return whether the networks of two names have the same state dict, up to the number of classes.
 
@@ -99,8 +105,12 @@ def check_option(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be {option.values}, got {value!r}")
 
 
+# The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.elsewhere`.
+PACKAGES = ("timm", "torchvision")
 # The value of "memory" that every network has: "auto", and recipes in place of activations (`zoo.lean`).
 LEAN = "lean"
+# The values that networks of other packages have; "auto" is "plain" there.
+MEMORY_ELSEWHERE = ("auto", "plain", LEAN)
 # The values of "memory" that need norms that work in place.
 NEEDS_INPLACE = ("fused", "unwind", "unwind_3x3")
 # The options that set sizes. The size of the network that they make together is limited too (`zoo.models.build`).

@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from zoo import config
-from zoo.architectures import ARCHITECTURES
+from zoo.architectures import ARCHITECTURES, LEAN, is_elsewhere
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.init import init_weights
+from zoo.layers.lean import lean
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, stride_option
 from zoo.models.build import check_option_names, check_options
 from zoo.models.deeplab import DeepLab
+from zoo.models.elsewhere import build_from_elsewhere, check_logits
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
 from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, preprocessing_of
@@ -183,11 +185,14 @@ def get(
     return model
 
 
-def build_from_config(network: config.Network) -> Network:
+def build_from_config(network: config.Network) -> nn.Module:
     """Return the freshly initialised network of an experiment's ``network`` section.
 
+    A network of another package has that package's initial weights, or its pretrained ones if the options say so.
     Raises ConfigError, with the JSON path, where the architecture does not exist or lacks an option.
     """
+    if is_elsewhere(network.arch):
+        return _build_elsewhere(network)
     record = NetworkRecord.of_config(network)
     try:
         model = _build(record.settings(), False, network.weight_init, network.weight_gain_multiplier)
@@ -195,6 +200,26 @@ def build_from_config(network: config.Network) -> Network:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
     model.built_as = record
     return model
+
+
+def _build_elsewhere(network: config.Network) -> nn.Module:
+    try:
+        model = build_from_elsewhere(network.arch, classes=network.classes, **network.options)
+    except ConfigError as error:
+        raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
+    return lean(model) if network.memory == LEAN else model
+
+
+def check_side(network: config.Network, side: int, setting: str, *, training: bool = False) -> None:
+    """Raise ConfigError if a network of another package cannot be trained, or scored, on square images of ``side`` px.
+
+    Such networks may be made for images of one size, or return more than logits. ``setting`` says where the side comes
+    from. All networks of this package take images of any size. Nothing is allocated.
+    """
+    if is_elsewhere(network.arch):
+        with torch.device("meta"):
+            model = build_from_config(network.without_pretrained()).train(training)
+        check_logits(model, network.arch, network.classes, side, setting)
 
 
 def _check_arguments(
@@ -289,6 +314,11 @@ def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
     """Return the settings that a name fixes, and for a published variant how its images are prepared."""
     if name in ARCHITECTURES:
         return {"arch": name}, None
+    if is_elsewhere(name):
+        raise ConfigError(
+            f"{printable(name)} is a network of another package; build it with that and give it to zoo.lean, or "
+            "name it as network.arch in an experiment file"
+        )
     record = NetworkRecord.of_published(name) if name in published() else None
     if record is None:
         raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.architectures import ARCHITECTURES
+from zoo.architectures import ARCHITECTURES, is_elsewhere
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
@@ -24,10 +24,12 @@ from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.tasks import task_of
+from zoo.tasks.protocols import Protocol
 from zoo.weights import NetworkRecord, StoredWeights, load_stored, md5_of, read_weights
 from zoo.weights.cache import published_name
+from zoo.weights.load import check_fits
 from zoo.weights.published import entry_of
-from zoo.weights.record import check_record, experiment_in
+from zoo.weights.record import check_record, class_names_in, elsewhere_in, experiment_in
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
     Args:
     - `name`: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
-      says which network it belongs to, or an architecture.
+      says which network it belongs to, an architecture, or with ``weights`` a network of another package, such as
+      "torchvision:resnet50", for 1000 classes.
     - `weights`: a weights file or the name of published weights. Default: those of the file ``name``, or those that are
       published under the name; an architecture stands for its only published network.
 
@@ -94,12 +97,19 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         weights, stored = (name, stored_with_network) if weights is None else (weights, read_weights(weights))
     elif weights is None:
         _check_known(name)
+        if is_elsewhere(name):
+            raise WeightsError(f"there are no published weights of {printable(name)} here; give a file, --weights FILE")
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
         _check_known(name)
         stored = read_weights(weights)
         experiment = _experiment_of_architecture(name, stored)
-    model = registry.build_from_config(experiment.network)
+    network = experiment.network.without_pretrained()
+    if is_elsewhere(network.arch):  # a small file must not make its reader allocate a large network
+        with torch.device("meta"):
+            model = registry.build_from_config(network)
+        check_fits(model, stored.state_dict, source=printable(stored.path))
+    model = registry.build_from_config(network)
     report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
     if report.initial:
         raise WeightsError(
@@ -107,7 +117,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             f"{printable(stored.path)}: give those of a whole {experiment.network.arch}; zoo train --weights begins "
             "with this file"
         )
-    if report.classifier != "loaded":
+    if report.classifier != "loaded" and not is_elsewhere(network.arch):  # of those, all tensors have to fit
         raise WeightsError(
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
@@ -118,6 +128,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
     """Return the experiment of a checkpoint; for another weights file, the experiment that its record describes."""
+    if (of_other_package := elsewhere_in(stored.content, printable(stored.path))) is not None:
+        return of_other_package
     record = stored.record_to_build()
     if record is None:
         raise WeightsError(
@@ -129,6 +141,11 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
     """Return the experiment for weights of the architecture ``name``, with defaults for what the weights do not say."""
+    if is_elsewhere(name):
+        of_file = elsewhere_in(stored.content, printable(stored.path))
+        if of_file is not None and of_file.network.arch == name:
+            return of_file
+        return parse_experiment({"network": {"arch": name}}, f"the network {name}")
     if stored.record is not None and name in ARCHITECTURES:
         check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
         return _experiment_of(stored)
@@ -149,6 +166,8 @@ def _class_names(
     """Return the names of the classes: those of the weights' record, or ImageNet's for published classifiers."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
+    if is_elsewhere(experiment.network.arch):
+        return class_names_in(stored.content, experiment.network.classes, printable(stored.path))
     is_published = title in registry.published() or published_name(weights) is not None
     return imagenet_wnids() if is_published and experiment.task == "classification" else None
 
@@ -156,7 +175,7 @@ def _class_names(
 def _check_known(name: str) -> None:
     """Raise ConfigError for a name that is neither a path nor that of a network or experiment."""
     known = {*registry.list_models(), *experiment_names()}
-    if name not in known and os.sep not in name:
+    if name not in known and not is_elsewhere(name) and os.sep not in name:
         raise ConfigError(
             f"there is no network, experiment or file called {printable(name)}; the nearest names are "
             f"{', '.join(nearest(name, sorted(known)))} (zoo list shows all networks)"
@@ -218,6 +237,8 @@ def score(
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     task = network.task
+    if isinstance(protocol, Protocol):
+        registry.check_side(settings.network, protocol.crop, "the crop")
     loader = task.build_val_loader(
         Path(data),
         protocol,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zoo.architectures import is_elsewhere
 from zoo.config import Experiment, check_world_size, parse_experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import OnBadImage
@@ -27,7 +28,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, printable
 from zoo.files import write_json
-from zoo.registry import build_from_config
+from zoo.registry import build_from_config, check_side
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import check_place, check_unused, log_folder, writable
 from zoo.report.run_log import RunLog, kept_records, validation_after
@@ -94,6 +95,8 @@ def train_experiment(
     }
     check_agreement(process, lambda: images, "copy the same DATA to every machine", DataError)
     num_parameters = _count_parameters(config)
+    check_side(config.network, config.input.crop_train, "input.crop_train", training=True)
+    check_side(config.network, config.input.crop_val, "input.crop_val")
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
         RunLog(log_dir, process.rank, config, histograms=options.histograms, earlier=earlier) as log,
@@ -204,7 +207,8 @@ def _build_loaders(task: Task, data: Path, process: Process, options: TrainOptio
 def _count_parameters(config: Experiment) -> int:
     """Return the number of parameters; ConfigError for a network that does not exist. Nothing is allocated."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_from_config(config.network).parameters())
+        model = build_from_config(config.network.without_pretrained())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _continues(log_dir: Path, resume: str | None) -> bool:
@@ -221,9 +225,9 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
     processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
+    layers = "" if is_elsewhere(network.arch) else f", {network.bn_mode} norms with {network.activation}"
     lines = [
-        f"training {network.arch}: {num_parameters:,} parameters, {network.bn_mode} norms with {network.activation}, "
-        f"{network.classes} classes",
+        f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {printable(data)}",
         f"schedule    {optimizer.schedule.epochs} epochs of {len(loaders[0])} steps, batch {optimizer.batch_size}",
         f"device      {process.device}, {processes}",

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zoo.config import check_world_size, parse_experiment
+from zoo.config import check_world_size, load_experiment, parse_experiment
 from zoo.errors import ConfigError
 
 
@@ -208,6 +210,59 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
 )
 def test_what_only_looks_impossible_is_accepted(content: dict[str, Any]) -> None:
     assert not problems_of(content)
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "words"),
+    [
+        ({"activation": "relu"}, "network.activation", "torchvision builds with its own layers .*; remove the key"),
+        ({"weight_init": "torch"}, "network.weight_init", "remove the key"),
+        ({"dilation": 1}, "network.dilation", "remove the key"),
+        ({"bn_mode": "inplace"}, "network.bn_mode", 'network.memory "lean"'),
+        ({"memory": "checkpoint"}, "network.memory", "use one of auto, plain, lean"),
+        ({"options": {"num_classes": 3}}, "network.options", "set network.classes"),
+        ({"options": {"weights": "DEFAULT"}}, "network.options", "zoo train --weights FILE"),
+        ({"options": {"pretrained": 1}}, "network.options", "true or false, got 1"),
+    ],
+)
+def test_what_a_network_of_another_package_does_not_have_is_refused(
+    section: dict[str, Any], path: str, words: str
+) -> None:
+    (problem,) = problems_of({"network": {"arch": "torchvision:resnet18", **section}})
+    assert problem.startswith(f"{path} = ")
+    assert re.search(words, problem)
+
+
+def test_sections_that_do_not_go_with_a_network_of_another_package_are_refused() -> None:
+    network = {"arch": "timm:efficientnet_b0"}
+    (problem,) = problems_of({"network": network, "optimizer": {"classifier_lr": 0.1}})
+    assert problem.startswith("optimizer.classifier_lr = 0.1: ")
+    (problem,) = problems_of({"network": network, "segmentation": {}})
+    assert problem.startswith("segmentation: networks of other packages")
+
+
+def test_the_settings_of_a_network_of_another_package_are_its_own_and_can_be_read_again() -> None:
+    network = {"arch": "timm:efficientnet_b0", "classes": 7, "memory": "lean", "options": {"drop_path_rate": 0.1}}
+    experiment = parse_experiment({"network": network}, "x.json")
+    content = experiment.model_dump(mode="json")
+    assert content["network"] == {**network, "bn_mode": "standard"}
+    assert parse_experiment(content, "x.json") == experiment
+    assert not list(experiment.doubts())
+
+
+def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None:
+    options = {"pretrained": True, "drop_path_rate": 0.1}
+    content = {"network": {"arch": "timm:efficientnet_b0", "options": options}}
+    network = parse_experiment(content, "x.json").network
+    assert network.without_pretrained().options == {"drop_path_rate": 0.1}
+    assert network.options == options
+
+
+def test_a_file_names_a_package_that_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"network": {"arch": "keras:resnet50"}}))
+    with pytest.raises(ConfigError, match=r'network.arch = "keras:resnet50": .* called "timm:NAME" and'):
+        load_experiment(path)
 
 
 def test_a_3x3_stem_on_a_wider_net_is_accepted_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:

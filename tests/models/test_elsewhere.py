@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from urllib.error import URLError
+
 import pytest
 import torch
 
 from zoo.errors import ConfigError
-from zoo.models.elsewhere import build_from_elsewhere, list_networks, one_of_each_family, split_name, tensors_in
+from zoo.models.elsewhere import (
+    build_from_elsewhere,
+    check_logits,
+    image_shape,
+    list_networks,
+    smallest_of_each_family,
+    split_name,
+    tensors_in,
+)
 
 
 def test_names_are_split_at_the_package() -> None:
@@ -14,13 +24,25 @@ def test_names_are_split_at_the_package() -> None:
     assert split_name("resnet18") is None
 
 
-def test_patterns_find_networks_and_families_are_told_by_their_first_word() -> None:
-    names = list_networks("torchvision:resnet1?")
-    assert names == ["torchvision:resnet18"]
-    assert one_of_each_family(["torchvision:resnet18", "torchvision:resnet50", "torchvision:vgg11"]) == [
-        "torchvision:resnet18",
-        "torchvision:vgg11",
-    ]
+def test_patterns_find_networks() -> None:
+    assert list_networks("torchvision:resnet1?") == ["torchvision:resnet18"]
+
+
+def test_the_smallest_network_of_each_family_is_the_one_with_the_fewest_parameters() -> None:
+    names = ["torchvision:resnet50", "torchvision:resnet18", "resnet18", "torchvision:vgg11", "torchvision:resnet18"]
+    assert smallest_of_each_family(names) == ["torchvision:resnet18", "resnet18", "torchvision:vgg11"]
+
+
+def test_a_network_gets_images_of_a_size_that_it_takes() -> None:
+    assert image_shape("torchvision:resnet18", 32) == (3, 32, 32)
+    assert image_shape("torchvision:inception_v3", 32) == (3, 75, 75)
+    assert image_shape("torchvision:inception_v3", 96) == (3, 96, 96)
+
+
+def test_a_network_of_timm_gets_its_own_images() -> None:
+    pytest.importorskip("timm")
+    assert image_shape("timm:vit_tiny_patch16_224", 96) == (3, 224, 224)
+    assert image_shape("timm:resnet18", 96) == (3, 96, 96)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +67,57 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 def test_a_network_is_built_with_its_number_of_classes() -> None:
     model = build_from_elsewhere("torchvision:shufflenet_v2_x0_5", classes=7)
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+
+
+def test_options_are_handed_to_the_builder_and_unknown_ones_refused() -> None:
+    model = build_from_elsewhere("torchvision:resnet18", width_per_group=64, norm_layer=torch.nn.Identity)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+    with pytest.raises(ConfigError, match=r"torchvision:resnet18 cannot be built: .*'drop_path_rate'"):
+        build_from_elsewhere("torchvision:resnet18", drop_path_rate=0.1)
+
+
+def test_weights_that_cannot_be_fetched_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: object, **options: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with pytest.raises(ConfigError, match=r"torchvision:resnet18 cannot be built: .*no network"):
+        build_from_elsewhere("torchvision:resnet18", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("torchvision:vit_b_16", {}, r"input.crop_train = 64: torchvision:vit_b_16 cannot be run on .*64 x 64 px"),
+        ("torchvision:googlenet", {"init_weights": False}, r'GoogLeNetOutputs, not logits .*"aux_logits": false'),
+        ("torchvision:lraspp_mobilenet_v3_large", {}, r"returns an object OrderedDict, not logits of the shape"),
+    ],
+)
+def test_networks_that_do_not_make_logits_of_the_images_are_refused(
+    name: str, options: dict[str, bool], words: str
+) -> None:
+    with torch.device("meta"):
+        model = build_from_elsewhere(name, classes=3, **options)
+    with pytest.raises(ConfigError, match=words):
+        check_logits(model, name, 3, 64, "input.crop_train")
+
+
+def test_what_makes_logits_passes_as_does_what_cannot_be_run_without_values() -> None:
+    class Asks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum().item() > 0 else -x
+
+    with torch.device("meta"):
+        check_logits(build_from_elsewhere("torchvision:resnet18", classes=3), "resnet18", 3, 40, "input.crop_val")
+        check_logits(Asks(), "asks", 3, 40, "input.crop_val")
+
+
+def test_a_network_of_timm_takes_its_options() -> None:
+    pytest.importorskip("timm")
+    with torch.device("meta"):
+        model = build_from_elsewhere("timm:efficientnet_b0", classes=3, drop_path_rate=0.1)
+        check_logits(model, "timm:efficientnet_b0", 3, 64, "input.crop_train")
+    assert any(type(module).__name__ == "DropPath" for module in model.modules())
 
 
 def test_tensors_are_found_in_any_output() -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.architectures import MEMORY_ELSEWHERE, is_elsewhere
 from zoo.cli.list_networks import describe
 from zoo.cli.settings import print_schema, print_settings
 from zoo.errors import ConfigError, listed, printable
@@ -31,7 +32,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "name", metavar="NAME", nargs="?",
-        help="an architecture, a published network, a bundled experiment (with .json where a network has its name too) "
+        help="an architecture, a published network, PACKAGE:NAME of another package, a bundled experiment (with .json "
+        "where a network has its name too) "
         "or an experiment file, a checkpoint or weights file",
     )  # fmt: skip
     parser.add_argument(
@@ -57,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         _show_experiment(args.name, args.json)
     elif os.path.isfile(args.name) or _is_path_only(args.name):
         _show_file(Path(args.name), args.json)
+    elif is_elsewhere(args.name):
+        _show_elsewhere(args.name, args.json)
     else:
         _show_network(args.name, args.json)
     return 0
@@ -129,6 +133,28 @@ def _show_network(name: str, as_json: bool) -> None:
         print(f"\n{markdown_table(['protocol', *(titles[measure] for measure in measures)], scores)}")
 
 
+def _show_elsewhere(name: str, as_json: bool) -> None:
+    """Print what is known of a network of another package without running it."""
+    import torch
+
+    from zoo.models.elsewhere import build_from_elsewhere
+
+    with torch.device("meta"):
+        model = build_from_elsewhere(name)
+    parameters, entries = sum(parameter.numel() for parameter in model.parameters()), len(model.state_dict())
+    if as_json:
+        print(json.dumps({"arch": name, "parameters": parameters, "memory": MEMORY_ELSEWHERE}, indent=2))
+        return
+    facts = {
+        "architecture": name,
+        "parameters": f"{parameters:,}",
+        "state dict": f"{entries} entries",
+        "network.memory": listed(MEMORY_ELSEWHERE),
+        "network.options": f"what {name.partition(':')[0]} builds it with; pretrained for its weights",
+    }
+    _print_facts(facts)
+
+
 def _publication(published: Published) -> dict[str, Any]:
     """Return the settings and the origin of published weights."""
     about = published.to_json()
@@ -154,7 +180,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     from zoo.engine.checkpoint import BEST, CHECKPOINT, progress_in
     from zoo.tasks import task_of
     from zoo.weights import md5_of, read_weights
-    from zoo.weights.record import experiment_in
+    from zoo.weights.record import elsewhere_in, experiment_in
 
     if path.is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
@@ -162,7 +188,8 @@ def _show_file(path: Path, as_json: bool) -> None:
         raise ConfigError(f"{printable(path)}: is a folder; {advice or 'give a weights file'}")
     stored = read_weights(path)
     progress = progress_in(stored.content)
-    experiment = None if stored.record is None else experiment_in(stored.content, printable(path))
+    read_experiment = elsewhere_in if stored.record is None else experiment_in
+    experiment = read_experiment(stored.content, printable(path))
     name, label = next(iter(task_of(experiment or Experiment()).labels.items()))  # those of ImageNet have no experiment
     if as_json:
         content = {
@@ -179,17 +206,19 @@ def _show_file(path: Path, as_json: bool) -> None:
     facts = {
         "file": f"{printable(path)}, {path.stat().st_size:,} bytes",
         "md5": md5_of(path),
-        **_facts_of_record(stored.record),
+        **_facts_of_network(stored.record, experiment),
         "parameters": f"{stored.num_parameters:,}",
         **_facts_of_progress(progress, label),
     }
     _print_facts(facts if experiment is None else {**facts, "settings": _changed_settings(experiment)})
 
 
-def _facts_of_record(record: NetworkRecord | None) -> dict[str, str]:
+def _facts_of_network(record: NetworkRecord | None, experiment: Experiment | None) -> dict[str, str]:
     from zoo.architectures import ARCHITECTURES
     from zoo.weights.record import WITH_PARAMETER, shown
 
+    if record is None and experiment is not None:  # of another package
+        return {"architecture": experiment.network.arch, "classes": f"{experiment.network.classes}"}
     if record is None:
         return {"network": "the file does not say which network it belongs to"}
     has_parameter = record.activation in WITH_PARAMETER

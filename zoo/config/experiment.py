@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from zoo.architectures import ARCHITECTURES, LEAN
+from zoo.architectures import ARCHITECTURES, LEAN, is_elsewhere
 from zoo.config.network import Network
 from zoo.config.optimizer import Optimizer
 from zoo.config.section import Section
@@ -241,7 +241,20 @@ class Experiment(Section):
                 "does nothing in a compiled network, where torch.compile decides what is kept; remove one of the two, "
                 "or set training.activation_memory_budget instead of network.memory",
             )
+        of_other_package = is_elsewhere(self.network.arch)
+        if of_other_package and self.optimizer.classifier_lr != -1:
+            yield (
+                ("optimizer.classifier_lr", "network.arch"),
+                f'is for parameters called "fc", which are others in {self.network.arch}; remove the key',
+            )
         if self.segmentation is None:
+            return
+        if of_other_package:
+            yield (
+                ("segmentation", "network.arch"),
+                "networks of other packages are trained to classify whole images here; remove the section, or use a "
+                "deeplab_* network",
+            )
             return
         record = ARCHITECTURES.get(self.network.arch)
         if record is not None and record.task != "segmentation":
@@ -276,7 +289,12 @@ class Experiment(Section):
                 f"image whose shorter side is input.scale_val = {size.scale_val}, or less; set scale_val to some "
                 f"{round(size.crop_val * 8 / 7)}, or to -1 for images that are not to be resized"
             )
-        if "activation" not in self.network.model_fields_set and self.network.activation == "relu":
+        network = self.network
+        if (
+            "activation" not in network.model_fields_set
+            and network.activation == "relu"
+            and not is_elsewhere(network.arch)
+        ):
             yield (
                 "network.activation is left out: it is relu, as in the original's files; zoo.get's is leaky_relu "
                 "unless it is told otherwise"

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from zoo.architectures import ARCHITECTURES, NEEDS_INPLACE, check_option
+from zoo.architectures import ARCHITECTURES, LEAN, MEMORY_ELSEWHERE, NEEDS_INPLACE, check_option, is_elsewhere
 from zoo.config.section import Section
 from zoo.errors import ConfigError
 from zoo.limits import MAX_CLASSES, MAX_DILATION, MAX_RATE, MAX_SLOPE, is_dilation
+
+# The keys of a network of another package, which has its own norms, activations and initial weights.
+_KEYS_ELSEWHERE = ("arch", "bn_mode", "classes", "memory", "options")
+# Arguments of other packages' builders -> what says the same here.
+_WEIGHTS_ELSEWHERE = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
+_OPTIONS_ELSEWHERE = {
+    **dict.fromkeys(("num_classes", "classes"), "set network.classes"),
+    **dict.fromkeys(("weights", "weights_backbone", "checkpoint_path"), _WEIGHTS_ELSEWHERE),
+}
 
 _DilationRate = Annotated[int, Field(ge=1, le=MAX_DILATION)]
 Dilation = _DilationRate | list[_DilationRate | list[_DilationRate]]
@@ -29,7 +38,7 @@ class Network(Section):
     """The network and its initial weights."""
 
     arch: Annotated[str, Field(min_length=1)] = "resnet101"
-    """Name of the architecture; zoo list shows them."""
+    """Name of the architecture; zoo list shows them. timm:NAME and torchvision:NAME are networks of other packages."""
     activation: Literal["relu", "leaky_relu", "elu", "identity"] = "relu"
     """Activation behind the norms. Left out it is relu with bn_mode standard, as in the original's files, and
     leaky_relu where relu is impossible: with bn_mode inplace or sync, and in revnext and revnext_flat."""
@@ -58,7 +67,8 @@ class Network(Section):
     weight_gain_multiplier: Annotated[float, Field(gt=0, le=MAX_RATE)] = 1.0
     """Factor of the initial weights, used by the xavier and orthogonal initialisations."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them."""
+    """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them. Those of another
+    package's network are what its builder takes, and pretrained."""
 
     @model_validator(mode="before")
     @classmethod
@@ -67,9 +77,26 @@ class Network(Section):
         if not isinstance(content, dict) or "activation" in content:
             return content
         arch = content.get("arch")
+        if isinstance(arch, str) and is_elsewhere(arch):
+            return content
         record = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
         impossible = content.get("bn_mode") in ("inplace", "sync") or (record is not None and record.leaky_relu_only)
         return {**content, "activation": "leaky_relu"} if impossible else content
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_has_no_meaning(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the settings without those that a network of another package does not have."""
+        content: dict[str, Any] = handler(self)
+        if is_elsewhere(self.arch):
+            return {key: value for key, value in content.items() if key in _KEYS_ELSEWHERE}
+        return content
+
+    def without_pretrained(self) -> Network:
+        """Return the section of the same network whose weights come from a file, so that no package loads its own."""
+        if not is_elsewhere(self.arch):
+            return self
+        options = {key: value for key, value in self.options.items() if key != "pretrained"}
+        return self.model_copy(update={"options": options})
 
     @property
     def has_3x3_stem(self) -> bool:
@@ -79,6 +106,9 @@ class Network(Section):
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the combinations that no network can be built from."""
+        if is_elsewhere(self.arch):
+            yield from self._conflicts_elsewhere()
+            return
         if self.activation == "relu" and self.bn_mode != "standard":
             yield (
                 ("activation", "bn_mode"),
@@ -115,3 +145,24 @@ class Network(Section):
                 ("memory", "bn_mode"),
                 'needs norms that work in place; use bn_mode "inplace" or "sync", or remove the key',
             )
+
+    def _conflicts_elsewhere(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield the settings that a network of another package does not have."""
+        package = self.arch.partition(":")[0]
+        for key in sorted(self.model_fields_set.difference(_KEYS_ELSEWHERE)):
+            yield (
+                (key, "arch"),
+                f"is not for {self.arch}, which {package} builds with its own layers and initial weights; remove the "
+                "key (network.options holds what its builder takes)",
+            )
+        if self.bn_mode != "standard":
+            yield (
+                ("bn_mode", "arch"),
+                f'{self.arch} keeps its own norms; remove the key, and save memory with network.memory "{LEAN}"',
+            )
+        if self.memory not in MEMORY_ELSEWHERE:
+            yield ("memory", "arch"), f"{self.arch} has no such strategy; use one of {', '.join(MEMORY_ELSEWHERE)}"
+        for option in sorted(_OPTIONS_ELSEWHERE.keys() & self.options.keys()):
+            yield ("options",), f"{option!r} is not an option here; {_OPTIONS_ELSEWHERE[option]}"
+        if not isinstance(self.options.get("pretrained", False), bool):
+            yield ("options",), f"pretrained must be true or false, got {self.options['pretrained']!r}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES
+from zoo.architectures import ARCHITECTURES, PACKAGES, is_elsewhere
 from zoo.config.experiment import Experiment
 from zoo.config.problems import validate
 from zoo.config.section import KeyPath, Problem, dotted
@@ -132,9 +132,14 @@ def _check_extent(content: dict[str, Any], source: str) -> None:
 def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
     network = content.get("network")
     arch = network.get("arch") if isinstance(network, dict) else None
-    if isinstance(arch, str) and arch not in ARCHITECTURES:
-        near = ", ".join(nearest(arch, ARCHITECTURES))
-        yield Problem(("network", "arch"), arch, f"there is no such network; the nearest names are {near}")
+    if not isinstance(arch, str) or arch in ARCHITECTURES or is_elsewhere(arch):
+        return
+    if ":" in arch:
+        names = " and ".join(f'"{package}:NAME"' for package in PACKAGES)
+        yield Problem(("network", "arch"), arch, f"networks of other packages are called {names}")
+        return
+    near = ", ".join(nearest(arch, ARCHITECTURES))
+    yield Problem(("network", "arch"), arch, f"there is no such network; the nearest names are {near}")
 
 
 def _repeated_keys(content: Any, path: KeyPath = ()) -> Iterator[Problem]:

@@ -47,10 +47,13 @@ def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a checkpoint holds: tensors and plain Python, readable with weights_only=True."""
+    network = _network(state)
+    names = {"class_names": list(state.class_names)} if network is None and state.class_names is not None else {}
     return {
         **shared_state(state),
+        **names,
         "ranks": ranks,
-        "network": _network(state),
+        "network": network,
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
         "world_size": state.process.world_size,

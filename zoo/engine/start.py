@@ -21,6 +21,7 @@ from zoo.engine.task import Task
 from zoo.errors import CheckpointError, brief, listed, printable
 from zoo.registry import build_from_config
 from zoo.weights import NetworkRecord, load_weights
+from zoo.weights.record import class_names_in
 
 AUTO = "auto"
 # Prefixes of the keys that may differ on a resume because they do not affect the computation. All others must match.
@@ -60,7 +61,8 @@ def start(
         log.message(f"warning: {doubt}")
     resumed = find_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
-    model = build(config.network)
+    is_fresh = resumed is None and weights is None
+    model = build(config.network if is_fresh else config.network.without_pretrained())
     check_meters(model, config.training)
 
     # A run begins from the first of these that exists: its own checkpoint, so that the same command line continues it
@@ -142,6 +144,8 @@ def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = F
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
             state.class_names = NetworkRecord.from_json(saved["network"], str(resumed.path)).class_names
+        else:
+            state.class_names = class_names_in(saved, state.config.network.classes, printable(resumed.path))
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
@@ -182,9 +186,10 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
+    now = dict(leaves(config.model_dump(mode="json")))
     # Keys that are newer than the checkpoint behaved then as their present defaults do.
     defaults = leaves(config.defaults().model_dump(mode="json"))
-    before, now = {**dict(defaults), **dict(leaves(saved))}, dict(leaves(config.model_dump(mode="json")))
+    before = {**{key: value for key, value in defaults if key in now}, **dict(leaves(saved))}
     changes = [
         f"{key}: {before.get(key, ABSENT)!r} before and {now.get(key, ABSENT)!r} now"
         for key in differing_keys(before, now)

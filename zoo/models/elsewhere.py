@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError, listed, nearest
-
-PACKAGES = ("timm", "torchvision")
+from zoo.architectures import PACKAGES
+from zoo.errors import ConfigError, brief, listed, nearest
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -37,30 +37,38 @@ def list_networks(pattern: str) -> list[str]:
     return matching
 
 
-def one_of_each_family(names: Sequence[str]) -> list[str]:
-    """Return the first name of each family: those that begin with the same word, up to a digit or an underscore."""
-    families: dict[str, str] = {}
-    for name in names:
+def smallest_of_each_family(names: Sequence[str]) -> list[str]:
+    """Return the network with the fewest parameters of each family: those that begin with the same word.
+
+    A word ends at a digit or an underscore. Parameters are counted on the meta device, and of two networks with as many
+    the first is taken. One that cannot be built there is taken if it is the only one.
+    """
+    families: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
         package, _, own_name = name.partition(":")
         word = re.match(r"[a-z]+", own_name)
-        families.setdefault(f"{package}:{word[0] if word else own_name}", name)
-    return list(families.values())
+        families.setdefault(f"{package}:{word[0] if word else own_name}", []).append(name)
+    return [min(family, key=_num_parameters) if len(family) > 1 else family[0] for family in families.values()]
 
 
-def build_from_elsewhere(name: str, *, classes: int | None = None, pretrained: bool = False) -> nn.Module:
+def build_from_elsewhere(
+    name: str, *, classes: int | None = None, pretrained: bool = False, **options: Any
+) -> nn.Module:
     """Return the network of another package, initialised by it.
 
     Args:
     - `name`: "PACKAGE:NAME".
     - `classes`: outputs of the classifier; default the package's.
     - `pretrained`: whether to load the package's weights, which it downloads itself.
+    - `**options`: further arguments of the package's builder.
 
-    Raises ConfigError for an unknown package or name, a package that is not installed, and arguments that the network
-    does not take.
+    Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the network
+    does not take, and weights that the package cannot get.
     """
     (full_name,) = list_networks(name)
     package, _, own_name = full_name.partition(":")
-    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    if classes is not None:
+        options["num_classes"] = classes
     try:
         if package == "timm":
             model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
@@ -69,10 +77,64 @@ def build_from_elsewhere(name: str, *, classes: int | None = None, pretrained: b
             if "weights_backbone" in _parameters_of(own_name):
                 weights["weights_backbone"] = None
             model = import_module("torchvision.models").get_model(own_name, **weights, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         raise ConfigError(f"{full_name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)
     return model
+
+
+def image_shape(name: str, size: int) -> tuple[int, int, int]:
+    """Return the channels, height and width of images for a network, of ``size`` pixels a side where it takes these.
+
+    A network with images of a size of its own gets that, and one that needs larger images the smallest that it takes.
+    """
+    (full_name,) = list_networks(name)
+    package, _, own_name = full_name.partition(":")
+    channels, least = 3, 1
+    if package == "timm":
+        settings = import_module("timm").get_pretrained_cfg(own_name).to_dict()
+        channels, *own_size = settings["input_size"]
+        if settings.get("fixed_input_size"):
+            return (channels, *own_size)
+        least = max(settings.get("min_input_size") or (least,))
+    else:
+        weights = import_module("torchvision.models").get_model_weights(own_name)
+        least = min((max(each.meta["min_size"]) for each in weights if "min_size" in each.meta), default=least)
+    return channels, max(size, least), max(size, least)
+
+
+def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: str) -> None:
+    """Raise ConfigError unless a network makes logits (N, classes) of square images.
+
+    The network is on the meta device, so that nothing is computed; where it cannot be run without values, nothing is
+    known and nothing is raised.
+
+    Args:
+    - `name`: the network, in messages.
+    - `side`: of the images, px.
+    - `setting`: where the side comes from, in messages.
+    """
+    images = torch.empty(2, 3, side, side, device="meta")
+    try:
+        with torch.no_grad():
+            output = model(images)
+    except Exception as error:  # forward is another package's code: it can raise anything
+        if isinstance(error, NotImplementedError) or "meta" in str(error):
+            return
+        reason = brief(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        raise ConfigError(
+            f"{setting} = {side}: {name} cannot be run on images of {side} x {side} px ({reason}); set the size that "
+            "the network was made for, or make it for this one by what its builder takes in network.options"
+        ) from error
+    if not isinstance(output, Tensor) or output.shape != (2, classes):
+        found = (
+            f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"an object {type(output).__name__}"
+        )
+        auxiliary = '; network.options {"aux_logits": false} leaves auxiliary ones out' * isinstance(output, tuple)
+        raise ConfigError(
+            f"network.arch = {name}: for two images it returns {found}, not logits of the shape (2, {classes}), which "
+            f"training and scores need{auxiliary}"
+        )
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
@@ -97,6 +159,14 @@ def _names(package: str) -> list[str]:
         import_module("timm").list_models() if package == "timm" else import_module("torchvision.models").list_models()
     )
     return list(names)
+
+
+def _num_parameters(name: str) -> float:
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in build_from_elsewhere(name).parameters())
+    except Exception:  # whatever another package raises
+        return float("inf")
 
 
 def _parameters_of(name: str) -> Mapping[str, Any]:

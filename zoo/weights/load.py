@@ -322,7 +322,7 @@ def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], sou
             "these are not the weights of a DeepLab, with a body and a head: if they are those of its body, give them "
             "as body_weights to zoo.get"
         )
-    if (arch := torchvision_arch(of_file)) is None:
+    if (arch := torchvision_arch(of_file)) is None or torchvision_arch(of_network) is not None:
         return "give the file of this architecture, or build the network with the file's options (input_3x3, norm)"
     if arch in ARCHITECTURES:
         return (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeGuard
 
-from zoo.architectures import ARCHITECTURES, has_same_tensors
+from zoo.architectures import ARCHITECTURES, has_same_tensors, is_elsewhere
 from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS, norm_act
@@ -206,6 +206,23 @@ def experiment_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
         if is_own:
             raise
         return None
+
+
+def elsewhere_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
+    """Return the experiment of a checkpoint of a network of another package, which has no record; None for others."""
+    experiment = experiment_in(content, source)
+    return experiment if experiment is not None and is_elsewhere(experiment.network.arch) else None
+
+
+def class_names_in(content: Mapping[Any, Any], classes: int, source: str) -> tuple[str, ...] | None:
+    """Return the names of the classes in a checkpoint that has no record of its network; None if it has none.
+
+    Raises WeightsError for what cannot be the names of this number of classes.
+    """
+    names = content.get("class_names")
+    for key, value, problem in _name_problems(names, classes):
+        raise WeightsError(f"{source}: {key} = {shown(value)}: {problem}; {REMEDY}")
+    return None if names is None else tuple(names)
 
 
 def _is_record(network: Any) -> TypeGuard[dict[str, Any]]:
