@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from zoo.benchmark.lean_networks import build, step_of
+from zoo.benchmark.lean_networks import SEED, step_of
 from zoo.errors import ConversionError
 from zoo.layers.norm_conversion import apply_plans, plan_norms
-from zoo.models.elsewhere import build_from_elsewhere, list_networks, one_of_each_family
+from zoo.models.elsewhere import build_from_elsewhere, image_shape, list_networks, one_of_each_family
 
 MAX_PARAMETERS = 10e6  # of the networks that are trained here
 SIZE = 64
@@ -80,7 +80,8 @@ def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
         num_norms, num_parameters = norms_and_size(name)
         if num_norms == 0:
             continue
-        model, images = build(name, 2, SIZE, torch.device("cpu"))
+        torch.manual_seed(SEED)
+        model, images = build_from_elsewhere(name).train(), torch.randn(2, *image_shape(name, SIZE))
         try:
             plans, left = plan_norms(model, "inplace", partial=True, relu="leaky_relu")
         except ConversionError as error:

@@ -159,12 +159,11 @@ def _convert_network(args: argparse.Namespace) -> int:
 
     from zoo.convert import convert_network
     from zoo.files import write_json
-    from zoo.models.elsewhere import build_from_elsewhere
+    from zoo.models.elsewhere import build_from_elsewhere, image_shape
 
     model = build_from_elsewhere(str(args.source), pretrained=args.pretrained)
-    channels, *sides = (getattr(model, "default_cfg", None) or {}).get("input_size", (3, 224))
-    side = args.crop or sides[-1]
-    images = torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+    shape = image_shape(str(args.source), args.crop or 224)
+    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     converted, report = convert_network(
         model, partial=args.partial, relu=args.relu, allow_approximate=args.allow_approximate,
         compare_with_source=not args.no_compare, images=images,
