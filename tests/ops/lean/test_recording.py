@@ -223,6 +223,18 @@ def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
     assert counted.counts["relu"] + counted.counts["relu_"] == 4
 
 
+def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
+    first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+    log: list[Decision] = []
+    with Recording(log=log, smallest_bytes=4096):
+        # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
+        second(
+            F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
+        )
+    (large,) = [decision for decision in log if decision.bytes > 4096]
+    assert not large.is_kept, large
+
+
 @pytest.mark.parametrize("is_rectified", [False, True])
 @pytest.mark.parametrize("has_shortcut", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Value:
 
     def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store) -> None:
         self.call, self.index, self.version, self.store = call, index, version, store
-        self.live: weakref.ref[Tensor] = weakref.ref(tensor)
+        self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
         self.readers = 0  # of autograd's saved tensors, in all
