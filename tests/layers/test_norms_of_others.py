@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from zoo.benchmark.lean_networks import SEED, step_of
 from zoo.errors import ConversionError
 from zoo.layers.norm_conversion import apply_plans, plan_norms
-from zoo.models.elsewhere import build_from_elsewhere, image_shape, list_networks, one_of_each_family
+from zoo.models.elsewhere import build_from_elsewhere, image_shape, list_networks, smallest_of_each_family
 
 MAX_PARAMETERS = 10e6  # of the networks that are trained here
 SIZE = 64
@@ -75,7 +75,7 @@ def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
     """Prints what was converted, with -s, and why other norms were left. Takes some ten minutes."""
     pytest.importorskip("timm")
     accepted, refused, failed, why, norms = [], [], {}, Counter(), Counter()
-    names = one_of_each_family(list_networks("timm:*")) + one_of_each_family(list_networks("torchvision:*"))
+    names = smallest_of_each_family(list_networks("timm:*")) + smallest_of_each_family(list_networks("torchvision:*"))
     for name in names:
         num_norms, num_parameters = norms_and_size(name)
         if num_norms == 0:
