@@ -25,7 +25,13 @@ SEED = 0
 
 
 def measure_lean_network(
-    results: Results, setup: Setup, *, rounds: int, budget: Any = None, max_bytes: int | None = None
+    results: Results,
+    setup: Setup,
+    *,
+    rounds: int,
+    budget: Any = None,
+    max_bytes: int | None = None,
+    exact: bool = True,
 ) -> None:
     """Add what a network holds and takes at its peak, and how long a step takes, lean beside plain.
 
@@ -35,7 +41,7 @@ def measure_lean_network(
     Args:
     - `setup`: the network, with standard batch norm if it is one of this package.
     - `rounds`: steps of each whose times are taken; 0: none.
-    - `budget`: that of `zoo.lean`.
+    - `budget`, `exact`: those of `zoo.lean`.
     - `max_bytes`: a network of which plain training is predicted to take more is noted and left out.
     """
     name = setup.arch
@@ -52,7 +58,7 @@ def measure_lean_network(
         results.note(f"not measured: {name} ({told(error)})")
         return
     case = replace(setup.case, shape=tuple(images.shape))
-    model = lean(copy.deepcopy(plain), budget)
+    model = lean(copy.deepcopy(plain), budget, exact=exact)
     try:
         is_same = _are_equal(first, step_of(model, images))
     except Exception as error:
