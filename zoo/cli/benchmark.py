@@ -276,7 +276,7 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 
 def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.largest_batch import parse_bytes
-    from zoo.benchmark.lean_networks import measure_lean_network, summarise_networks
+    from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarise_networks
     from zoo.benchmark.network_setup import Setup
     from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
     from zoo.ops.lean.budget import Budget
@@ -294,6 +294,8 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
         )
         results.write(args.out)  # whatever happens to the next one
     summarise_networks(results)
+    if args.rounds > 0:
+        measure_overhead(results)
 
 
 def _number_or_text(text: str) -> int | float | str:

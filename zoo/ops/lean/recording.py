@@ -237,9 +237,8 @@ class Recording(TorchDispatchMode):
             value = self._find(arg)
             if value is None:
                 value = self._note(arg, None, 0, arg._version)
-                if (
-                    arg.untyped_storage().nbytes() < self._smallest_bytes
-                ):  # there for recipes, when nobody else needs it
+                if arg.untyped_storage().nbytes() < self._smallest_bytes:
+                    # Nobody else may need it when a recipe is to start from it.
                     with torch._C._DisableTorchDispatch(), torch.no_grad():
                         small = arg.detach()
                     value.live = lambda: small
