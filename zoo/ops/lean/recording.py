@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.fusing import FusedNorms
@@ -368,11 +368,6 @@ def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequ
                     if shortcut is None and not is_rectified:
                         return Call(apply_line, (x, alpha, beta, other, False), {}, is_view=False)
     return None
-
-
-def is_recording() -> bool:
-    """Return whether a recording is active in this thread."""
-    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
 
 
 class Makers:
