@@ -285,6 +285,40 @@ def test_installed_packages_of_the_same_name_are_peers() -> None:
     assert held["torchvision eager"] == pytest.approx(held[BASELINE], rel=0.05)  # torch's norms and ReLU, in place
 
 
+def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -> None:
+    results = new_results()
+    setup = Setup("torchvision:resnet18", batch=2, size=32)
+    measure_strategies(results, setup, choose_strategies(EAGER, ["std-BN*", "iABN", "RevNet"]), rounds=0)
+    held = values_of(results, "held")
+    assert [*held] == [
+        BASELINE, "std-BN checkpointed", "std-BN checkpointed selectively", "std-BN lean", "std-BN lean, 40 FLOP/B",
+    ]  # fmt: skip
+    assert max(held["std-BN checkpointed"], held["std-BN lean"]) < held["std-BN checkpointed selectively"]
+    assert held["std-BN checkpointed selectively"] < held[BASELINE]
+    assert "not measured: iABN (torchvision:resnet18 has norms of its own, and is plain, checkpoint, lean)" in (
+        results.notes
+    )
+    assert any(note.startswith("std-BN checkpointed selectively: torch's own") for note in results.notes)
+    assert {record.subject for record in results.records} == {"torchvision:resnet18"}
+    with pytest.raises(ConfigError, match="has a structure and a stem of its own"):
+        replace(setup, input_3x3=True).build("standard", "plain")
+
+
+def test_what_torch_refuses_to_run_is_noted_unless_it_is_the_baseline() -> None:
+    def refuse(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda *_: torch.zeros(2) + torch.zeros(3))
+        return model
+
+    results = new_results()
+    refused = Strategy("refused", "standard", "plain", change=refuse)
+    measure_strategies(results, TINY, [EAGER[0], refused], rounds=0)
+    largest_batch.check_predictions(results, TINY, [EAGER[0], refused], [2])
+    assert [*values_of(results, "held")] == [*values_of(results, "taken")] == [BASELINE]
+    assert results.notes[0].startswith("not measured: resnet18 (1-1-1-1), refused (RuntimeError: The size of tensor a")
+    with pytest.raises(RuntimeError, match="The size of tensor a"):
+        measure_strategies(new_results(), TINY, [replace(refused, name=BASELINE)], rounds=0)
+
+
 def test_half_precision_is_autocast_and_has_a_fused_strategy_of_its_own() -> None:
     single, half = new_results(), new_results()
     measure_strategies(single, TINY, choose_strategies(EAGER, ["iABN*"]), rounds=0)
@@ -361,7 +395,7 @@ def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
     limit = (
         largest_batch.MemoryPrediction(TINY, EAGER[0]).bytes_for(2).total
-        + largest_batch.MemoryPrediction(TINY, EAGER[3]).bytes_for(2).total
+        + largest_batch.MemoryPrediction(TINY, choose_strategies(EAGER, ["iABN"])[1]).bytes_for(2).total
     ) // 2
     assert largest_batch.report_fits(results, TINY, strategies, limit)
     assert values_of(results, "largest batch") == {BASELINE: 0, "iABN": 2}
@@ -436,6 +470,16 @@ def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str)
     with backend.forced(kernels):
         largest_batch.check_predictions(results, setup, strategies, [6])
     assert len(values_of(results, "difference")) >= 3  # and none of them raised
+
+
+@pytest.mark.parametrize("setup", [Setup("torchvision:resnet18", batch=2, size=64), TINY], ids=["its", "own"])
+def test_the_bytes_that_lean_networks_hold_are_predicted(setup: Setup) -> None:
+    for strategy in choose_strategies(EAGER, ["std-BN lean*"]):
+        real, abstract = strategy.build(setup), strategy.build(replace(setup, device=torch.device("meta")))
+        taken = measure_memory(setup.forward_of(real), real.parameters())
+        forward = replace(setup, device=torch.device("meta")).forward_of(abstract)
+        predicted = count_memory(forward, abstract.parameters())
+        assert predicted.held == pytest.approx(taken.held, rel=largest_batch.TOLERANCE)
 
 
 def test_the_scratch_memory_of_a_convolution_is_measured_for_any_batch() -> None:

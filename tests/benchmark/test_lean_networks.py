@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from zoo.benchmark import lean_networks
+from zoo.benchmark.memory_use import count_memory
+from zoo.benchmark.network_setup import Setup
+from zoo.benchmark.results import Results
 from zoo.cli import main
+from zoo.layers.lean import lean
 from zoo.ops.lean import recipes
 
 
@@ -20,7 +29,8 @@ def records(path: Path) -> dict[tuple[str, str, str], float]:
 @pytest.mark.filterwarnings("ignore:.*changes.*")
 def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> None:
     names = ["resnet18", "torchvision:mobilenet_v3_small"]
-    command = ["benchmark", "lean", "--models", *names, "torchvision:inception_v3", "--batch", "2", "--size", "64"]
+    others = ["torchvision:r3d_18", "torchvision:vgg11"]  # one wants films, the other has many parameters
+    command = ["benchmark", "lean", "--models", *names, *others, "--batch", "2", "--size", "64", "--max-memory", "1GB"]
     assert main([*command, "--rounds", "1", "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     found = records(tmp_path / "lean.json")
     for name in names:
@@ -31,11 +41,30 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
         found["torchvision:mobilenet_v3_small", "lean", "held"]
         < found["torchvision:mobilenet_v3_small", "plain", "held"]
     )
-    # images of 64 px are too small for it
-    assert any(
-        note.startswith("not measured: torchvision:inception_v3")
-        for note in json.loads((tmp_path / "lean.json").read_text())["notes"]
-    )
+    notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
+    assert [note.partition(" (")[0] for note in notes] == [f"not measured: {name}" for name in others]
+    assert "more than 1,000,000,000)" in notes[1]
+    ratios = [found[name, "lean", "held ratio"] for name in names]
+    summary = {metric: value for (subject, _, metric), value in found.items() if subject == "all 2 networks"}
+    assert (summary["networks that train"], summary["with the same bits"]) == (2, 2)
+    assert summary["held ratio, median"] == pytest.approx(sum(ratios) / 2)
+    assert summary["held ratio, worst"] == max(ratios)
+    assert summary["step ratio, worst"] > 0
+
+
+def test_what_was_measured_is_written_before_the_next_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = lean_networks.measure_lean_network
+
+    def killed(results: Results, setup: Setup, **options: Any) -> None:
+        if setup.arch == "resnet34":
+            assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 1
+            raise KeyboardInterrupt
+        measure(results, setup, **options)
+
+    monkeypatch.setattr(lean_networks, "measure_lean_network", killed)
+    command = ["benchmark", "lean", "--models", "resnet18", "resnet34", "--batch", "2", "--size", "32"]
+    main([*command, "--rounds", "0", "--threads", "1", "--out", str(tmp_path / "lean")])
+    assert records(tmp_path / "lean.json")["resnet18", "lean", "trains"] == 1
 
 
 def test_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +90,46 @@ def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch:
     assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     assert records(tmp_path / "lean.json")["resnet18", "lean", "trains"] == 0
     assert "resnet18 fails: AssertionError" in json.loads((tmp_path / "lean.json").read_text())["notes"]
+
+
+class UNet(nn.Module):
+    """Maps of falling size, and as many of rising size that are each joined with the one of their size."""
+
+    def __init__(self, width: int = 8, depth: int = 3) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.down = nn.ModuleList(map(twice, [3, *widths[:-1]], widths))
+        self.up = nn.ModuleList(twice(small + large, small) for small, large in pairwise(widths))
+        self.head = nn.Conv2d(width, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: list[Tensor] = []
+        for block in self.down:
+            x = block(F.max_pool2d(x, 2) if maps else x)
+            maps.append(x)
+        x = maps.pop()
+        for block in reversed(self.up):
+            x = block(torch.cat([maps.pop(), F.interpolate(x, scale_factor=2.0, mode="bilinear")], 1))
+        out: Tensor = self.head(x)
+        return out
+
+
+def twice(channels: int, width: int) -> nn.Module:
+    sizes = ((channels, width), (width, width))
+    return nn.Sequential(
+        *(
+            layer
+            for size in sizes
+            for layer in (nn.Conv2d(*size, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        )
+    )
+
+
+def test_the_peak_of_a_u_net_is_above_what_it_holds_by_the_gradients_of_its_widest_maps() -> None:
+    """Where the maps are largest, the values computed again and the gradients are alive at one time."""
+    model, images = UNet().to("meta"), torch.randn(2, 3, 64, 64, device="meta")
+    plain = count_memory(lambda: model(images).square().mean(), model.parameters())
+    lean(model)
+    found = count_memory(lambda: model(images).square().mean(), model.parameters())
+    assert found.held < 0.4 * plain.held
+    assert found.peak_without_gradients < 0.65 * plain.peak_without_gradients

@@ -12,8 +12,9 @@ from zoo.errors import ConfigError
 from zoo.models.elsewhere import (
     build_from_elsewhere,
     check_logits,
+    image_shape,
     list_networks,
-    one_of_each_family,
+    smallest_of_each_family,
     split_name,
     tensors_in,
 )
@@ -25,13 +26,25 @@ def test_names_are_split_at_the_package() -> None:
     assert split_name("resnet18") is None
 
 
-def test_patterns_find_networks_and_families_are_told_by_their_first_word() -> None:
-    names = list_networks("torchvision:resnet1?")
-    assert names == ["torchvision:resnet18"]
-    assert one_of_each_family(["torchvision:resnet18", "torchvision:resnet50", "torchvision:vgg11"]) == [
-        "torchvision:resnet18",
-        "torchvision:vgg11",
-    ]
+def test_patterns_find_networks() -> None:
+    assert list_networks("torchvision:resnet1?") == ["torchvision:resnet18"]
+
+
+def test_the_smallest_network_of_each_family_is_the_one_with_the_fewest_parameters() -> None:
+    names = ["torchvision:resnet50", "torchvision:resnet18", "resnet18", "torchvision:vgg11", "torchvision:resnet18"]
+    assert smallest_of_each_family(names) == ["torchvision:resnet18", "resnet18", "torchvision:vgg11"]
+
+
+def test_a_network_gets_images_of_a_size_that_it_takes() -> None:
+    assert image_shape("torchvision:resnet18", 32) == (3, 32, 32)
+    assert image_shape("torchvision:inception_v3", 32) == (3, 75, 75)
+    assert image_shape("torchvision:inception_v3", 96) == (3, 96, 96)
+
+
+def test_a_network_of_timm_gets_its_own_images() -> None:
+    pytest.importorskip("timm")
+    assert image_shape("timm:vit_tiny_patch16_224", 96) == (3, 224, 224)
+    assert image_shape("timm:resnet18", 96) == (3, 96, 96)
 
 
 @pytest.mark.parametrize(

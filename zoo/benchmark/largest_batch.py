@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from zoo.benchmark.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
-from zoo.benchmark.strategies import Strategy, build_all
+from zoo.benchmark.strategies import Strategy, build_all, refusals_noted
 from zoo.errors import ConfigError, VerificationError
 from zoo.ops.abn import backend, reference
 from zoo.ops.pooling import memory_format_of
@@ -201,19 +201,20 @@ def constant_bytes(model: nn.Module, setup: Setup) -> int:
 
 def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> bool:
     """Add the largest batch of each strategy that the network has, and what it takes; return whether any fits."""
-    case, largest = replace(setup.case, shape=(3, setup.size, setup.size)), 0
+    case, largest = replace(setup.case, shape=setup.image_shape), 0
     for strategy in _available(results, setup, strategies):
-        batch, taken = MemoryPrediction(setup, strategy).largest_batch(memory_bytes)
-        largest = max(largest, batch)
-        results.add(case, strategy.name, "largest batch", "images", [batch])
-        if batch == 0:
-            results.note(
-                f"does not fit: {strategy.name} needs {taken.total:,} bytes for a batch of 2 at {setup.size} px, there "
-                f"are {memory_bytes:,}"
-            )
-            continue
-        results.add(case, strategy.name, "needed", "MB", [taken.total / 1e6])
-        results.add(case, strategy.name, "of it constant", "MB", [taken.constant / 1e6])
+        with refusals_noted(results, setup, strategy.name):
+            batch, taken = MemoryPrediction(setup, strategy).largest_batch(memory_bytes)
+            largest = max(largest, batch)
+            results.add(case, strategy.name, "largest batch", "images", [batch])
+            if batch == 0:
+                results.note(
+                    f"does not fit: {strategy.name} needs {taken.total:,} bytes for a batch of 2 at {setup.size} px, "
+                    f"there are {memory_bytes:,}"
+                )
+                continue
+            results.add(case, strategy.name, "needed", "MB", [taken.total / 1e6])
+            results.add(case, strategy.name, "of it constant", "MB", [taken.constant / 1e6])
     return largest > 0
 
 
@@ -224,15 +225,16 @@ def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strat
     """
     wrong = []
     for strategy in _available(results, setup, strategies):
-        for batch in batches:
-            batch_setup = replace(setup, batch=batch)
-            predicted, taken = predict_and_measure(batch_setup, strategy)
-            difference = predicted / taken - 1
-            results.add(batch_setup.case, strategy.name, "predicted", "MB", [predicted / 1e6])
-            results.add(batch_setup.case, strategy.name, "taken", "MB", [taken / 1e6])
-            results.add(batch_setup.case, strategy.name, "difference", "%", [100 * difference])
-            if abs(difference) > TOLERANCE:
-                wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
+        with refusals_noted(results, setup, strategy.name):
+            for batch in batches:
+                batch_setup = replace(setup, batch=batch)
+                predicted, taken = predict_and_measure(batch_setup, strategy)
+                difference = predicted / taken - 1
+                results.add(batch_setup.case, strategy.name, "predicted", "MB", [predicted / 1e6])
+                results.add(batch_setup.case, strategy.name, "taken", "MB", [taken / 1e6])
+                results.add(batch_setup.case, strategy.name, "difference", "%", [100 * difference])
+                if abs(difference) > TOLERANCE:
+                    wrong.append(f"{strategy.name} at batch {batch}: {100 * difference:+.1f} %")
     if wrong:
         raise VerificationError(f"predictions are off by more than {100 * TOLERANCE:.0f} %: {'; '.join(wrong)}")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.benchmark.memory_use import measure_memory
 from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
 from zoo.benchmark.results import Case, Results
-from zoo.benchmark.strategies import BASELINE, Strategy, build_all
+from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
 
 MODES = ("eager", "compiled")
@@ -46,7 +46,8 @@ def measure_strategies(
     """Add the bytes of each strategy that the network has, then in a loop of its own the time of a step.
 
     Both stand beside their ratio to the `BASELINE`, which has to be among the ``strategies``. With 0 rounds no times
-    are taken. ``peers`` are networks of other packages that are measured too, by their names.
+    are taken. ``peers`` are networks of other packages that are measured too, by their names. What torch refuses to
+    compile, or to run in a strategy, is noted and left out.
     """
     built = build_all(results, strategies, setup)
     models = {**{strategy.name: model for strategy, model in built.items()}, **(peers or {})}
@@ -57,7 +58,9 @@ def measure_strategies(
         memory = {}
         for name, model in models.items():
             print(f"{setup.case.subject}: bytes of {name}", file=sys.stderr, flush=True)
-            memory[name] = measure_memory(forwards[name], model.parameters())
+            with refusals_noted(results, setup, name):
+                memory[name] = measure_memory(forwards[name], model.parameters())
+        models = {name: models[name] for name in memory}
         for name, measured in memory.items():
             results.add(setup.case, name, "held", "MB", [measured.held / 1e6])
             results.add(setup.case, name, "held ratio", "1", [measured.held / memory[BASELINE].held])

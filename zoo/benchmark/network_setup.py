@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,17 +13,26 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 
 from zoo.architectures import REVERSIBLE_TWINS, architecture
+from zoo.benchmark.block_checkpointing import checkpoint_blocks
 from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, listed
 from zoo.layers.init import init_weights
+from zoo.layers.lean import lean
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
+from zoo.models.elsewhere import build_from_elsewhere, image_shape, split_name, tensors_in
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 
+# What the values of "memory" do to networks of other packages.
+FOREIGN_MEMORY: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "checkpoint": checkpoint_blocks,
+    "lean": lean,
+}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -32,9 +41,9 @@ class Setup:
     """A network and the images that it is fed with.
 
     Args:
-    - `arch`: name of the architecture, such as "resnet50".
+    - `arch`: name of the architecture, such as "resnet50", or of another package's network, "PACKAGE:NAME".
     - `batch`: images per step.
-    - `size`: side of an image, in pixels.
+    - `size`: side of an image, in pixels; a network of another package that takes no such images gets its own.
     - `structure`: blocks per stage; None for those of the architecture.
     - `input_3x3`: whether the stem is of three 3x3 convolutions.
     - `dtype`: "float32", or "bfloat16" for autocast.
@@ -58,19 +67,36 @@ class Setup:
         """The name, input shape, dtype and layout that it has in the results."""
         blocks = "" if self.structure is None else f" ({'-'.join(map(str, self.structure))})"
         stem = " 3x3 stem" if self.input_3x3 else ""
-        return Case(self.arch + blocks + stem, (self.batch, 3, self.size, self.size), self.dtype, self.layout)
+        return Case(self.arch + blocks + stem, (self.batch, *self.image_shape), self.dtype, self.layout)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return image_shape(self.arch, self.size) if self._is_foreign else (3, self.size, self.size)
 
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialised network in training mode, as a step of training calls it.
 
-        Raises ConfigError if the architecture does not have an option.
+        A network of another package has its own norms, which are called "standard" here. Raises ConfigError if the
+        architecture does not have an option.
         """
+        if self._is_foreign:
+            return self._build_foreign(norm, memory)
         options: dict[str, Any] = {"memory": memory, **({"input_3x3": True} if self.input_3x3 else {})}
         classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
             model = build_network(self.arch, norm_act(norm), classes=classes, structure=self.structure, **options)
         init_weights(model)
         return self.place(MapLogits(model) if self._is_segmentation else model)
+
+    def _build_foreign(self, norm: str, memory: str) -> nn.Module:
+        if norm != "standard" or memory not in FOREIGN_MEMORY:
+            raise ConfigError(f"{self.arch} has norms of its own, and is {listed(FOREIGN_MEMORY)}")
+        if self.structure is not None or self.input_3x3:
+            raise ConfigError(f"{self.arch} has a structure and a stem of its own; leave yours out")
+        with torch.device("meta" if self.device.type == "meta" else "cpu"):
+            model = build_from_elsewhere(self.arch, classes=self.classes)
+        return self.place(FOREIGN_MEMORY[memory](model))
 
     def reversible_twin(self) -> Setup:
         """Return the setup of the RevNet that the paper compares with this network; ConfigError where there is none."""
@@ -85,17 +111,23 @@ class Setup:
         """Return the model on the device, in the layout, in training mode."""
         return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
 
-    def forward_of(self, model: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+    def random_images(self) -> Tensor:
+        """Return a batch of new random images."""
+        images = torch.randn(self.batch, *self.image_shape, device=self.device)
+        return images.contiguous(memory_format=LAYOUTS[self.layout])
+
+    def forward_of(self, model: Callable[[Tensor], Any]) -> Callable[[], Tensor]:
         """Return a function that computes the loss of the model for random images, which are made now."""
-        layout = LAYOUTS[self.layout]
-        images = torch.randn(self.batch, 3, self.size, self.size, device=self.device).contiguous(memory_format=layout)
+        images = self.random_images()
         targets = torch.zeros(self._target_shape, dtype=torch.long, device=self.device)
 
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
                 logits = model(images)
-                if not self._is_segmentation:
+                if not self._is_foreign and not self._is_segmentation:
                     return F.cross_entropy(logits, targets)
+            if self._is_foreign:
+                return loss_of_any(list(tensors_in(logits)))
             logits = at_least_float32(logits)
             defaults = Segmentation()
             return bootstrapped_loss(
@@ -107,16 +139,25 @@ class Setup:
     @property
     def input_bytes(self) -> int:
         """The bytes of a batch: of its images, and of label maps."""
-        pixels = self.batch * self.size**2
-        return pixels * (3 * 4 + (8 if self._is_segmentation else 0))
+        channels, height, width = self.image_shape
+        return self.batch * height * width * (channels * 4 + (8 if self._is_segmentation else 0))
+
+    @property
+    def _is_foreign(self) -> bool:
+        return split_name(self.arch) is not None
 
     @property
     def _is_segmentation(self) -> bool:
-        return architecture(self.arch).task == "segmentation"
+        return not self._is_foreign and architecture(self.arch).task == "segmentation"
 
     @property
     def _target_shape(self) -> tuple[int, ...]:
         return (self.batch, self.size, self.size) if self._is_segmentation else (self.batch,)
+
+
+def loss_of_any(outputs: Sequence[Tensor]) -> Tensor:
+    """Return a loss of outputs of any meaning, which all of them and all gradients depend on."""
+    return torch.stack([output.float().square().mean() for output in outputs]).sum()
 
 
 def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from zoo.errors import MAX_SHOWN_CHARS
 from zoo.files import write_json, write_text
 from zoo.report.cost import CostMeter
 from zoo.report.environment import describe_environment
@@ -53,7 +54,7 @@ class Results:
     """Everything that one run of a benchmark has measured, with what is needed to repeat it.
 
     Args:
-    - `benchmark`: the kind of benchmark: "layer", "model", "pareto" or "fit".
+    - `benchmark`: the kind of benchmark: "layer", "model", "pareto", "fit" or "lean".
     - `command`: the command line that runs it.
     - `device`: device on which it runs.
     - `settings`: what times depend on, such as the number of threads.
@@ -106,6 +107,12 @@ class Results:
         write_json(stem.with_name(stem.name + ".json"), content)
         write_text(stem.with_name(stem.name + ".md"), text)
         return text
+
+
+def told(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message, which may have none."""
+    first_line = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
+from zoo.benchmark.block_checkpointing import checkpoint_blocks_selectively
 from zoo.benchmark.network_setup import Setup
-from zoo.benchmark.results import Results
+from zoo.benchmark.results import Results, told
 from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
+from zoo.layers.lean import lean
 
 BASELINE = "std-BN"
 FUSED = "iABN fused"  # in float32 the same as "iABN"
@@ -27,6 +31,9 @@ class Strategy:
     - `budget`: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
       that it would keep otherwise.
     - `reversible`: the network is the RevNet of about the same size and accuracy.
+    - `change`: None, or what is done to the network once it is built, such as `zoo.lean` with a budget; it returns
+      the network.
+    - `note`: what results say of the strategy, if anything.
     """
 
     name: str
@@ -34,10 +41,13 @@ class Strategy:
     memory: str
     budget: float | None = None
     reversible: bool = False
+    change: Callable[[nn.Module], nn.Module] | None = None
+    note: str = ""
 
     def build(self, setup: Setup) -> nn.Module:
         """Return the network of a setup, or its reversible twin; ConfigError if it does not have the strategy."""
-        return (setup.reversible_twin() if self.reversible else setup).build(self.norm, self.memory)
+        model = (setup.reversible_twin() if self.reversible else setup).build(self.norm, self.memory)
+        return model if self.change is None else self.change(model)
 
     def prepare(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return the function that computes the logits: the model itself, or a compiled one."""
@@ -49,17 +59,24 @@ class Strategy:
 EAGER = (
     Strategy(BASELINE, "standard", "plain"),
     Strategy("std-BN checkpointed", "standard", "checkpoint"),
+    Strategy(
+        "std-BN checkpointed selectively", "standard", "plain", change=checkpoint_blocks_selectively,
+        note="torch's own, for each block, with the outputs of convolutions and matrix products kept; activations work "
+        "out of place, and running statistics, which torch moves twice, are put back after the second time",
+    ),
+    Strategy("std-BN lean", "standard", "lean"),
+    Strategy("std-BN lean, 40 FLOP/B", "standard", "lean", change=partial(lean, budget="40 FLOP/B")),
     Strategy("iABN plain", "inplace", "plain"),
     Strategy("iABN", "inplace", "auto"),
     Strategy("iABN checkpointed", "inplace", "checkpoint"),
     Strategy("iABN unwound", "inplace", "unwind"),
     Strategy("iABN unwound, 3x3 redone", "inplace", "unwind_3x3"),
     Strategy(FUSED, "inplace", "fused"),
-    Strategy("std-BN lean", "standard", "lean"),
+    Strategy("iABN lean", "inplace", "lean"),
     Strategy("RevNet stored", "standard", "plain", reversible=True),
     Strategy("RevNet", "standard", "auto", reversible=True),
     Strategy("RevNet, iABN", "inplace", "auto", reversible=True),
-)
+)  # fmt: skip
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
@@ -101,4 +118,18 @@ def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) ->
             if strategy.name == BASELINE:
                 raise
             results.note(f"not measured: {strategy.name} ({error})")
+        else:
+            if strategy.note:
+                results.note(f"{strategy.name}: {strategy.note}")
     return models
+
+
+@contextmanager
+def refusals_noted(results: Results, setup: Setup, name: str) -> Iterator[None]:
+    """Return a context in which what torch refuses to run or to compile is noted, unless it is the baseline."""
+    try:
+        yield
+    except RuntimeError as error:
+        if name == BASELINE:
+            raise
+        results.note(f"not measured: {setup.case.subject}, {name} ({told(error)})")

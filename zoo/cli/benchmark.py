@@ -73,6 +73,8 @@ def _add_model(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
     """Add and return the parser of ``zoo benchmark model``."""
     parser = kinds.add_parser("model", help="step time and bytes of networks with each norm, eager and compiled")
     _add_setup(parser, batch=4, size=224, nargs="+")
+    _add_strategies(parser)
+    _add_budgets(parser)
     parser.add_argument(
         "--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"],
         help="how to run them; compiling a deep network takes minutes (default: both)",
@@ -85,11 +87,8 @@ def _add_pareto(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     """Add and return the parser of ``zoo benchmark pareto``."""
     parser = kinds.add_parser("pareto", help="time against bytes of all strategies to save memory, with a plot")
     _add_setup(parser, batch=16, size=128)
-    _add_strategies(parser)
-    parser.add_argument(
-        "--budgets", type=_share, nargs="*", default=list(BUDGETS), metavar="X",
-        help=f"activation memory budgets of torch.compile, 0 to 1 (default: {' '.join(map(str, BUDGETS))})",
-    )  # fmt: skip
+    _add_strategies(parser, ["*"])
+    _add_budgets(parser)
     parser.add_argument("--no-picture", action="store_true", help="write no plots, which need matplotlib")
     _add_rounds(parser, 7)
     return parser
@@ -106,7 +105,7 @@ def _add_fit(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         "that was checked is off by more than 5 %.",
     )
     _add_setup(parser, batch=None, size=224)
-    _add_strategies(parser)
+    _add_strategies(parser, ["*"])
     parser.add_argument("--memory", metavar="SIZE", help="memory that the tensors may take, such as 16GiB")
     parser.add_argument(
         "--check", type=_two_or_more, nargs="+", metavar="N",
@@ -129,7 +128,7 @@ def _add_lean(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     )  # fmt: skip
     parser.add_argument(
         "--one-per-family", action="store_true",
-        help="of names that begin with the same word, such as resnet, take the first",
+        help="of names that begin with the same word, such as resnet, take the one with the fewest parameters",
     )  # fmt: skip
     parser.add_argument(
         "--batch", type=_two_or_more, default=4, metavar="N", help="images per step (default: %(default)s)"
@@ -138,13 +137,20 @@ def _add_lean(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
         "--size", type=positive, default=224, metavar="PX",
         help="side of an image, where the network takes any (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--max-memory", metavar="SIZE",
+        help="leave out networks whose plain training is predicted to take more, such as 4GiB",
+    )  # fmt: skip
     parser.add_argument("--budget", metavar="X", help="that of zoo.lean: bytes, a share below 1, or '40 FLOP/B'")
     _add_rounds(parser, 7)
     return parser
 
 
 def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int, nargs: str | None = None) -> None:
-    parser.add_argument("network", metavar="NETWORK", nargs=nargs, help="architecture, such as resnet50")
+    parser.add_argument(
+        "network", metavar="NETWORK", nargs=nargs,
+        help="architecture, such as resnet50, or network of another package, such as timm:resnet50",
+    )  # fmt: skip
     if batch is not None:
         parser.add_argument(
             "--batch", type=_two_or_more, default=batch, metavar="N", help="images per step (default: %(default)s)"
@@ -163,10 +169,18 @@ def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int,
     parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of images and weights")
 
 
-def _add_strategies(parser: argparse.ArgumentParser) -> None:
+def _add_strategies(parser: argparse.ArgumentParser, default: list[str] | None = None) -> None:
+    shown = "all that the network has" if default else "each norm, in the modes of --modes"
     parser.add_argument(
-        "--strategies", nargs="+", default=["*"], metavar="NAME",
-        help="names or shell-style patterns; std-BN is always measured (default: all that the network has)",
+        "--strategies", nargs="+", default=default, metavar="NAME",
+        help=f"names or shell-style patterns; std-BN is always measured (default: {shown})",
+    )  # fmt: skip
+
+
+def _add_budgets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--budgets", type=_share, nargs="*", default=list(BUDGETS), metavar="X",
+        help=f"activation memory budgets of torch.compile, 0 to 1 (default: {' '.join(map(str, BUDGETS))})",
     )  # fmt: skip
 
 
@@ -213,10 +227,16 @@ def _measure_layer(args: argparse.Namespace, results: Results) -> None:
 
 
 def _measure_model(args: argparse.Namespace, results: Results) -> None:
-    from zoo.benchmark.model import measure_networks
+    from zoo.benchmark.model import measure_networks, measure_strategies
+    from zoo.benchmark.strategies import all_strategies, choose_strategies
 
     setups = [_setup(args, results, network) for network in args.network]
-    measure_networks(results, setups, args.modes, args.rounds)
+    if args.strategies is None:
+        measure_networks(results, setups, args.modes, args.rounds)
+        return
+    strategies = choose_strategies(all_strategies(args.budgets), args.strategies, args.dtype)
+    for setup in setups:
+        measure_strategies(results, setup, strategies, args.rounds)
 
 
 def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
@@ -254,13 +274,23 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 
 
 def _measure_lean(args: argparse.Namespace, results: Results) -> None:
-    from zoo.benchmark.lean_networks import measure_lean_networks
-    from zoo.models.elsewhere import list_networks, one_of_each_family, split_name
+    from zoo.benchmark.largest_batch import parse_bytes
+    from zoo.benchmark.lean_networks import measure_lean_network, summarise_networks
+    from zoo.benchmark.network_setup import Setup
+    from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
+    from zoo.ops.lean.budget import Budget
 
     found = [each for name in args.models for each in ([name] if split_name(name) is None else list_networks(name))]
-    names = list(dict.fromkeys(one_of_each_family(found) if args.one_per_family else found))
+    names = smallest_of_each_family(found) if args.one_per_family else list(dict.fromkeys(found))
     budget = None if args.budget is None else _number_or_text(args.budget)
-    measure_lean_networks(results, names, batch=args.batch, size=args.size, rounds=args.rounds, budget=budget)
+    Budget.parse(budget)  # which tells a fault before anything is measured
+    max_bytes = None if args.max_memory is None else parse_bytes(args.max_memory)
+    for index, name in enumerate(names):
+        print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
+        setup = Setup(name, args.batch, args.size, device=results.device)
+        measure_lean_network(results, setup, rounds=args.rounds, budget=budget, max_bytes=max_bytes)
+        results.write(args.out)  # whatever happens to the next one
+    summarise_networks(results)
 
 
 def _number_or_text(text: str) -> int | float | str:

@@ -37,14 +37,18 @@ def list_networks(pattern: str) -> list[str]:
     return matching
 
 
-def one_of_each_family(names: Sequence[str]) -> list[str]:
-    """Return the first name of each family: those that begin with the same word, up to a digit or an underscore."""
-    families: dict[str, str] = {}
-    for name in names:
+def smallest_of_each_family(names: Sequence[str]) -> list[str]:
+    """Return the network with the fewest parameters of each family: those that begin with the same word.
+
+    A word ends at a digit or an underscore. Parameters are counted on the meta device, and of two networks with as many
+    the first is taken. One that cannot be built there is taken if it is the only one.
+    """
+    families: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
         package, _, own_name = name.partition(":")
         word = re.match(r"[a-z]+", own_name)
-        families.setdefault(f"{package}:{word[0] if word else own_name}", name)
-    return list(families.values())
+        families.setdefault(f"{package}:{word[0] if word else own_name}", []).append(name)
+    return [min(family, key=_num_parameters) if len(family) > 1 else family[0] for family in families.values()]
 
 
 def build_from_elsewhere(
@@ -92,6 +96,26 @@ def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:
         if shapes and shapes != [each.shape for each in other.get_submodule(name).parameters(recurse=False)]:
             model.set_submodule(name, other.get_submodule(name))
     return model
+
+
+def image_shape(name: str, size: int) -> tuple[int, int, int]:
+    """Return the channels, height and width of images for a network, of ``size`` pixels a side where it takes these.
+
+    A network with images of a size of its own gets that, and one that needs larger images the smallest that it takes.
+    """
+    (full_name,) = list_networks(name)
+    package, _, own_name = full_name.partition(":")
+    channels, least = 3, 1
+    if package == "timm":
+        settings = import_module("timm").get_pretrained_cfg(own_name).to_dict()
+        channels, *own_size = settings["input_size"]
+        if settings.get("fixed_input_size"):
+            return (channels, *own_size)
+        least = max(settings.get("min_input_size") or (least,))
+    else:
+        weights = import_module("torchvision.models").get_model_weights(own_name)
+        least = min((max(each.meta["min_size"]) for each in weights if "min_size" in each.meta), default=least)
+    return channels, max(size, least), max(size, least)
 
 
 def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: str) -> None:
@@ -150,6 +174,14 @@ def _names(package: str) -> list[str]:
         import_module("timm").list_models() if package == "timm" else import_module("torchvision.models").list_models()
     )
     return list(names)
+
+
+def _num_parameters(name: str) -> float:
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in build_from_elsewhere(name).parameters())
+    except Exception:  # whatever another package raises
+        return float("inf")
 
 
 def _parameters_of(name: str) -> Mapping[str, Any]:

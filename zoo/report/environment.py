@@ -35,6 +35,7 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version_of("torchvision"),
+        "timm": version_of("timm"),
         "pillow": version_of("Pillow"),
         "libjpeg": libjpeg_version(),
         "cuda": torch.version.cuda if on_gpu else None,

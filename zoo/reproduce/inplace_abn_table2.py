@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from zoo.architectures import architecture
+from zoo.architectures import LEAN, architecture
 from zoo.benchmark.largest_batch import TOLERANCE, MemoryPrediction, predict_and_measure
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
@@ -111,9 +111,9 @@ def first_row(name: str) -> Setup:
 
 
 def strategies_of(arch: str) -> list[Strategy]:
-    """Return the strategies that an architecture has, `BASELINE` first."""
-    known = architecture(arch).memory
-    return [s for s in choose_strategies(EAGER, ["*"]) if s.memory in known and not s.reversible]
+    """Return the strategies that an architecture has and that depend on its norms, `BASELINE` first."""
+    known = [memory for memory in architecture(arch).memory if memory != LEAN]
+    return [s for s in choose_strategies(EAGER, ["*"]) if s.memory in known and not s.reversible and s.change is None]
 
 
 def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:

@@ -35,6 +35,15 @@ def assert_same(program: Callable[..., Tensor], *inputs: Tensor, **options: Any)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
+    """Return whether torch has the operations of a program for the dtype, layout and size of its inputs."""
+    try:
+        gradients_of(program, inputs, with_recipes=False)
+    except RuntimeError:  # NotImplementedError is one
+        return False
+    return True
+
+
 def step(module: nn.Module, images: Tensor) -> list[Tensor]:
     """Return the output of a training step, the images' gradient, all gradients, and all buffers after it."""
     torch.manual_seed(1)

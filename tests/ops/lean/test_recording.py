@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.ops.lean.programs import assert_same, gradients_of, step
+from tests.ops.lean.programs import assert_same, runs, step
 from zoo.ops.lean import Recording
 from zoo.ops.lean.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
 from zoo.ops.lean.recipes import RecipeError
@@ -136,15 +136,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
-    """Return whether torch has the operations of a program for the dtype, layout and size of its inputs."""
-    try:
-        gradients_of(program, inputs, with_recipes=False)
-    except RuntimeError:  # NotImplementedError is one
-        return False
-    return True
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
 def test_every_repeated_operation_gives_the_bits_of_plain_autograd(dtype: torch.dtype, layout: str) -> None:
@@ -182,12 +173,6 @@ def test_the_same_under_autocast(layout: str) -> None:
                 assert_same(program, x, y)
             except AssertionError as error:
                 raise AssertionError(name) from error
-
-
-def test_every_row_of_the_table_has_a_call_above() -> None:
-    composite = {"_unsafe_view", "_reshape_alias", "alias"}  # what others call
-    names = {rule.repeat._schema.name.removeprefix("aten::") for rule in RULES.values()}
-    assert names - composite - set(CALLS) == set()
 
 
 def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
@@ -236,6 +221,18 @@ def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
         loss.backward()
     assert counted.counts["avg_pool2d"] == 1
     assert counted.counts["relu"] + counted.counts["relu_"] == 4
+
+
+def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
+    first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+    log: list[Decision] = []
+    with Recording(log=log, smallest_bytes=4096):
+        # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
+        second(
+            F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
+        )
+    (large,) = [decision for decision in log if decision.bytes > 4096]
+    assert not large.is_kept, large
 
 
 @pytest.mark.parametrize("is_rectified", [False, True])

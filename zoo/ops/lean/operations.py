@@ -21,9 +21,9 @@ Operation = Any  # torch._ops.OpOverload, or a function of this package
 
 # Each element of the output depends on one element of each input, and the output has the dtype of the first input.
 SAME_DTYPE = (
-    "relu", "relu6", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "selu", "mish",
-    "tanh", "hardtanh", "softplus", "softsign", "threshold", "log_sigmoid", "neg", "abs", "square", "sqrt", "rsqrt",
-    "exp", "reciprocal", "clamp", "clamp_min", "clamp_max",
+    "relu", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "mish", "tanh",
+    "hardtanh", "softplus", "threshold", "neg", "abs", "sqrt", "rsqrt", "exp", "reciprocal", "clamp", "clamp_min",
+    "clamp_max",
 )  # fmt: skip
 # Elementwise too, with a dtype that follows from all inputs.
 PROMOTED = (
@@ -36,11 +36,11 @@ OTHERS = (
     "upsample_bilinear2d", "upsample_nearest2d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
     "_adaptive_avg_pool3d", "mean", "sum", "amax", "amin", "var_mean", "std_mean", "linalg_vector_norm",
     "native_layer_norm", "native_group_norm", "max_pool2d_with_indices", "max_pool3d_with_indices",
+    "log_sigmoid_forward",
 )  # fmt: skip
 VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
-    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "narrow", "chunk", "movedim",
-    "diagonal", "swapaxes", "unflatten",
+    "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
 )  # fmt: skip
 #: Return the values of their first input, in a tensor of their own or not.
 COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
@@ -74,10 +74,16 @@ def _rules() -> dict[Operation, Rule]:
             if not operation._schema.is_mutable:
                 rules[operation] = Rule(operation, is_view, overwrites=False)
         for operation in () if is_view else _overloads(f"{name}_"):
-            repeat = getattr(getattr(aten, name), operation._overloadname, None)
-            if repeat is not None and not repeat._schema.is_mutable:
-                rules[operation] = Rule(repeat, is_view=False, overwrites=True)
+            for repeat in _overloads(
+                name
+            ):  # the names of overloads do not always tell: pow_.Scalar is pow.Tensor_Scalar
+                if not repeat._schema.is_mutable and _signature(repeat) == _signature(operation):
+                    rules[operation] = Rule(repeat, is_view=False, overwrites=True)
     return rules
+
+
+def _signature(operation: Operation) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in operation._schema.arguments]
 
 
 #: Rules by the operations as a `TorchDispatchMode` sees them.

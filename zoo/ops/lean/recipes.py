@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Value:
         "__weakref__",
         "call",
         "depth",
+        "dtype",
         "index",
         "kept",
         "live",
@@ -50,8 +51,8 @@ class Value:
 
     def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store) -> None:
         self.call, self.index, self.version, self.store = call, index, version, store
-        self.live: weakref.ref[Tensor] = weakref.ref(tensor)
-        self.stride = tensor.stride()
+        self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
+        self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
         self.readers = 0  # of autograd's saved tensors, in all
         self.waiting = 0  # of them, those that have not asked for it yet
@@ -276,12 +277,13 @@ def _plan(target: Value, tensors: dict[Value, Tensor]) -> tuple[list[Value], Cou
 
 
 def _take(value: Value, tensor: Tensor, target: Value, tensors: dict[Value, Tensor]) -> None:
-    """Put a computed value, laid out in memory as it was, where it is needed.
+    """Put a computed value, laid out in memory and rounded as it was, where it is needed.
 
-    Kernels may add numbers up in another order for another layout.
+    Kernels may add numbers up in another order for another layout. What was written over a tensor has that tensor's
+    dtype, and not the one that the operation returns by itself.
     """
-    if tensor.stride() != value.stride:
-        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    if tensor.stride() != value.stride or tensor.dtype != value.dtype:
+        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
     tensors[value] = tensor
     if value.is_worth_storing and value is not target:
         value.store.put(value, tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -100,7 +100,7 @@ class Recording(TorchDispatchMode):
     def __enter__(self) -> Recording:
         """Begin to record."""
         # By the id of a tensor: the tensor, its version then, and its value.
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
+        self._known: dict[int, tuple[Callable[[], Tensor | None], int, Value]] = {}
         # Addresses of the storages that are kept anyway.
         self._kept = {storage._cdata for storage in self._parameters}
         # By the address of a storage: kept values in it that recipes start from, of which autograd does not know.
@@ -136,7 +136,7 @@ class Recording(TorchDispatchMode):
         if torch.is_grad_enabled():
             rule = RULES.get(operation)
             if rule is not None:
-                # A small output would be kept all the same; the recipes of larger ones may start from it.
+                # A small output would be kept all the same, and the recipes of larger ones start from it.
                 if rule.is_view or not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes:
                     self._record(rule, args, kwargs, out)
             elif operation in BATCH_NORMS:
@@ -195,7 +195,16 @@ class Recording(TorchDispatchMode):
     def _value_of(self, arg: Any) -> Any:
         """Return the value of a tensor, those of a list of tensors, and anything else as it is."""
         if isinstance(arg, Tensor):
-            return self._find(arg) or self._note(arg, None, 0, arg._version)
+            value = self._find(arg)
+            if value is None:
+                value = self._note(arg, None, 0, arg._version)
+                if (
+                    arg.untyped_storage().nbytes() < self._smallest_bytes
+                ):  # there for recipes, when nobody else needs it
+                    with torch._C._DisableTorchDispatch(), torch.no_grad():
+                        small = arg.detach()
+                    value.live = lambda: small
+            return value
         if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
             return [self._value_of(each) for each in arg]
         return arg
