@@ -15,7 +15,7 @@ from torch import nn
 from tests.ops.lean.programs import step
 from tests.ops.lean.test_recording import images, network
 from zoo.errors import ConfigError
-from zoo.layers.lean import is_lean, lean
+from zoo.layers.lean import StepsAside, is_lean, lean
 from zoo.ops.lean import Recording
 from zoo.ops.lean.budget import Budget
 
@@ -120,12 +120,42 @@ def test_an_exception_in_forward_ends_the_recording() -> None:
     assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(good, images()), strict=True))
 
 
+def compiled(model: nn.Module, where: str, backend: Any) -> nn.Module:
+    """Return a lean network that is compiled, or one of whose parts is."""
+    if where == "around":
+        return torch.compile(lean(model), backend=backend, fullgraph=True)
+    if where == "inside":
+        model[1] = torch.compile(model[1], backend=backend)
+    else:
+        model[1].compile(backend=backend)
+    return lean(model)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # from the compiler
+@pytest.mark.parametrize("where", ["around", "inside", "inside, by its method"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiler_sees_the_plain_network(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_steps_aside_for_a_compiler_and_tells_once(
+    where: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.layers.lean._was_told", False)
+    torch._dynamo.reset()
+    graphs = []
+    compile_graph = torch._dynamo.lookup_backend(backend)
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return compile_graph(graph, inputs)
+
     recordings = Count(monkeypatch)
-    model = torch.compile(lean(network()), backend=backend)
-    found = step(model, images())
+    model = compiled(network(), where, count)
+    with pytest.warns(StepsAside, match=r"training\.activation_memory_budget"):
+        found = step(model, images())
+    torch._dynamo.reset()
+    step(model, images())  # is compiled again; a second warning would be an error
     assert recordings.number == 0
+    assert graphs
     for a, b in zip(step(network(), images()), found, strict=True):
         torch.testing.assert_close(a, b)
 

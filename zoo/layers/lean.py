@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +23,9 @@ def lean(module: Module, budget: float | int | str | None = None, *, enabled: bo
 
     From now on its forward pass runs in a `zoo.ops.lean.Recording`: where autograd would keep the output of a cheap
     operation for backward, it keeps how to compute it again. Outputs, gradients, running statistics and random numbers
-    are the same bits; parameters, state dict, hooks and pickling are as before. Without gradients, while a compiler or
-    a transform of `torch.func` works, and inside another lean module, nothing happens.
+    are the same bits; parameters, state dict, hooks and pickling are as before. Without gradients, in a transform of
+    `torch.func`, and inside another lean module, nothing happens; nor does it inside of a module that torch.compile
+    compiles, or around one, which a StepsAside warning tells once.
 
     Backward raises RecipeError if a tensor that it needs, such as the network's input or a parameter, was overwritten
     between forward and backward.
@@ -54,6 +56,35 @@ def is_lean(module: nn.Module) -> bool:
     return any(isinstance(hook, _Begin) for hook in module._forward_pre_hooks.values())
 
 
+class StepsAside(UserWarning):
+    """A lean module is compiled, or has a compiled part, so that it is not lean."""
+
+
+_was_told = False
+
+
+def _tell_that_it_steps_aside() -> None:
+    global _was_told
+    if not _was_told:
+        _was_told = True
+        warnings.warn(
+            "zoo.lean does nothing inside of modules that torch.compile compiles, or around them; the compiler has a "
+            "budget of its own, torch._functorch.config.activation_memory_budget, which experiments set with "
+            "training.activation_memory_budget",
+            StepsAside,
+            stacklevel=2,
+        )
+
+
+# torch.compile calls it, and does not trace it. (torch.compiler.assume_constant_result sets this, and imports much.)
+_tell_that_it_steps_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile compiles a module or a part of it; in a recording that part would run uncompiled."""
+    return any(each._compiled_call_impl is not None or "_orig_mod" in each._modules for each in module.modules())
+
+
 class _Begin:
     """Begins to record, before a module's forward pass."""
 
@@ -63,9 +94,13 @@ class _Begin:
     def __call__(self, module: nn.Module, args: Any) -> None:
         recordings = _active.__dict__.setdefault("recordings", [])
         if torch.compiler.is_compiling():
+            _tell_that_it_steps_aside()
             return
         recording = None
-        if torch.is_grad_enabled() and not is_transformed() and not torch.jit.is_tracing() and not is_recording():
+        is_plain = not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or is_recording()
+        if not is_plain and _is_compiled(module):
+            _tell_that_it_steps_aside()
+        elif not is_plain:
             recording = Recording(self.budget, parameters=[*module.parameters(), *module.buffers()])
             recording.__enter__()
         recordings.append(recording)

@@ -125,6 +125,27 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     )
 
 
+# -------------------------------------------------------------------------------------------------------- dropout
+#: Draw masks, whose elements are 0 or 1, and the position of the mask among the outputs; None: the output is the mask.
+MASKS = {aten.bernoulli_.float: None, aten.native_dropout.default: 1}
+
+
+def bits_of(mask: Tensor) -> Tensor:
+    """Return a mask as bits, uint8 of an eighth of its length: bit k of them is the k-th eighth of the mask."""
+    eighths = torch.zeros(8, -(-mask.numel() // 8), dtype=torch.uint8, device=mask.device)
+    eighths.view(-1)[: mask.numel()] = mask.reshape(-1)
+    bits = eighths[0].clone()
+    for k in range(1, 8):
+        bits |= eighths[k] << k
+    return bits
+
+
+def mask_of(bits: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return the mask that has these bits."""
+    eighths = (bits >> torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]) & 1
+    return eighths.view(-1)[: shape.numel()].to(dtype).view(shape)
+
+
 # ---------------------------------------------------------------------------------------------------- batch norms
 BATCH_NORMS = {
     getattr(aten, name).default

@@ -16,12 +16,15 @@ from zoo.ops.lean.operations import (
     BATCH_NORMS,
     CONCATENATE,
     COPIES,
+    MASKS,
     RELU,
     RULES,
     Operation,
     Rule,
     apply_line,
+    bits_of,
     flops_of,
+    mask_of,
     recipe_of_batch_norm,
     written_arguments,
 )
@@ -139,6 +142,8 @@ class Recording(TorchDispatchMode):
                 # A small output would be kept all the same, and the recipes of larger ones start from it.
                 if rule.is_view or not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes:
                     self._record(rule, args, kwargs, out)
+            elif operation in MASKS:
+                self._record_mask(operation, out)
             elif operation in BATCH_NORMS:
                 if out[0].nbytes >= self._smallest_bytes:
                     self._record_batch_norm(operation, args, out)
@@ -181,6 +186,17 @@ class Recording(TorchDispatchMode):
         own = arguments[1:] if repeat is apply_line else ()
         values = [self._value_of(each) for each in arguments[: len(arguments) - len(own)]]
         self._note(outputs[0], Call(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
+
+    def _record_mask(self, operation: Operation, out: Any) -> None:
+        """Note that the mask of a dropout can be made of its bits, which it takes no random numbers to do."""
+        position = MASKS[operation]
+        mask = out if position is None else out[position]
+        if mask.nbytes >= self._smallest_bytes and mask.numel() > 0:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                bits = bits_of(mask)
+            call = Call(mask_of, (self._note(bits, None, 0, 0), mask.shape, mask.dtype), {}, is_view=False)
+            call.parts = (bits,)  # nobody else needs them
+            self._note(mask, call, 0, mask._version + operation._schema.is_mutable)
 
     def _note(self, tensor: Tensor, call: Call | None, index: int, version: int) -> Value:
         value = Value(call, index, tensor, version, self._store)
