@@ -18,8 +18,8 @@ def _batches(*sizes: int) -> list[Batch]:
     return [Batch(batch, torch.zeros(len(batch), dtype=torch.int64), []) for batch in images]
 
 
-@pytest.mark.parametrize("layer", [ABN, InPlaceABN])
-def test_statistics_are_the_average_over_the_batches_of_two_or_more_images(layer: type[ABN]) -> None:
+@pytest.mark.parametrize("layer", [ABN, InPlaceABN, nn.BatchNorm2d])
+def test_statistics_are_the_average_over_the_batches_of_two_or_more_images(layer: type[nn.Module]) -> None:
     norm = layer(3, momentum=0.25)
     norm.running_mean.fill_(7.0)
     model = nn.Sequential(nn.Dropout(0.9), nn.Conv2d(3, 3, 1, bias=False), norm)

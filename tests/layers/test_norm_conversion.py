@@ -79,7 +79,7 @@ def test_relu_goes_into_the_standard_norm_only():
     ) as e:
         convert_norm(model, "inplace")
     assert 'relu="leaky_relu"' in str(e.value)
-    assert "partial=True converts the other norms, and zoo.lean" in str(e.value)
+    assert "converts the other norms, and zoo.lean" in str(e.value)
 
 
 UNSAFE = {
@@ -89,6 +89,7 @@ UNSAFE = {
     "an activation without in-place form": (lambda m, y: m.gelu(m.bn(y)), r"3\.gelu \(GELU\) has no in-place form"),
     "a function without in-place form": (lambda m, y: F.gelu(m.bn(y)), r"its activation gelu has no in-place form"),
     "an output that is overwritten": (lambda m, y: m.act(m.bn(y)).add_(1), r"is overwritten by add_"),
+    "a flag without a name": (lambda m, y: F.threshold(m.bn(y), 0.1, 0, True), r"is overwritten by _threshold"),
     "a view that is overwritten": (lambda m, y: m.act(m.bn(y))[:, 1:].flatten(1).mul_(2), r"is overwritten by mul_"),
     "the same tensor, overwritten": (lambda m, y: F.dropout(m.same(m.bn(y))).relu_(), r"is overwritten by relu_"),
     "two calls": (lambda m, y: m.bn(m.conv(m.bn(y)[:, :3])), r"calls it 2 times"),
@@ -493,6 +494,11 @@ def test_what_only_training_does_between_norm_and_activation_is_seen_in_evaluati
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), Dropping(), nn.ELU()).train(training)
     convert_norm(model, "inplace")
     assert (model[1].activation, type(model[3]), model[2].training) == ("identity", nn.ELU, training)
+
+
+def test_a_flag_that_is_not_inplace_does_not_overwrite():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), torchvision.ops.StochasticDepth(0.5, "row"))
+    assert isinstance(convert_norm(model, "inplace")[1], InPlaceABN)
 
 
 TIMM = {"ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "SiLU": nn.SiLU, "PReLU": nn.PReLU, "none": None}

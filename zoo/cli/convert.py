@@ -26,6 +26,7 @@ KINDS = {
     "relu-to-leaky-relu": "the same weights for the network with leaky_relu",
     "inplace-to-standard": "turn in-place norms into plain ones",
     "standard-to-inplace": "turn plain norms into in-place ones",
+    "norms": "make the norms of a network of another package work in place, and write its weights",
     "fold": "fold norms into the convolutions before them, for inference",
     "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx",
 }
@@ -44,7 +45,10 @@ OPTION_KINDS = {
     "activation_param": (*ACTIVATION_KINDS, "relu-to-leaky-relu"),
     "input_3x3": (*ACTIVATION_KINDS, "relu-to-leaky-relu"),
     "norm": ("fold", "export"),
-    "allow_approximate": ("standard-to-inplace",),
+    "allow_approximate": ("standard-to-inplace", "norms"),
+    "partial": ("norms",),
+    "relu": ("norms",),
+    "pretrained": ("norms",),
     "data": ("relu-to-leaky-relu",),
 }
 
@@ -54,8 +58,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("convert", help="turn weights into those of another variant of their network")
     kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=kinds)
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="weights file, checkpoint or published name")
-    parser.add_argument("target", metavar="TARGET", type=Path, help="file to write")
+    parser.add_argument(
+        "source", metavar="SOURCE", type=Path,
+        help="weights file, checkpoint or published name; (norms) timm:NAME or torchvision:NAME",
+    )  # fmt: skip
+    parser.add_argument(
+        "target", metavar="TARGET", type=Path, nargs="?", help="file to write (norms: default none, report only)"
+    )
     parser.add_argument(
         "--arch", metavar="NAME", help="architecture of the weights, for instance resnet50 (default: what SOURCE says)"
     )
@@ -76,6 +85,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--allow-approximate", action="store_true",
         help="set scales that in-place norms cannot have to the nearest value that they can (default: refuse)",
     )  # fmt: skip
+    parser.add_argument(
+        "--partial", action="store_true",
+        help="(norms) convert the norms that can be converted, and list the others (default: refuse)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--relu", choices=("leaky_relu",), help="(norms) what ReLU becomes behind an in-place norm (default: refuse it)"
+    )
+    parser.add_argument("--pretrained", action="store_true", help="(norms) with the weights that the package publishes")
     parser.add_argument(
         "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
     )
@@ -106,6 +123,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Convert, write TARGET and the JSON file and print the report; returns 0."""
     _check_options(args)
+    if args.kind == "norms":
+        return _convert_network(args)
     from zoo.files import write_json
     from zoo.weights import read_weights
     from zoo.weights.stored import check_fits_record
@@ -134,6 +153,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _convert_network(args: argparse.Namespace) -> int:
+    """Convert the norms of a network of another package, write its state dict and the report; returns 0."""
+    import torch
+
+    from zoo.convert import convert_network
+    from zoo.files import write_json
+    from zoo.models.elsewhere import build_from_elsewhere, image_shape
+
+    model = build_from_elsewhere(str(args.source), pretrained=args.pretrained)
+    shape = image_shape(str(args.source), args.crop or 224)
+    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    converted, report = convert_network(
+        model, partial=args.partial, relu=args.relu, allow_approximate=args.allow_approximate,
+        compare_with_source=not args.no_compare, images=images,
+    )  # fmt: skip
+    report = replace(report, arch=str(args.source))
+    print(report)
+    if args.target is not None:
+        _save(converted.state_dict(), None, args.target)
+        print(f"  written: {printable(args.target)}")
+    if args.json is not None:
+        target = None if args.target is None else str(args.target)
+        write_json(args.json, {**report.to_json(), "source": str(args.source), "target": target})
+    return 0
+
+
 def _as_line(name: str, value: Any) -> str:
     """Return a measurement as text: an accuracy, or how far the outputs of an exported file are off."""
     if isinstance(value, dict):
@@ -149,8 +194,10 @@ def _check_options(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} goes with {', '.join(kinds)}, not with {args.kind}")
     if args.reestimate and args.data is None:
         raise ConfigError("--reestimate needs images; command line: give --data DIR with train/ and val/")
+    if args.target is None and args.kind != "norms":
+        raise ConfigError(f"{args.kind} writes a file; command line: zoo convert {args.kind} SOURCE TARGET")
     check_writable(args.target, args.json)
-    if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
+    if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
 
 

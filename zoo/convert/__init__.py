@@ -1,21 +1,22 @@
 """Turns weights into those of another variant of their network, and reports what was done and how exactly.
 
-The functions take a state dict and its architecture, and return the converted state dict and a `ConversionReport`.
-What they have in common: ``activation``, ``activation_param`` and ``**options`` (``input_3x3`` and others) are those of
-the network; with ``compare_with_source`` the outputs of both networks are compared on ``images`` (N, 3, H, W), by
-default two random ones. They raise ConfigError for an unknown architecture or option, and WeightsError for a state dict
-that does not fit.
+The functions take a state dict and its architecture, and return the converted state dict and a `ConversionReport`;
+`convert_network` takes a network, of any package, and returns one. What the others have in common: ``activation``,
+``activation_param`` and ``**options`` (``input_3x3`` and others) are those of the network; with ``compare_with_source``
+the outputs of both networks are compared on ``images`` (N, 3, H, W), by default two random ones. They raise ConfigError
+for an unknown architecture or option, and WeightsError for a state dict that does not fit.
 """
 
 from zoo.convert.conversion import ConversionReport
 from zoo.convert.export import export
 from zoo.convert.fold import fold, fold_network
-from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import backbone_dilation, from_torchvision, to_torchvision
 
 __all__ = [
     "ConversionReport",
     "backbone_dilation",
+    "convert_network",
     "export",
     "fold",
     "fold_network",

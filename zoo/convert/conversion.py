@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConversionError, VerificationError
+from zoo.models.elsewhere import tensors_in
 from zoo.weights import NetworkRecord, load_state_dict
 from zoo.weights.load import check_fits, num_outputs
 
@@ -17,6 +18,7 @@ StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
 # A difference of up to this many roundings, relative to the largest output, is explained by rounding.
 ROUNDINGS = 1e4
+SHOWN = 6  # names of layers in a printed report
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class ConversionReport:
     - `kept`: names of the norms that could not be folded.
     - `clamped`: for each norm that has any, the number of its scales that in-place norms cannot have; they were set to
       the nearest possible value, eps.
+    - `left`: why norms that were to be converted were not, by the name of the norm with its class.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
       mode; None where they were not compared.
     - `max_output`: largest absolute output of the source in that comparison.
@@ -44,6 +47,7 @@ class ConversionReport:
     reason: str
     kept: tuple[str, ...] = ()
     clamped: dict[str, int] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
     max_difference: float | None = None
     max_output: float | None = None
 
@@ -63,6 +67,10 @@ class ConversionReport:
         if self.clamped:
             counts = tuple(f"{name}: {count}" for name, count in self.clamped.items())
             lines.append(f"  norms with scales set to eps: {_counted(counts)}")
+        if self.left:
+            more = f" (the first {SHOWN} here; --json lists all)" if len(self.left) > SHOWN else ""
+            lines.append(f"  norms left as they are: {len(self.left)}{more}")
+            lines += [f"    {name}: {reason}" for name, reason in list(self.left.items())[:SHOWN]]
         if self.max_difference is None:
             lines.append("  outputs: not compared")
         else:
@@ -73,10 +81,10 @@ class ConversionReport:
         return "\n".join(lines)
 
 
-def _counted(names: tuple[str, ...], shown: int = 6) -> str:
-    """Return the number of names and the first ``shown`` of them."""
-    rest = f", ... ({len(names) - shown} more; --json lists all)" if len(names) > shown else ""
-    return f"{len(names)}" + (f" ({', '.join(names[:shown])}{rest})" if names else "")
+def _counted(names: tuple[str, ...]) -> str:
+    """Return the number of names and the first of them."""
+    rest = f", ... ({len(names) - SHOWN} more; --json lists all)" if len(names) > SHOWN else ""
+    return f"{len(names)}" + (f" ({', '.join(names[:SHOWN])}{rest})" if names else "")
 
 
 def build_with_weights(
@@ -131,7 +139,9 @@ def compare_outputs(
     if images is None:
         images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     images = images.double()
-    expected, actual = source(images.clone()), target(images.clone())
+    expected, actual = (
+        torch.cat([output.flatten() for output in tensors_in(network(images.clone()))]) for network in (source, target)
+    )
     if not (expected.isfinite().all() and actual.isfinite().all()):
         raise ConversionError(
             f"the outputs on {len(images)} images are not finite; comparison before and after: the weights are "

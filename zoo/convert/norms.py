@@ -1,16 +1,54 @@
-"""Converts weights between plain and in-place norms, and from relu to leaky_relu."""
+"""Converts weights between plain and in-place norms, and from relu to leaky_relu; and the norms of any network."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
 from zoo.errors import ConversionError
 from zoo.layers.norm import ABN
 from zoo.layers.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
+
+
+def convert_network(
+    model: nn.Module,
+    kind: str = "inplace",
+    *,
+    allow_approximate: bool = False,
+    partial: bool = False,
+    relu: str | None = None,
+    compare_with_source: bool = True,
+    images: Tensor | None = None,
+) -> tuple[nn.Module, ConversionReport]:
+    """Return a copy of any network with norms of the kind, as `zoo.layers.convert_norm` makes them, and the report.
+
+    Args:
+    - `model`: the network, which stays as it is.
+    - `kind`, `allow_approximate`, `partial`, `relu`: those of `convert_norm`. The report's ``left`` names the norms
+      that were not converted, with the reasons.
+    - `images`: what both networks are compared on.
+
+    It is exact unless a scale became eps or ReLU leaky ReLU. Raises ConversionError as `convert_norm` does.
+    """
+    converted = copy.deepcopy(model)
+    plans, left = plan_norms(converted, kind, allow_approximate, partial, relu)
+    apply_plans(converted, plans, kind)
+    clamped = {plan.name: plan.num_clamped for plan in plans if plan.num_clamped}
+    leaky = sum(plan.replaces_relu for plan in plans)
+    changes = {f"{leaky} ReLUs became leaky ReLU": leaky, f"{sum(clamped.values())} scales became eps": clamped}
+    reasons = [change for change, present in changes.items() if present]
+    measured: dict[str, Any] = {}
+    if compare_with_source:
+        source, target = (copy.deepcopy(network).double().eval() for network in (model, converted))
+        measured = compare_outputs(source, target, images, None if reasons else model.state_dict())
+    return converted, ConversionReport(
+        f"norms to {kind}", type(model).__name__, tuple(plan.name for plan in plans), not reasons,
+        "; ".join(reasons) or "the norms compute the same", clamped=clamped, left=left, **measured,
+    )  # fmt: skip
 
 
 def inplace_to_standard(

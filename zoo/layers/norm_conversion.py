@@ -46,7 +46,9 @@ INPUT_NEEDED = (
     "let the others read the norm's output, if that is what they should read; or convert the other parts only"
 )
 NO_SCALE = "allow_approximate=True (--allow-approximate of zoo convert) sets such scales to eps"
-WAYS_OUT = "partial=True converts the other norms, and zoo.lean holds as little without converting any"
+WAYS_OUT = (
+    "partial=True (--partial of zoo convert) converts the other norms, and zoo.lean saves memory without converting any"
+)
 
 
 @dataclass
@@ -56,6 +58,7 @@ class NormPlan:
     Of the activation that the new norm takes over, ``absorbed`` is the name where it is a module that nothing else
     calls, and ``owner`` that of the module whose forward pass calls it otherwise. ``follower`` is the activation that
     stays: a part of the norm where it was one before, else a module behind it, which must not overwrite its input.
+    ``replaces_relu`` tells that the activation is another than that of the network.
     ``convolution`` is the name of the convolution whose filters are negated for ``num_negative`` negative scales.
     ``num_clamped`` scales cannot be represented and become eps.
     """
@@ -68,6 +71,7 @@ class NormPlan:
     absorbed: str | None = None
     owner: str | None = None
     follower: nn.Module | None = None
+    replaces_relu: bool = False
     convolution: str | None = None
     num_negative: int = 0
     num_clamped: int = 0
@@ -267,9 +271,10 @@ class _Planner:
 
     def _plan_own_activation(self, name: str, norm: Any, node: fx.Node) -> NormPlan:
         """Return the plan of a norm of timm, which calls its activation itself."""
-        if form := self._form_of(_activation_of(norm.act)):
+        found = _activation_of(norm.act)
+        if form := self._form_of(found):
             self._check_not_overwritten(node)
-            return NormPlan(name, norm, *form, inplace=True)
+            return NormPlan(name, norm, *form, inplace=True, replaces_relu=form != found)
         if self.in_place and not self._keeps_input(norm.act):
             raise _no_form(f"{name}.act", norm.act)
         return NormPlan(name, norm, "identity", SLOPE, True, follower=norm.act)
@@ -281,7 +286,8 @@ class _Planner:
         output = node
         if last is not None and self._is_activation(last):
             module = self.trace.module_of(last)
-            form = self._form_of(_activation_of(module) if module is not None else _activation_of_function(last))
+            found = _activation_of(module) if module is not None else _activation_of_function(last)
+            form = self._form_of(found)
             if form and module is not None and self.trace.num_calls(last) == 1:
                 plan.absorbed = str(last.target)
             elif form and self.in_place:
@@ -293,6 +299,7 @@ class _Planner:
                 raise _no_form(str(last.target), module or last)
             if form and (plan.absorbed is not None or plan.owner is not None):
                 plan.activation, plan.activation_param = form
+                plan.replaces_relu = form != found
                 output = last
         if self.in_place or output is not node:
             self._check_not_overwritten(output)

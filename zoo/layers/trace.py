@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import operator
 from collections import Counter
 from typing import Any
@@ -189,8 +191,7 @@ class Trace:
         module: Any = self.module_of(node)
         if module is not None:
             return bool(getattr(module, "inplace", False))
-        flags = (*node.args[1:], node.kwargs.get("inplace"))  # F.relu(x, True)
-        return function_name(node).endswith("_") or node.target in IN_PLACE or any(flag is True for flag in flags)
+        return function_name(node).endswith("_") or node.target in IN_PLACE or _is_told_to_overwrite(node)
 
     def _is_opaque(self, node: fx.Node) -> bool:
         return node.op == "call_module" and node.target in self.failed
@@ -212,6 +213,14 @@ def _join(parent: str, child: str) -> str:
 def function_name(node: fx.Node) -> str:
     """Return the name of the method or function that a node calls."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _is_told_to_overwrite(node: fx.Node) -> bool:
+    arguments: Any = node.kwargs
+    if callable(node.target):
+        with contextlib.suppress(TypeError, ValueError):  # a function without a signature
+            arguments = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    return arguments.get("inplace") is True
 
 
 def _name(node: fx.Node) -> str:
