@@ -219,7 +219,7 @@ class Recording(TorchDispatchMode):
                 ):  # there for recipes, when nobody else needs it
                     with torch._C._DisableTorchDispatch(), torch.no_grad():
                         small = arg.detach()
-                    value.live = lambda: small
+                    value.live, value.version = lambda: small, small._version  # on meta counted anew
             return value
         if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
             return [self._value_of(each) for each in arg]
