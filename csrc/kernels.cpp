@@ -62,6 +62,15 @@ template <typename T, typename Job, typename F> ALWAYS_INLINE void specialised(c
   else with(Identity<Compute<T>>(job.parameter, epsilon));
 }
 
+// Calls body with an activation whose gradient is taken at y.
+template <typename T, typename F> ALWAYS_INLINE void with_activation_at(Activation activation, const F& body) {
+  using A = Compute<T>;
+  if (activation == Activation::relu) body(ReLU<A>(0, 0));
+  else if (activation == Activation::silu) body(SiLU<A>(0, 0));
+  else if (activation == Activation::hardswish) body(Hardswish<A>(0, 0));
+  else body(Identity<A>(0, 0));
+}
+
 // Adds term(i, a, b) over first <= i < last to two sums.
 template <typename A, typename F> ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term) {
   for (; first < last; first += block) {
@@ -186,7 +195,7 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
   using A = Compute<T>;
   const T *x = job.x, *shortcut = job.shortcut;
   T* z = job.z;
-  specialised<T>(job, [&](const auto& activation, auto has_shortcut) INLINED {
+  const auto sweep = [&](const auto& activation, auto has_shortcut) INLINED {
     const auto run = [=](int64_t first, int64_t last, auto mean, auto slope, auto bias) INLINED {
 #pragma omp simd
       for (int64_t j = 0; j < last - first; ++j) {
@@ -201,7 +210,9 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
       else
         run(first, last, job.mean, job.slope, job.bias);
     });
-  });
+  };
+  if (job.activation < Activation::relu) specialised<T>(job, sweep);
+  else with_activation_at<T>(job.activation, [&](const auto& activation) INLINED { sweep(activation, std::false_type()); });
 }
 
 template <typename T> CLONES void gradient_part(const Backward<T>& job, Range range) {
@@ -226,6 +237,59 @@ template <typename T> CLONES void gradient_part(const Backward<T>& job, Range ra
         run(first, last, Uniform<A>{job.of_dy[c]}, Uniform<A>{job.of_y[c]}, Uniform<A>{job.constant[c]});
       else
         run(first, last, job.of_dy, job.of_y, job.constant);
+    });
+  });
+}
+
+template <typename T> CLONES void reduce_part(const BackwardFromInput<T>& job, Range range, Sums* sums) {
+  using A = Compute<T>;
+  const T *x = job.x, *dz = job.dz;
+  T* kept = job.dx;
+  with_activation_at<T>(job.activation, [&](const auto& activation) INLINED {
+    constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
+    const auto term = [=](int64_t i, A mean, A slope, A bias, A& a, A& b) INLINED {
+      const A deviation = load(x[i]) - mean, dy = activation.gradient_at(deviation * slope + bias, load(dz[i]));
+      if constexpr (is_costly) store(kept[i], dy);
+      a += dy;
+      b += dy * deviation;
+    };
+    const A *mean = job.mean, *slope = job.slope, *bias = job.bias;
+    if (job.layout.planes) {
+      walk(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
+        const A m = mean[c], s = slope[c], o = bias[c];
+        sum<A>(first, last, sums[c], [=](int64_t i, A& a, A& b) INLINED { term(i, m, s, o, a, b); });
+      });
+    } else {
+      sum_periods<A>(job.layout, range, sums, [=](int64_t i, int64_t j, A& a, A& b) INLINED {
+        term(i, mean[j], slope[j], bias[j], a, b);
+      });
+    }
+  });
+}
+
+template <typename T> CLONES void gradient_part(const BackwardFromInput<T>& job, Range range) {
+  using A = Compute<T>;
+  const T *x = job.x, *dz = job.dz;
+  T* dx = job.dx;
+  with_activation_at<T>(job.activation, [&](const auto& activation) INLINED {
+    constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
+    const auto run = [=](int64_t first, int64_t last, auto mean, auto slope, auto bias, auto of_deviation,
+                         auto constant) INLINED {
+#pragma omp simd
+      for (int64_t j = 0; j < last - first; ++j) {
+        const A deviation = load(x[first + j]) - mean[j];
+        A dy;
+        if constexpr (is_costly) dy = load(dx[first + j]);
+        else dy = activation.gradient_at(deviation * slope[j] + bias[j], load(dz[first + j]));
+        store(dx[first + j], slope[j] * dy + (of_deviation[j] * deviation + constant[j]));
+      }
+    };
+    walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
+      if (job.layout.planes)
+        run(first, last, Uniform<A>{job.mean[c]}, Uniform<A>{job.slope[c]}, Uniform<A>{job.bias[c]},
+            Uniform<A>{job.of_deviation[c]}, Uniform<A>{job.constant[c]});
+      else
+        run(first, last, job.mean, job.slope, job.bias, job.of_deviation, job.constant);
     });
   });
 }
@@ -260,7 +324,9 @@ template <typename T> CLONES void line_part(const LineJob<T>& job, Range range) 
   template void statistics_part(const Layout&, const T*, Range, Moments*);               \
   template void reduce_part(const Backward<T>&, Range, Sums*);                           \
   template void apply_part(const Forward<T>&, Range);                                    \
-  template void gradient_part(const Backward<T>&, Range);
+  template void gradient_part(const Backward<T>&, Range);                                \
+  template void reduce_part(const BackwardFromInput<T>&, Range, Sums*);                  \
+  template void gradient_part(const BackwardFromInput<T>&, Range);
 INSTANTIATE(float)
 INSTANTIATE(double)
 INSTANTIATE(bfloat16)

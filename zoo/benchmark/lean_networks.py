@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.benchmark.largest_batch import MemoryPrediction
 from zoo.benchmark.memory_use import clear_gradients, measure_memory
@@ -19,13 +22,20 @@ from zoo.benchmark.results import Case, Results, told
 from zoo.benchmark.strategies import EAGER
 from zoo.layers.lean import lean
 from zoo.models.elsewhere import tensors_in
+from zoo.ops.lean import Recording
 
 PLAIN, LEAN = "plain", "lean"
 SEED = 0
 
 
 def measure_lean_network(
-    results: Results, setup: Setup, *, rounds: int, budget: Any = None, max_bytes: int | None = None
+    results: Results,
+    setup: Setup,
+    *,
+    rounds: int,
+    budget: Any = None,
+    max_bytes: int | None = None,
+    exact: bool = True,
 ) -> None:
     """Add what a network holds and takes at its peak, and how long a step takes, lean beside plain.
 
@@ -35,7 +45,7 @@ def measure_lean_network(
     Args:
     - `setup`: the network, with standard batch norm if it is one of this package.
     - `rounds`: steps of each whose times are taken; 0: none.
-    - `budget`: that of `zoo.lean`.
+    - `budget`, `exact`: those of `zoo.lean`.
     - `max_bytes`: a network of which plain training is predicted to take more is noted and left out.
     """
     name = setup.arch
@@ -52,7 +62,7 @@ def measure_lean_network(
         results.note(f"not measured: {name} ({told(error)})")
         return
     case = replace(setup.case, shape=tuple(images.shape))
-    model = lean(copy.deepcopy(plain), budget)
+    model = lean(copy.deepcopy(plain), budget, exact=exact)
     try:
         is_same = _are_equal(first, step_of(model, images))
     except Exception as error:
@@ -94,6 +104,52 @@ def summarise_networks(results: Results) -> None:
             found = {"median": median(ratios), "90th percentile": ninth_tenth, "worst": max(ratios)}
             for which in wanted:
                 results.add(case, LEAN, f"{metric}, {which}", "1", [found[which]])
+
+
+class _DoesNothing(TorchDispatchMode):
+    """What any mode written in Python costs."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operation(*args, **(kwargs or {}))
+
+
+class _Counting(_DoesNothing):
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+def measure_overhead(results: Results, rounds: int = 51) -> None:
+    """Add what Python takes for each operation of a network whose tensors are so small that nothing else counts.
+
+    It is the difference of the medians of ``rounds`` interleaved steps, with a recording that notes every operation and
+    without one, and for comparison that of a mode that does nothing.
+    """
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(30)]
+    model, images = nn.Sequential(*layers).to(results.device), torch.randn(2, 4, 2, 2, device=results.device)
+    modes: dict[str, Callable[[], Any]] = {
+        PLAIN: nullcontext,
+        "mode that does nothing": _DoesNothing,
+        LEAN: lambda: Recording(smallest_bytes=0, parameters=model.parameters()),
+    }
+    with _Counting() as counting:
+        model(images)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
+    for _ in range(rounds):
+        for name, mode in modes.items():
+            begin = time.process_time()
+            with mode():
+                loss = model(images).sum()
+            middle = time.process_time()
+            loss.backward()
+            times[name].append((middle - begin, time.process_time() - middle))
+    case = Case(f"a network of {counting.count} small operations", tuple(images.shape), "float32", "contiguous")
+    for name in [*modes][1:]:
+        for index, phase in enumerate(("forward", "backward")):
+            extra = median(each[index] for each in times[name]) - median(each[index] for each in times[PLAIN])
+            results.add(case, name, f"more per operation, {phase}", "us", [extra / counting.count * 1e6])
 
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:

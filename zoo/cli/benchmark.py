@@ -142,6 +142,7 @@ def _add_lean(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
         help="leave out networks whose plain training is predicted to take more, such as 4GiB",
     )  # fmt: skip
     parser.add_argument("--budget", metavar="X", help="that of zoo.lean: bytes, a share below 1, or '40 FLOP/B'")
+    parser.add_argument("--inexact", action="store_true", help="fuse norms and activations, equal to rounding only")
     _add_rounds(parser, 7)
     return parser
 
@@ -275,7 +276,7 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 
 def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.largest_batch import parse_bytes
-    from zoo.benchmark.lean_networks import measure_lean_network, summarise_networks
+    from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarise_networks
     from zoo.benchmark.network_setup import Setup
     from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
     from zoo.ops.lean.budget import Budget
@@ -288,9 +289,13 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     for index, name in enumerate(names):
         print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
         setup = Setup(name, args.batch, args.size, device=results.device)
-        measure_lean_network(results, setup, rounds=args.rounds, budget=budget, max_bytes=max_bytes)
+        measure_lean_network(
+            results, setup, rounds=args.rounds, budget=budget, max_bytes=max_bytes, exact=not args.inexact
+        )
         results.write(args.out)  # whatever happens to the next one
     summarise_networks(results)
+    if args.rounds > 0:
+        measure_overhead(results)
 
 
 def _number_or_text(text: str) -> int | float | str:

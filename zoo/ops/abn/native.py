@@ -16,10 +16,12 @@ from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
-ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}  # the order of csrc/numbers.h
+# The order of csrc/numbers.h; the last three only from x.
+ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
 
 SETTINGS = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
 GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS}"
+FROM_INPUT = "Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps, int activation"
 SCHEMAS = (
     "abn_statistics(Tensor x) -> (Tensor, Tensor)",
     "abn_track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum)"
@@ -30,6 +32,9 @@ SCHEMAS = (
     f"abn_backward_apply({GRADIENTS}) -> Tensor",
     f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
     f"abn_backward(Tensor z, Tensor dz, Tensor var, bool batch, {SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    f"norm_act(Tensor x, {FROM_INPUT}) -> Tensor",
+    f"norm_act_into(Tensor(a!) z, Tensor x, {FROM_INPUT}) -> ()",
+    f"norm_act_backward(Tensor x, Tensor dz, {FROM_INPUT}) -> (Tensor, Tensor, Tensor)",
     "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
 )
 # With flexible_layout the operators take tensors in the layout that they have. Without it torch.compile copies the
@@ -112,12 +117,47 @@ def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momen
     return mean, var
 
 
+def norm_act(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float, activation: str
+) -> Tensor:
+    """Return z = f(weight (x - mean) / sqrt(var + eps) + bias) in a new tensor of the dtype of x."""
+    return torch.ops.zoo.norm_act.default(x, weight, bias, mean, var, eps, ACTIVATIONS[activation])
+
+
+def norm_act_into(
+    z: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    activation: str,
+) -> None:
+    """Overwrite z, of the shape of x, with what `norm_act` returns."""
+    torch.ops.zoo.norm_act_into.default(z, x, weight, bias, mean, var, eps, ACTIVATIONS[activation])
+
+
+def norm_act_backward(
+    x: Tensor,
+    dz: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dL/dx, and dL/dweight and dL/dbias in the accumulation dtype, for the mean and variance of x."""
+    return torch.ops.zoo.norm_act_backward.default(x, dz, weight, bias, mean, var, eps, ACTIVATIONS[activation])
+
+
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     """Return the settings as the operators take them: the activation as a number."""
     return settings.weight, settings.bias, settings.eps, ACTIVATIONS[settings.activation], settings.activation_param
 
 
-def _new_like(x: Tensor) -> Tensor:
+def new_like(x: Tensor) -> Tensor:
     """Return an empty tensor with the layout that the operators give to a result of the shape of x."""
     native = x.is_contiguous() or x.movedim(1, -1).is_contiguous()
     return torch.empty_like(x) if native else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -131,11 +171,14 @@ def _new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
 if _reason is None:  # torch.compile and meta tensors need the shapes of the results
     _register = torch.library.register_fake
     _register("zoo::abn_statistics", _new_vectors)
-    _register("zoo::abn_apply", lambda x, *_: _new_like(x))
+    _register("zoo::abn_apply", lambda x, *_: new_like(x))
     _register("zoo::abn_apply_", lambda *_: None)
     _register("zoo::abn_backward_reduce", lambda z, *_: _new_vectors(z))
-    _register("zoo::abn_backward_apply", lambda z, *_: _new_like(z))
-    _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (_new_like(z), _new_like(z)))
-    _register("zoo::abn_backward", lambda z, *_: (_new_like(z), *_new_vectors(z)))
+    _register("zoo::abn_backward_apply", lambda z, *_: new_like(z))
+    _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
+    _register("zoo::abn_backward", lambda z, *_: (new_like(z), *_new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
-    _register("zoo::line", lambda x, *_: _new_like(x))
+    _register("zoo::norm_act", lambda x, *_: new_like(x))
+    _register("zoo::norm_act_into", lambda *_: None)
+    _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))
+    _register("zoo::line", lambda x, *_: new_like(x))

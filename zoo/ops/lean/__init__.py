@@ -7,9 +7,10 @@ pass, so that gradients are the same bits.
 
 - ``operations``: which operations may be repeated, and how each is repeated exactly.
 - ``recipes``: the graph of values and calls, and how a value is computed again.
+- ``fusing``: norms and activations as one operation, for those who do not need the same bits.
 - ``recording``: what watches a forward pass and decides what is kept.
 """
 
-from zoo.ops.lean.recording import Recording, is_recording
+from zoo.ops.lean.recording import Recording
 
-__all__ = ["Recording", "is_recording"]
+__all__ = ["Recording"]

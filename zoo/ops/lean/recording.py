@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.ops.lean.budget import Budget
+from zoo.ops.lean.fusing import FusedNorms
 from zoo.ops.lean.operations import (
     ADD,
     BATCH_NORMS,
@@ -80,6 +81,7 @@ class Recording(TorchDispatchMode):
     - `smallest_bytes`: smaller tensors are kept themselves.
     - `parameters`: tensors that are there all the time, so that recipes may start from them for nothing.
     - `log`: is given each decision; None: decisions are not noted.
+    - `exact`: False fuses batch norms with their activations (`zoo.ops.lean.fusing`): results equal to rounding only.
 
     ``place`` may be set while it is active; the decisions name it.
     """
@@ -92,12 +94,14 @@ class Recording(TorchDispatchMode):
         smallest_bytes: int = SMALLEST_BYTES,
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
+        exact: bool = True,
     ) -> None:
         super().__init__()
         self._budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = [parameter.untyped_storage() for parameter in parameters]
         self._log = log
+        self._fused = None if exact else FusedNorms(self._note_norm, self._keeps_what_is_saved)
         self.place = ""
 
     def __enter__(self) -> Recording:
@@ -114,10 +118,14 @@ class Recording(TorchDispatchMode):
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
         super().__enter__()
+        if self._fused is not None:
+            self._fused.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording; what backward needs stays."""
+        if self._fused is not None:
+            self._fused.__exit__(*error)
         super().__exit__(*error)
         self._hooks.__exit__(*error)
         del self._hooks, self._known, self._kept, self._started_from, self._makers  # some refer to this
@@ -132,6 +140,8 @@ class Recording(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and note how its outputs can be computed again."""
         kwargs = kwargs or {}
+        if self._fused is not None:
+            self._fused.write()
         if self._started_from:
             for position, name in written_arguments(operation):
                 self._copy_before_it_is_overwritten(args[position] if position < len(args) else kwargs.get(name))
@@ -187,6 +197,19 @@ class Recording(TorchDispatchMode):
         values = [self._value_of(each) for each in arguments[: len(arguments) - len(own)]]
         self._note(outputs[0], Call(repeat, (*values, *own), {}, is_view=False), 0, outputs[0]._version)
 
+    def _note_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
+        x, weight, bias, *rest = args
+        # The statistics are new and small: the call itself keeps them.
+        call = Call(operation, (*map(self._value_of, (x, weight, bias)), *rest), {}, is_view=False)
+        self._note(out, call, 0, out._version)
+        if self._makers is not None:
+            self._makers.note(torch.ops.zoo.norm_act.default, args, out)
+
+    def _keeps_what_is_saved(self) -> bool:
+        """Return whether no other hooks decide about saved tensors, as those of a checkpoint do."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return hooks is not None and hooks[0] == self._pack
+
     def _record_mask(self, operation: Operation, out: Any) -> None:
         """Note that the mask of a dropout can be made of its bits, which it takes no random numbers to do."""
         position = MASKS[operation]
@@ -214,9 +237,8 @@ class Recording(TorchDispatchMode):
             value = self._find(arg)
             if value is None:
                 value = self._note(arg, None, 0, arg._version)
-                if (
-                    arg.untyped_storage().nbytes() < self._smallest_bytes
-                ):  # there for recipes, when nobody else needs it
+                if arg.untyped_storage().nbytes() < self._smallest_bytes:
+                    # Nobody else may need it when a recipe is to start from it.
                     with torch._C._DisableTorchDispatch(), torch.no_grad():
                         small = arg.detach()
                     value.live, value.version = lambda: small, small._version  # on meta counted anew
@@ -346,11 +368,6 @@ def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequ
                     if shortcut is None and not is_rectified:
                         return Call(apply_line, (x, alpha, beta, other, False), {}, is_view=False)
     return None
-
-
-def is_recording() -> bool:
-    """Return whether a recording is active in this thread."""
-    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
 
 
 class Makers:
