@@ -21,7 +21,7 @@ from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, stride_option
 from zoo.models.build import check_option_names, check_options
 from zoo.models.deeplab import DeepLab
-from zoo.models.elsewhere import build_from_elsewhere, check_logits
+from zoo.models.elsewhere import build_from_elsewhere
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
 from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, preprocessing_of
@@ -210,16 +210,20 @@ def _build_elsewhere(network: config.Network) -> nn.Module:
     return lean(model) if network.memory == LEAN else model
 
 
-def check_side(network: config.Network, side: int, setting: str, *, training: bool = False) -> None:
-    """Raise ConfigError if a network of another package cannot be trained, or scored, on square images of ``side`` px.
+def build_on_meta(network: config.Network) -> nn.Module:
+    """Return the network of an experiment's ``network`` section without values, on the meta device.
 
-    Such networks may be made for images of one size, or return more than logits. ``setting`` says where the side comes
-    from. All networks of this package take images of any size. Nothing is allocated.
+    Nothing of its size is allocated, unless another package cannot build it so. Raises ConfigError as
+    `build_from_config` does.
     """
-    if is_elsewhere(network.arch):
+    network = network.without_pretrained()
+    try:
         with torch.device("meta"):
-            model = build_from_config(network.without_pretrained()).train(training)
-        check_logits(model, network.arch, network.classes, side, setting)
+            return build_from_config(network)
+    except ConfigError:
+        if not is_elsewhere(network.arch):
+            raise
+        return build_from_config(network).to("meta")  # some builders compute with values
 
 
 def _check_arguments(

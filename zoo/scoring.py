@@ -21,6 +21,7 @@ from zoo.engine.process import Process
 from zoo.engine.task import Result, ScoringProtocol, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
+from zoo.models.elsewhere import check_logits
 from zoo.report.console import Progress
 from zoo.report.environment import describe_environment
 from zoo.tasks import task_of
@@ -106,9 +107,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         experiment = _experiment_of_architecture(name, stored)
     network = experiment.network.without_pretrained()
     if is_elsewhere(network.arch):  # a small file must not make its reader allocate a large network
-        with torch.device("meta"):
-            model = registry.build_from_config(network)
-        check_fits(model, stored.state_dict, source=printable(stored.path))
+        check_fits(registry.build_on_meta(network), stored.state_dict, source=printable(stored.path))
     model = registry.build_from_config(network)
     report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
     if report.initial:
@@ -237,8 +236,9 @@ def score(
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     task = network.task
-    if isinstance(protocol, Protocol):
-        registry.check_side(settings.network, protocol.crop, "the crop")
+    if is_elsewhere(settings.network.arch) and isinstance(protocol, Protocol):
+        model = registry.build_on_meta(settings.network).eval()
+        check_logits(model, settings.network.arch, settings.network.classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
         Path(data),
         protocol,

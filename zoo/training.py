@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from zoo.architectures import is_elsewhere
 from zoo.config import Experiment, check_world_size, parse_experiment
 from zoo.data.classes import check_same_classes
@@ -28,7 +26,8 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, printable
 from zoo.files import write_json
-from zoo.registry import build_from_config, check_side
+from zoo.models.elsewhere import check_logits
+from zoo.registry import build_on_meta
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import check_place, check_unused, log_folder, writable
 from zoo.report.run_log import RunLog, kept_records, validation_after
@@ -95,8 +94,6 @@ def train_experiment(
     }
     check_agreement(process, lambda: images, "copy the same DATA to every machine", DataError)
     num_parameters = _count_parameters(config)
-    check_side(config.network, config.input.crop_train, "input.crop_train", training=True)
-    check_side(config.network, config.input.crop_val, "input.crop_val")
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
         RunLog(log_dir, process.rank, config, histograms=options.histograms, earlier=earlier) as log,
@@ -205,9 +202,12 @@ def _build_loaders(task: Task, data: Path, process: Process, options: TrainOptio
 
 
 def _count_parameters(config: Experiment) -> int:
-    """Return the number of parameters; ConfigError for a network that does not exist. Nothing is allocated."""
-    with torch.device("meta"):
-        model = build_from_config(config.network.without_pretrained())
+    """Return the number of parameters; ConfigError for a network that does not exist, or not for the images' sizes."""
+    network, model = config.network, build_on_meta(config.network)
+    if is_elsewhere(network.arch):
+        sides = config.input.crop_train, config.input.crop_val
+        check_logits(model.train(), network.arch, network.classes, sides[0], "input.crop_train")
+        check_logits(model.eval(), network.arch, network.classes, sides[1], "input.crop_val")
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -44,6 +44,8 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
     assert [note.partition(" (")[0] for note in notes] == [f"not measured: {name}" for name in others]
     assert "more than 1,000,000,000)" in notes[1]
+    costs = {provider for (_, provider, metric) in found if metric == "more per operation, forward"}
+    assert costs == {"lean", "mode that does nothing"}
     ratios = [found[name, "lean", "held ratio"] for name in names]
     summary = {metric: value for (subject, _, metric), value in found.items() if subject == "all 2 networks"}
     assert (summary["networks that train"], summary["with the same bits"]) == (2, 2)

@@ -13,10 +13,12 @@ import torch
 from tests.cli.conftest import Run
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
+from zoo.config import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
-from zoo.errors import WeightsError
+from zoo.errors import ConfigError, WeightsError
 from zoo.layers.lean import is_lean
-from zoo.scoring import load_network
+from zoo.registry import build_on_meta
+from zoo.scoring import LoadedNetwork, load_network, score
 
 NETWORK = {"arch": "torchvision:shufflenet_v2_x0_5", "classes": 2}  # a small one
 
@@ -122,3 +124,10 @@ def test_a_checkpoint_with_impossible_names_or_other_tensors_is_refused(runs: di
 def test_a_network_without_weights_is_not_scored(runs: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", NETWORK["arch"], str(runs["plain"].data)]) == 2
     assert "no published weights of torchvision:shufflenet_v2_x0_5 here; give a file" in capsys.readouterr().err
+
+
+def test_a_crop_that_the_network_was_not_made_for_is_not_scored(runs: dict[str, Run]) -> None:
+    experiment = parse_experiment({"network": {"arch": "torchvision:vit_b_16", "classes": 2}}, "test")
+    network = LoadedNetwork("vit", build_on_meta(experiment.network), experiment)
+    with pytest.raises(ConfigError, match=r"the crop = 320: torchvision:vit_b_16 cannot be run on images of 320 x 320"):
+        score(network, runs["plain"].data, "center320")

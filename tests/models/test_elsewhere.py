@@ -7,6 +7,7 @@ from urllib.error import URLError
 import pytest
 import torch
 
+from zoo.config import Network
 from zoo.errors import ConfigError
 from zoo.models.elsewhere import (
     build_from_elsewhere,
@@ -17,6 +18,7 @@ from zoo.models.elsewhere import (
     split_name,
     tensors_in,
 )
+from zoo.registry import build_on_meta
 
 
 def test_names_are_split_at_the_package() -> None:
@@ -50,6 +52,7 @@ def test_a_network_of_timm_gets_its_own_images() -> None:
     [
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are .*resnet18"),
         ("keras:resnet50", "'keras' is no package whose networks are known: timm, torchvision"),
+        ("torchvision:resnet1*", r"'torchvision:resnet1\*' is a pattern, .*fits torchvision:resnet101, "),
         ("resnet50", "'resnet50' does not begin with the name of a package"),
     ],
 )
@@ -85,6 +88,19 @@ def test_weights_that_cannot_be_fetched_are_one_error(monkeypatch: pytest.Monkey
         build_from_elsewhere("torchvision:resnet18", pretrained=True)
 
 
+@pytest.mark.parametrize("classes", [None, 1000, 7])
+def test_pretrained_weights_are_taken_but_for_a_classifier_of_other_classes(
+    classes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = build_from_elsewhere("torchvision:squeezenet1_1").state_dict()
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: weights)
+    model = build_from_elsewhere("torchvision:squeezenet1_1", classes=classes, pretrained=True, dropout=0.25)
+    other = {key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])}
+    assert other == ({"classifier.1.weight", "classifier.1.bias"} if classes == 7 else set())
+    assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, classes or 1000)
+    assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.25]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -110,6 +126,15 @@ def test_what_makes_logits_passes_as_does_what_cannot_be_run_without_values() ->
     with torch.device("meta"):
         check_logits(build_from_elsewhere("torchvision:resnet18", classes=3), "resnet18", 3, 40, "input.crop_val")
         check_logits(Asks(), "asks", 3, 40, "input.crop_val")
+
+
+def test_a_network_that_needs_values_to_be_built_is_moved_to_the_meta_device() -> None:
+    network = Network(arch="torchvision:regnet_x_400mf", classes=3)
+    with torch.device("meta"), pytest.raises(ConfigError, match="meta tensor"):
+        build_from_elsewhere(network.arch)
+    assert all(tensor.is_meta for tensor in build_on_meta(network).state_dict().values())
+    with pytest.raises(ConfigError, match=r"network.arch 'torchvision:resnet19'"):
+        build_on_meta(Network(arch="torchvision:resnet19"))
 
 
 def test_a_network_of_timm_takes_its_options() -> None:

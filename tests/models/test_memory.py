@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import OrderedDict
 
 import pytest
@@ -14,7 +15,7 @@ from tests.formula import relative_error
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
-from zoo.layers.lean import is_lean
+from zoo.layers.lean import StepsAside, is_lean
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential, build_stage
 from zoo.layers.trace import Trace
@@ -240,7 +241,8 @@ def test_lean_networks_can_be_traced_and_exported():
     names = [name for name, module in auto.named_modules() if isinstance(module, ABN)]
     expected, trace = Trace(auto), Trace(lean)
     assert [trace.convolution_before(name) for name in names] == [expected.convolution_before(name) for name in names]
-    graphs = [torch.export.export(network.eval(), (x,)).graph for network in (auto, lean)]
+    with warnings.catch_warnings(action="ignore", category=StepsAside):
+        graphs = [torch.export.export(network.eval(), (x,)).graph for network in (auto, lean)]
     assert [node.target for node in graphs[0].nodes] == [node.target for node in graphs[1].nodes]
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.benchmark.largest_batch import MemoryPrediction
 from zoo.benchmark.memory_use import clear_gradients, measure_memory
@@ -19,6 +22,7 @@ from zoo.benchmark.results import Case, Results, told
 from zoo.benchmark.strategies import EAGER
 from zoo.layers.lean import lean
 from zoo.models.elsewhere import tensors_in
+from zoo.ops.lean import Recording
 
 PLAIN, LEAN = "plain", "lean"
 SEED = 0
@@ -41,16 +45,21 @@ def measure_lean_network(
     Args:
     - `setup`: the network, with standard batch norm if it is one of this package.
     - `rounds`: steps of each whose times are taken; 0: none.
+    - `budget`: that of `zoo.lean`.
+    - `max_bytes`: a network of which plain training is predicted to take more is noted and left out. One that cannot
+      run on the meta device, so that nothing is predicted, is measured.
+
+
     - `budget`, `exact`: those of `zoo.lean`.
     - `max_bytes`: a network of which plain training is predicted to take more is noted and left out.
+
+
     """
     name = setup.arch
     try:
-        if max_bytes is not None:
-            needed = MemoryPrediction(setup, EAGER[0], scratch=False).bytes_for(setup.batch).total
-            if needed > max_bytes:
-                results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
-                return
+        if max_bytes is not None and (needed := _predicted_bytes(setup)) > max_bytes:
+            results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")
+            return
         plain, images = _new(setup)
         first = step_of(plain, images)
         plain, _ = _new(setup)
@@ -100,6 +109,59 @@ def summarise_networks(results: Results) -> None:
             found = {"median": median(ratios), "90th percentile": ninth_tenth, "worst": max(ratios)}
             for which in wanted:
                 results.add(case, LEAN, f"{metric}, {which}", "1", [found[which]])
+
+
+def _predicted_bytes(setup: Setup) -> int:
+    try:
+        return MemoryPrediction(setup, EAGER[0], scratch=False).bytes_for(setup.batch).total
+    except Exception:  # whatever another package raises where tensors have no values
+        return 0
+
+
+class _DoesNothing(TorchDispatchMode):
+    """What any mode written in Python costs."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operation(*args, **(kwargs or {}))
+
+
+class _Counting(_DoesNothing):
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+def measure_overhead(results: Results, rounds: int = 51) -> None:
+    """Add what Python takes for each operation of a network whose tensors are so small that nothing else counts.
+
+    It is the difference of the medians of ``rounds`` interleaved steps, with a recording that notes every operation and
+    without one, and for comparison that of a mode that does nothing.
+    """
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(30)]
+    model, images = nn.Sequential(*layers).to(results.device), torch.randn(2, 4, 2, 2, device=results.device)
+    modes: dict[str, Callable[[], Any]] = {
+        PLAIN: nullcontext,
+        "mode that does nothing": _DoesNothing,
+        LEAN: lambda: Recording(smallest_bytes=0, parameters=model.parameters()),
+    }
+    with _Counting() as counting:
+        model(images)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
+    for _ in range(rounds):
+        for name, mode in modes.items():
+            begin = time.process_time()
+            with mode():
+                loss = model(images).sum()
+            middle = time.process_time()
+            loss.backward()
+            times[name].append((middle - begin, time.process_time() - middle))
+    case = Case(f"a network of {counting.count} small operations", tuple(images.shape), "float32", "contiguous")
+    for name in [*modes][1:]:
+        for index, phase in enumerate(("forward", "backward")):
+            extra = median(each[index] for each in times[name]) - median(each[index] for each in times[PLAIN])
+            results.add(case, name, f"more per operation, {phase}", "us", [extra / counting.count * 1e6])
 
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:

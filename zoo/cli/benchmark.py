@@ -276,13 +276,16 @@ def _measure_fit(args: argparse.Namespace, results: Results) -> None:
 
 def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.largest_batch import parse_bytes
-    from zoo.benchmark.lean_networks import measure_lean_network, summarise_networks
+    from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarise_networks
     from zoo.benchmark.network_setup import Setup
     from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
     from zoo.ops.lean.budget import Budget
 
     found = [each for name in args.models for each in ([name] if split_name(name) is None else list_networks(name))]
-    names = smallest_of_each_family(found) if args.one_per_family else list(dict.fromkeys(found))
+    if args.one_per_family:
+        print(f"choosing the smallest of each family among {len(found)} networks", file=sys.stderr, flush=True)
+        found = smallest_of_each_family(found)
+    names = list(dict.fromkeys(found))
     budget = None if args.budget is None else _number_or_text(args.budget)
     Budget.parse(budget)  # which tells a fault before anything is measured
     max_bytes = None if args.max_memory is None else parse_bytes(args.max_memory)
@@ -294,6 +297,8 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
         )
         results.write(args.out)  # whatever happens to the next one
     summarise_networks(results)
+    if args.rounds > 0:
+        measure_overhead(results)
 
 
 def _number_or_text(text: str) -> int | float | str:

@@ -135,12 +135,10 @@ def _show_network(name: str, as_json: bool) -> None:
 
 def _show_elsewhere(name: str, as_json: bool) -> None:
     """Print what is known of a network of another package without running it."""
-    import torch
+    from zoo.config import Network
+    from zoo.registry import build_on_meta
 
-    from zoo.models.elsewhere import build_from_elsewhere
-
-    with torch.device("meta"):
-        model = build_from_elsewhere(name)
+    model = build_on_meta(Network(arch=name))
     parameters, entries = sum(parameter.numel() for parameter in model.parameters()), len(model.state_dict())
     if as_json:
         print(json.dumps({"arch": name, "parameters": parameters, "memory": MEMORY_ELSEWHERE}, indent=2))

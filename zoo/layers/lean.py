@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zoo.ops.context import is_transformed
-from zoo.ops.lean import Recording, is_recording
+from zoo.ops.lean import Recording
 from zoo.ops.lean.budget import Budget
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -26,8 +26,8 @@ def lean(
     From now on its forward pass runs in a `zoo.ops.lean.Recording`: where autograd would keep the output of a cheap
     operation for backward, it keeps how to compute it again. Outputs, gradients, running statistics and random numbers
     are the same bits; parameters, state dict, hooks and pickling are as before. Without gradients, in a transform of
-    `torch.func`, and inside another lean module, nothing happens; nor does it inside of a module that torch.compile
-    compiles, or around one, which a StepsAside warning tells once.
+    `torch.func`, and inside another lean module, a checkpoint or other hooks for saved tensors, nothing happens; nor
+    does it inside of a module that torch.compile compiles, or around one, which a StepsAside warning tells once.
 
     Backward raises RecipeError if a tensor that it needs, such as the network's input or a parameter, was overwritten
     between forward and backward.
@@ -91,6 +91,11 @@ def _is_compiled(module: nn.Module) -> bool:
     return any(each._compiled_call_impl is not None or "_orig_mod" in each._modules for each in module.modules())
 
 
+def _others_save() -> bool:
+    """Return whether a recording, a checkpoint or others have hooks for saved tensors, whose place ours would take."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 class _Begin:
     """Begins to record, before a module's forward pass."""
 
@@ -103,7 +108,7 @@ class _Begin:
             _tell_that_it_steps_aside()
             return
         recording = None
-        is_plain = not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or is_recording()
+        is_plain = not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or _others_save()
         if not is_plain and _is_compiled(module):
             _tell_that_it_steps_aside()
         elif not is_plain:

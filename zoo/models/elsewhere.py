@@ -59,27 +59,42 @@ def build_from_elsewhere(
     Args:
     - `name`: "PACKAGE:NAME".
     - `classes`: outputs of the classifier; default the package's.
-    - `pretrained`: whether to load the package's weights, which it downloads itself.
+    - `pretrained`: whether to load the package's weights, which it downloads itself. A classifier for another number of
+      classes than theirs has initial values.
     - `**options`: further arguments of the package's builder.
 
     Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the network
     does not take, and weights that the package cannot get.
     """
-    (full_name,) = list_networks(name)
-    package, _, own_name = full_name.partition(":")
+    if name not in (found := list_networks(name)):
+        raise ConfigError(f"{name!r} is a pattern, not the name of a network; it fits {listed(found)}")
+    package, _, own_name = name.partition(":")
     if classes is not None:
         options["num_classes"] = classes
     try:
         if package == "timm":
             model = import_module("timm").create_model(own_name, pretrained=pretrained, **options)
         else:
-            weights: dict[str, str | None] = {"weights": "DEFAULT" if pretrained else None}
             if "weights_backbone" in _parameters_of(own_name):
-                weights["weights_backbone"] = None
-            model = import_module("torchvision.models").get_model(own_name, **weights, **options)
+                options["weights_backbone"] = None
+            get_model = import_module("torchvision.models").get_model
+            model = get_model(own_name, weights=None, **options)
+            if pretrained:
+                # torchvision has its weights for their own number of classes alone.
+                of_weights = {key: value for key, value in options.items() if key != "num_classes"}
+                model = _with_classifier_of(get_model(own_name, weights="DEFAULT", **of_weights), model)
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
-        raise ConfigError(f"{full_name} cannot be built: {error}") from error
+        raise ConfigError(f"{name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)
+    return model
+
+
+def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:
+    """Return the network with those layers of ``other`` whose parameters have other shapes there: its classifier."""
+    for name, layer in list(model.named_modules()):
+        shapes = [parameter.shape for parameter in layer.parameters(recurse=False)]
+        if shapes and shapes != [each.shape for each in other.get_submodule(name).parameters(recurse=False)]:
+            model.set_submodule(name, other.get_submodule(name))
     return model
 
 

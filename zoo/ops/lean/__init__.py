@@ -11,6 +11,6 @@ pass, so that gradients are the same bits.
 - ``recording``: what watches a forward pass and decides what is kept.
 """
 
-from zoo.ops.lean.recording import Recording, is_recording
+from zoo.ops.lean.recording import Recording
 
-__all__ = ["Recording", "is_recording"]
+__all__ = ["Recording"]

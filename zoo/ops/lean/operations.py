@@ -74,9 +74,8 @@ def _rules() -> dict[Operation, Rule]:
             if not operation._schema.is_mutable:
                 rules[operation] = Rule(operation, is_view, overwrites=False)
         for operation in () if is_view else _overloads(f"{name}_"):
-            for repeat in _overloads(
-                name
-            ):  # the names of overloads do not always tell: pow_.Scalar is pow.Tensor_Scalar
+            # Of the same arguments, and not of the same name: pow_.Scalar is pow.Tensor_Scalar.
+            for repeat in _overloads(name):
                 if not repeat._schema.is_mutable and _signature(repeat) == _signature(operation):
                     rules[operation] = Rule(repeat, is_view=False, overwrites=True)
     return rules

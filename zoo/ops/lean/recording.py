@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.fusing import FusedNorms
@@ -237,12 +237,9 @@ class Recording(TorchDispatchMode):
             value = self._find(arg)
             if value is None:
                 value = self._note(arg, None, 0, arg._version)
-                if (
-                    arg.untyped_storage().nbytes() < self._smallest_bytes
-                ):  # there for recipes, when nobody else needs it
-                    with torch._C._DisableTorchDispatch(), torch.no_grad():
-                        small = arg.detach()
-                    value.live = lambda: small
+                if arg.untyped_storage().nbytes() < self._smallest_bytes:  # for recipes, when nobody else needs it
+                    value.live = _held(arg)
+                    value.version = 0 if arg.grad_fn is not None else arg._version
             return value
         if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
             return [self._value_of(each) for each in arg]
@@ -371,11 +368,6 @@ def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequ
     return None
 
 
-def is_recording() -> bool:
-    """Return whether a recording is active in this thread."""
-    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
-
-
 class Makers:
     """Which operations made the tensors of a forward pass."""
 
@@ -398,6 +390,23 @@ class Makers:
         """Return the name of the operation and the floating-point operations for each byte, if it costs any."""
         live, maker, price = self._of.get(id(tensor), (None, "", None))
         return (maker, price) if live is not None and live() is tensor else ("", None)
+
+
+def _held(tensor: Tensor) -> Callable[[], Tensor | None]:
+    """Return a function that returns the tensor's memory for as long as it is there, None once it was overwritten."""
+    if tensor.grad_fn is None:
+        return lambda: tensor
+    # What has a history is not held itself, which would hold the history. Here, below autograd, the memory gets a
+    # version of its own, which tells of no write to the tensor.
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        small = tensor.detach()
+    original, version = weakref.ref(tensor), tensor._version
+
+    def live() -> Tensor | None:
+        tensor = original()
+        return small if tensor is None or tensor._version == version else None
+
+    return live
 
 
 def _unpack(packed: Any) -> Tensor:
