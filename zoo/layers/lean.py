@@ -42,7 +42,8 @@ def lean(
     - `exact`: False lets batch norms in training run as one kernel with the ReLU, SiLU or hardswish that directly
       follows them, in forward, in recomputation and in backward, where this package has compiled ones (float32, float64
       and half precision on the CPU). A step takes less time, mostly with SiLU. Outputs, gradients and running
-      statistics are then equal to those of plain training to rounding, and the gradients of norms cannot be differentiated again.
+      statistics are then equal to those of plain training to rounding, and the gradients of norms cannot be
+      differentiated again.
     - `enabled`: False undoes it.
 
     Raises ConfigError for a budget that is none of these.
