@@ -282,7 +282,10 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     from zoo.ops.lean.budget import Budget
 
     found = [each for name in args.models for each in ([name] if split_name(name) is None else list_networks(name))]
-    names = smallest_of_each_family(found) if args.one_per_family else list(dict.fromkeys(found))
+    if args.one_per_family:
+        print(f"choosing the smallest of each family among {len(found)} networks", file=sys.stderr, flush=True)
+        found = smallest_of_each_family(found)
+    names = list(dict.fromkeys(found))
     budget = None if args.budget is None else _number_or_text(args.budget)
     Budget.parse(budget)  # which tells a fault before anything is measured
     max_bytes = None if args.max_memory is None else parse_bytes(args.max_memory)

@@ -41,8 +41,8 @@ def lean(
       is met from the second or third pass on, if it can be.
     - `exact`: False lets batch norms in training run as one kernel with the ReLU, SiLU or hardswish that directly
       follows them, in forward, in recomputation and in backward, where this package has compiled ones (float32, float64
-      and half precision on the CPU). A step takes less time. Outputs, gradients and running statistics are then equal
-      to those of plain training to rounding, and the gradients of norms cannot be differentiated again.
+      and half precision on the CPU). A step takes less time, mostly with SiLU. Outputs, gradients and running
+      statistics are then equal to those of plain training to rounding, and the gradients of norms cannot be differentiated again.
     - `enabled`: False undoes it.
 
     Raises ConfigError for a budget that is none of these.

@@ -519,3 +519,17 @@ def test_random_numbers_are_drawn_once() -> None:
         return torch.rand(3)
 
     assert torch.equal(run(torch.enable_grad()), run(Recording(smallest_bytes=0)))
+
+
+def test_a_recipe_starts_from_a_parameter_that_was_initialised_in_place_and_tells_when_it_is_overwritten() -> None:
+    norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
+    assert norm.weight._version > 0
+    log: list[Decision] = []
+    with Recording(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024, log=log):
+        out = last(norm(torch.randn(32, 64, requires_grad=True) * 2))
+    of_norm = [each.reason for each in log if each.made_by == "aten.native_layer_norm" and each.bytes > 1024]
+    assert of_norm == ["repeated in backward"]
+    with torch.no_grad():
+        norm.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified"):
+        out.sum().backward()

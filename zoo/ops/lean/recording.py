@@ -240,11 +240,9 @@ class Recording(TorchDispatchMode):
             value = self._find(arg)
             if value is None:
                 value = self._note(arg, None, 0, arg._version)
-                if arg.untyped_storage().nbytes() < self._smallest_bytes:
-                    # Nobody else may need it when a recipe is to start from it.
-                    with torch._C._DisableTorchDispatch(), torch.no_grad():
-                        small = arg.detach()
-                    value.live, value.version = lambda: small, small._version  # on meta counted anew
+                if arg.untyped_storage().nbytes() < self._smallest_bytes:  # for recipes, when nobody else needs it
+                    value.live = _held(arg)
+                    value.version = 0 if arg.grad_fn is not None else arg._version
             return value
         if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
             return [self._value_of(each) for each in arg]
@@ -402,6 +400,23 @@ class Makers:
         """Return the name of the operation and the floating-point operations for each byte, if it costs any."""
         live, maker, price = self._of.get(id(tensor), (None, "", None))
         return (maker, price) if live is not None and live() is tensor else ("", None)
+
+
+def _held(tensor: Tensor) -> Callable[[], Tensor | None]:
+    """Return a function that returns the tensor's memory for as long as it is there, None once it was overwritten."""
+    if tensor.grad_fn is None:
+        return lambda: tensor
+    # What has a history is not held itself, which would hold the history. Here, below autograd, the memory gets a
+    # version of its own, which tells of no write to the tensor.
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        small = tensor.detach()
+    original, version = weakref.ref(tensor), tensor._version
+
+    def live() -> Tensor | None:
+        tensor = original()
+        return small if tensor is None or tensor._version == version else None
+
+    return live
 
 
 def _unpack(packed: Any) -> Tensor:
