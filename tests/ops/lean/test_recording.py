@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -221,6 +222,23 @@ def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
         loss.backward()
     assert counted.counts["avg_pool2d"] == 1
     assert counted.counts["relu"] + counted.counts["relu_"] == 4
+
+
+def test_sparse_tensors_are_kept_as_they_are() -> None:
+    def forward(x: Tensor) -> Tensor:
+        rows = x.relu().flatten(1)
+        return (
+            torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T).sum() + (rows.to_sparse() * 2).to_dense().sum()
+        )
+
+    gradients = []
+    for recorded in (False, True):
+        x = images().requires_grad_()
+        with Recording(smallest_bytes=0) if recorded else nullcontext():
+            loss = forward(x.sin())
+        loss.backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
 
 
 def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:

@@ -103,7 +103,12 @@ PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten
 
 
 def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
-    """Return the floating-point operations of a convolution or matrix product; None for all other operations."""
+    """Return the floating-point operations of a convolution or matrix product; None for all other operations.
+
+    Products that are sparse count as others.
+    """
+    if not isinstance(out, Tensor) or out.layout is not torch.strided:
+        return None
     if operation is CONVOLUTION:
         x, weight, is_transposed = args[0], args[1], args[6]
         return 2.0 * (x if is_transposed else out).numel() * weight[0].numel()

@@ -205,7 +205,8 @@ def unmodified(tensor: Tensor, version: int) -> Tensor:
             f"forward used it (it is at version {tensor._version}, not {version}); do not overwrite what goes into the "
             "network, comes out of it, or its parameters between forward and backward, or clone() it first"
         )
-    if tensor.numel() > 0 and tensor.device.type != "meta" and tensor.untyped_storage().nbytes() == 0:
+    has_memory = tensor.numel() > 0 and tensor.device.type != "meta" and tensor.layout is torch.strided
+    if has_memory and tensor.untyped_storage().nbytes() == 0:
         raise RecipeError(
             f"the memory of a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was freed after forward, "
             "as sharded parameters are; leave such parts of the network out of zoo.lean"

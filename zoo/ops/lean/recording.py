@@ -149,8 +149,7 @@ class Recording(TorchDispatchMode):
         if torch.is_grad_enabled():
             rule = RULES.get(operation)
             if rule is not None:
-                # A small output would be kept all the same, and the recipes of larger ones start from it.
-                if rule.is_view or not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes:
+                if _are_strided((*args, out)) and (rule.is_view or self._is_large(out)):
                     self._record(rule, args, kwargs, out)
             elif operation in MASKS:
                 self._record_mask(operation, out)
@@ -162,6 +161,10 @@ class Recording(TorchDispatchMode):
             if self._makers is not None:
                 self._makers.note(operation, args, out)
         return out
+
+    def _is_large(self, out: Any) -> bool:
+        """Return whether an output may be worth a recipe; a small one is kept all the same, and recipes start from it."""
+        return not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes
 
     def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
         flops = flops_of(operation, args, out)
@@ -247,6 +250,8 @@ class Recording(TorchDispatchMode):
 
     def _pack(self, tensor: Tensor) -> Any:
         """Return what autograd keeps in place of a tensor."""
+        if tensor.layout is not torch.strided:
+            return tensor if tensor.grad_fn is None else tensor.detach(), tensor._version
         value = self._find(tensor)
         if value is None:
             if tensor.grad_fn is None:
@@ -345,6 +350,11 @@ class Recording(TorchDispatchMode):
                                 value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
                             ).copy_(value.kept)
                         value.kept, value.version = copy, copy._version
+
+
+def _are_strided(args: Sequence[Any]) -> bool:
+    """Return whether all tensors lie in memory with strides, unlike sparse ones."""
+    return all(arg.layout is torch.strided for arg in args if isinstance(arg, Tensor))
 
 
 def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Call | None:
