@@ -163,7 +163,7 @@ class Recording(TorchDispatchMode):
         return out
 
     def _is_large(self, out: Any) -> bool:
-        """Return whether an output may be worth a recipe; a small one is kept all the same, and recipes start from it."""
+        """Return whether an output may be worth a recipe; a small one is kept all the same, to start recipes from."""
         return not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes
 
     def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
