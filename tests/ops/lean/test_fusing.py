@@ -17,6 +17,7 @@ from zoo.layers.lean import lean
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
 from zoo.ops.lean import Recording
+from zoo.ops.lean.operations import apply_line
 from zoo.ops.lean.recipes import RecipeError
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason="the C++ kernels are not built")
@@ -178,6 +179,18 @@ def test_a_norm_that_is_always_followed_by_its_activation_is_not_written(monkeyp
     images = torch.randn(2, 3, 5, 5)
     model(images), model(images)
     assert calls == ["identity", "relu_", "relu_"]
+
+
+def test_the_norm_before_a_residual_sum_is_repeated_together_with_it() -> None:
+    norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
+    images = torch.randn(2, 3, 8, 8)
+    with Recording(smallest_bytes=0, exact=False) as recording:
+        x, shortcut = (convolution(images) for convolution in convolutions)
+        z = torch.relu_(norm(x) + shortcut.relu() * shortcut)
+        value = recording._find(z)
+        assert value is not None
+        assert value.call is not None
+        assert value.call.operation is apply_line
 
 
 def test_nothing_is_fused_without_kernels_in_evaluation_and_in_a_checkpoint() -> None:

@@ -95,6 +95,7 @@ IN_PLACE = {
     if rule.overwrites and rule.repeat._schema.name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
 }
 
+LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 CONCATENATE = aten.cat.default
 ADD, RELU = aten.add.Tensor, aten.relu.default
 CONVOLUTION = aten.convolution.default
@@ -194,6 +195,17 @@ def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Te
     return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
 
 
+def line_of_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor] | None:
+    """Return (alpha, beta) of a norm with this mean and variance, to rounding; None where `apply_line` cannot do it."""
+    vectors = [each for each in (weight, bias, mean) if each is not None]
+    if not _is_dense(x) or x.dtype not in LINE_DTYPES or any(each.dtype != x.dtype for each in vectors):
+        return None
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        return line_of(weight, bias, mean, torch.rsqrt(var + eps))
+
+
 def apply_line(
     x: Tensor, alpha: Tensor, beta: Tensor, shortcut: Tensor | None = None, is_rectified: bool = False
 ) -> Tensor:
@@ -223,7 +235,7 @@ def line_is_exact(dtype: torch.dtype) -> bool:
     Whether the kernels round a product before they add to it is the compiler's choice. It is tried once, on values that
     tell the difference. Lines are of float32 and float64 only.
     """
-    if dtype not in (torch.float32, torch.float64):
+    if dtype not in LINE_DTYPES:
         return False
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

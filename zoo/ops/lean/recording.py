@@ -25,6 +25,7 @@ from zoo.ops.lean.operations import (
     apply_line,
     bits_of,
     flops_of,
+    line_of_norm,
     mask_of,
     recipe_of_batch_norm,
     written_arguments,
@@ -202,8 +203,11 @@ class Recording(TorchDispatchMode):
 
     def _note_norm(self, out: Tensor, operation: Operation, args: tuple[Any, ...]) -> None:
         x, weight, bias, *rest = args
-        # The statistics are new and small: the call itself keeps them.
-        call = Call(operation, (*map(self._value_of, (x, weight, bias)), *rest), {}, is_view=False)
+        # What follows from the statistics is new and small: the call itself keeps it.
+        if rest[-1] == "identity" and (line := line_of_norm(*args[:-1])) is not None:
+            call = Call(apply_line, (self._value_of(x), *line, None, False), {}, is_view=False)
+        else:
+            call = Call(operation, (*map(self._value_of, (x, weight, bias)), *rest), {}, is_view=False)
         self._note(out, call, 0, out._version)
         if self._makers is not None:
             self._makers.note(torch.ops.zoo.norm_act.default, args, out)
