@@ -205,13 +205,17 @@ def unmodified(tensor: Tensor, version: int) -> Tensor:
             f"forward used it (it is at version {tensor._version}, not {version}); do not overwrite what goes into the "
             "network, comes out of it, or its parameters between forward and backward, or clone() it first"
         )
-    has_memory = tensor.numel() > 0 and tensor.device.type != "meta" and tensor.layout is torch.strided
-    if has_memory and tensor.untyped_storage().nbytes() == 0:
+    if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0 and _has_memory(tensor):
         raise RecipeError(
             f"the memory of a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was freed after forward, "
             "as sharded parameters are; leave such parts of the network out of zoo.lean"
         )
     return tensor
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor needs memory."""
+    return tensor.numel() > 0 and tensor.device.type != "meta"
 
 
 def compute(target: Value) -> Tensor:
