@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from zoo.errors import ConversionError
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
+from zoo.layers.reversible import ReversibleSequential
 from zoo.layers.rewriting import IN_PLACE, LocalTracer, as_traceable, takes_optional_arguments
 
 # The output of these may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
@@ -171,6 +172,8 @@ class Trace:
         module = self.module_of(source)
         if not (isinstance(module, FRESH_MODULES) or source.target in FRESH_FUNCTIONS):
             return f"its input comes from {_name(source)} and not from a convolution, so that others may need it"
+        if module is None and isinstance(self.modules[source.meta["owner"]], ReversibleSequential):
+            return f"its input is the output of {source.meta['owner']}, which backward undoes"
         others = [_name(user) for user in source.users if user is not node]
         return f"its input, the output of {_name(source)}, is also read by {', '.join(others)}" if others else None
 
