@@ -345,17 +345,22 @@ def lean_networks() -> str:
 
 
 def lean_sweep() -> str:
-    """How many networks train lean with the same bits, and what they hold."""
-    found = {r["metric"]: r["median"] for r in result("lean_sweep")["records"] if r["subject"].startswith("all ")}
-    trained, same = (int(found[metric]) for metric in ("networks that train", "with the same bits"))
-    left_out = sum(note.startswith("not measured") for note in result("lean_sweep")["notes"])
-    middle, high, worst = (f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst"))
-    return (
-        f"Of {trained + left_out} families of timm, the smallest network of each was to train a step; {left_out} do "
-        f"not train plainly here, or take too\nmuch memory. Of the other {trained}, {same} have the bits of plain "
-        f"training when they are lean. Half of them hold at most {middle} of the\nbytes, nine of ten at most {high}, "
-        f"and all at most {worst}."
-    )
+    """How many networks of timm and torchvision train lean with the same bits, and what they hold."""
+    sentences = []
+    for package, file in (("timm", "lean_sweep"), ("torchvision", "lean_sweep_torchvision")):
+        found = {r["metric"]: r["median"] for r in result(file)["records"] if r["subject"].startswith("all ")}
+        trained, same = (int(found[metric]) for metric in ("networks that train", "with the same bits"))
+        left_out = sum(note.startswith("not measured") for note in result(file)["notes"])
+        middle, high, worst = (
+            f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst")
+        )
+        sentences.append(
+            f"- {package}: the smallest network of each of {trained + left_out} families was to train a step; "
+            f"{left_out} could not be trained\n"
+            f"  plainly here. Of the other {trained}, {same} have the bits of plain training when they are lean. "
+            f"Half of them hold at\n  most {middle} of the bytes, nine of ten at most {high}, and all at most {worst}."
+        )
+    return "\n".join(sentences)
 
 
 def lean_beside() -> str:
