@@ -357,7 +357,7 @@ def lean_sweep() -> str:
         sentences.append(
             f"- {package}: the smallest network of each of {trained + left_out} families was to train a step; "
             f"{left_out} could not be trained\n"
-            f"  plainly here. Of the other {trained}, {same} have the bits of plain training when they are lean. "
+            f"  plainly on such images alone. Of the other {trained}, {same} have the bits of plain training when they are lean. "
             f"Half of them hold at\n  most {middle} of the bytes, nine of ten at most {high}, and all at most {worst}."
         )
     return "\n".join(sentences)
