@@ -357,9 +357,9 @@ def lean_sweep() -> str:
         sentences.append(
             f"- {package}: the smallest network of each of {trained + left_out} families was to train a step; "
             f"{left_out} could not be trained\n"
-            f"  plainly on such images alone. Of the other {trained}, {same} have the bits of plain training when they "
-            f"are lean. Half of\n  them hold at most {middle} of the bytes, nine of ten at most {high}, and all at most "
-            f"{worst}."
+            f"  plainly on such images alone. Of the other {trained}, {same} have the bits of plain training when "
+            f"they are lean. Half of\n  them hold at most {middle} of the bytes, nine of ten at most {high}, and all "
+            f"at most {worst}."
         )
     return "\n".join(sentences)
 
