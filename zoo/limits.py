@@ -12,6 +12,7 @@ from typing import Any
 # The most pixels that an image may have, read or resized: 256 MiB of RGB. PIL warns of more, but reads twice as many.
 MAX_PIXELS = 2**28 // 3
 MAX_SIDE = math.isqrt(MAX_PIXELS)
+MAX_FILE_BYTES = 2**30  # of an image, which may be stored uncompressed, with 16 bits a value
 MAX_CLASSES = 100_000  # of experiments, networks and the records in weights files; ImageNet-21k has 21,841
 MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training images
 MAX_EPOCHS = 1_000_000

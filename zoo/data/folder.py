@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.data.reading import read_bytes
 from zoo.data.sampler import Key
 from zoo.data.scan import scan_folder
 from zoo.data.seeding import seeded
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError
+from zoo.errors import DataError, printable
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -159,7 +160,8 @@ class ImageFolder(ImageDataset):
 
     def _draw(self, index: int) -> Sample:
         path = self.path(index)
-        return Sample(prepare(path, self.transform), int(self._targets[index]), str(path))
+        image = prepare(read_bytes(path), printable(path), self.transform)
+        return Sample(image, int(self._targets[index]), str(path))
 
 
 def collate(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import io
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageFile
 
 from zoo.errors import DataError, printable
-from zoo.limits import MAX_PIXELS
+from zoo.limits import MAX_FILE_BYTES, MAX_PIXELS
 
 # The formats that are read, by PIL's names, and the extensions of image files, which are those of torchvision. PIL
 # knows many more formats, and passes one of them, EPS, on to another program.
@@ -39,30 +40,56 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+class Unreadable(DataError):
+    """A file cannot be read or decoded; the message names it."""
+
+
 def read_image(path: Path) -> Image.Image:
-    """Return the image in ``path`` as 8-bit RGB; DataError with the file's name when it cannot be read.
+    """Return the image in ``path`` as 8-bit RGB; Unreadable when that is impossible.
 
     As for the published numbers, an orientation noted in EXIF is not applied, and the missing part of a truncated image
     is not filled in. An image of more than 89,478,485 pixels is refused before the pixels take memory, and anything
     but a regular file before anything is read from it.
     """
-    return read_as(path, _loaded_rgb, "an image")
+    return read_as(path, load_rgb, "an image")
 
 
 def read_as(path: Path, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
-    """Return ``convert`` of the image in ``path``; DataError with ``what`` and the file's name if that is impossible.
+    """Return `decode_as` of the file ``path``."""
+    return decode_as(read_bytes(path, what), printable(path), convert, what)
 
-    ``convert`` is given the image before its pixels are read, and has to read them, as the file is closed behind it.
-    What it raises counts as a fault of the file.
+
+def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
+    """Return ``convert`` of the image that the bytes ``encoded`` of a file hold; Unreadable if that is impossible.
+
+    ``convert`` is given the image before its pixels are decoded. What it raises counts as a fault of the file, whose
+    ``name`` the message has, and ``what`` the file should be.
     """
+    with naming(name, what), _open_image(encoded) as image:
+        return convert(image)
+
+
+def read_bytes(path: Path, what: str = "an image") -> bytes:
+    """Return the content of the file ``path``; Unreadable also where it is no regular file, or far too large."""
+    # Opening a pipe would wait for its writer.
+    with naming(printable(path), what), open(path, "rb", opener=_open_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ValueError(f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
+        return file.read()
+
+
+@contextmanager
+def naming(name: str, what: str) -> Iterator[None]:
+    """Make whatever goes wrong inside an Unreadable that says that ``what`` in the file ``name`` cannot be read."""
     try:
-        # Opening a pipe would wait for its writer.
-        with open(path, "rb", opener=_open_without_waiting) as file, _open_image(file) as image:
-            return convert(image)
-    except MemoryError:
-        raise  # the fault is the machine's and not the image's
-    except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
-        raise DataError(f"{what} cannot be read: {_reason(error)}; {printable(path)}") from error
+        yield
+    except (MemoryError, Unreadable):
+        raise  # the fault is the machine's and not the file's, or named already
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more
+        raise Unreadable(f"{what} cannot be read: {_reason(error)}; {name}") from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
@@ -75,30 +102,33 @@ def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Itera
             yield from pool.map(read, files[start : start + CHUNK])
 
 
-def _loaded_rgb(image: Image.Image) -> Image.Image:
+def load_rgb(image: ImageFile.ImageFile) -> Image.Image:
+    """Return ``image``, whose pixels are not decoded yet, as 8-bit RGB, decoded."""
     image.load()
     return to_rgb(image)
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise ValueError if an image may not have so many pixels."""
+    if not 0 < width * height <= MAX_PIXELS:
+        raise ValueError(f"it has {width} x {height} px, not between 1 and {MAX_PIXELS:,}")
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no O_NONBLOCK
 
 
-def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
-    """Return the image in ``file``, whose pixels are not read yet.
+def _open_image(encoded: bytes) -> ImageFile.ImageFile:
+    """Return the image in ``encoded``, whose pixels are not decoded yet.
 
     PIL's own `Image.open` asks the formats in the same way, but prints a warning about images that are refused here.
     """
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise ValueError("it is not a regular file")
-    start = file.read(LONGEST_START).ljust(LONGEST_START, b"\0")
+    start = encoded[:LONGEST_START].ljust(LONGEST_START, b"\0")
     for name in FORMATS:
         factory, accepts = Image.OPEN[name]
         if accepts is not None and accepts(start) is True:
-            file.seek(0)
-            image = factory(file, "")
-            if not 0 < math.prod(image.size) <= MAX_PIXELS:
-                raise ValueError(f"it has {image.width} x {image.height} px, not between 1 and {MAX_PIXELS:,}")
+            image = factory(io.BytesIO(encoded), "")
+            check_size(*image.size)
             return image
     raise ValueError(f"it is empty, or in none of the formats {', '.join(FORMATS)}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
 from zoo.data.augmentation import ColorJitter, Cutout, Lighting, PadCrop
-from zoo.data.reading import read_image, to_rgb
-from zoo.errors import ConfigError, DataError, printable
+from zoo.data.reading import decode_as, load_rgb, to_rgb
+from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS, MAX_SIDE
 
 KEEP_SCALE = -1
@@ -85,13 +84,16 @@ def val_transform(
     return tv.Compose([*steps, tv.Normalize(list(mean), list(std))])
 
 
-def prepare(path: Path, transform: Transform) -> Tensor:
-    """Read the image in ``path`` and return it transformed; DataError, with the file's name, if that is impossible."""
-    image = read_image(path)
+def prepare(encoded: bytes, name: str, transform: Transform) -> Tensor:
+    """Return the image that the bytes ``encoded`` of the file ``name`` hold, transformed.
+
+    Raises DataError, with the file's name, if that is impossible.
+    """
+    image = decode_as(encoded, name, load_rgb, "an image")
     try:
         return transform(image)
     except DataError as error:
-        raise DataError(f"{printable(path)}: {error}") from error
+        raise DataError(f"{name}: {error}") from error
 
 
 class RandomCompose(tv.Compose):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.data.folder import Batch
+from zoo.data.reading import read_bytes
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError
+from zoo.errors import DataError, printable
 
 TOP = 5
 BATCH_SIZE = 16
@@ -87,7 +88,7 @@ def predict(
         names: list[str] = []
         for path in paths[start : start + BATCH_SIZE]:
             try:
-                images.append(prepare(path, transform))
+                images.append(prepare(read_bytes(path), printable(path), transform))
                 names.append(str(path))
             except DataError as error:
                 faults.append(str(error))
