@@ -61,11 +61,13 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.settle()
-        self._thread.shutdown()
-        if self._write is not None and (failure := self._write.exception()) is not None:
-            logger.error("%s", failure)
+        try:
+            if kind is None:
+                self.settle()
+        finally:
+            self._thread.shutdown()
+            if self._write is not None and (failure := self._write.exception()) is not None:
+                logger.error("%s", failure)
 
     def save(self, state: TrainState, is_best: bool = False) -> None:
         """Begin to write the state as it is now, when the write before has ended.
