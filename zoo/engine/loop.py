@@ -150,12 +150,9 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
             f"statistics of; {printable(run.train_loader.dataset.root)}: mend the images, the last is: "
             f"{batch.skipped[-1]}"
         )
-    channels_last = state.config.training.channels_last
-    images = batch.images.to(
-        state.process.device,
-        non_blocking=True,
-        memory_format=torch.channels_last if channels_last else torch.preserve_format,
-    )
+    images = batch.on(state.process.device)
+    if state.config.training.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
     if state.step == 0:
         run.log.images(state.step, images)
     targets = batch.targets.to(state.process.device, non_blocking=True)
@@ -250,7 +247,7 @@ def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
 
     def record(batch: Batch, logits: Tensor) -> None:
         if (index := next(seen)) in chosen and (maps := state.task.class_maps(logits, batch.targets)):
-            run.log.class_maps(state.step, f"val/image{index}", batch.images[0], maps)
+            run.log.class_maps(state.step, f"val/image{index}", batch.finished(batch.images)[0], maps)
 
     return record
 
