@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -28,6 +29,15 @@ constexpr int32_t half = 1 << (precision - 1);
 const bool vectorised = __builtin_cpu_supports("avx2");
 #endif
 
+// Calls body with the number of taps, known when it is compiled, or with 0 for more than 4.
+template <typename F> void specialised(int64_t taps, const F& body) {
+  if (taps == 1) body(std::integral_constant<int, 1>());
+  else if (taps == 2) body(std::integral_constant<int, 2>());
+  else if (taps == 3) body(std::integral_constant<int, 3>());
+  else if (taps == 4) body(std::integral_constant<int, 4>());
+  else body(std::integral_constant<int, 0>());
+}
+
 ALWAYS_INLINE uint8_t rounded(int32_t sum) {  // `sum` includes `half`
   return uint8_t(std::min(std::max(sum >> precision, 0), 255));
 }
@@ -37,36 +47,43 @@ ALWAYS_INLINE uint8_t rounded(int32_t sum) {  // `sum` includes `half`
 struct Axis {
   int64_t taps = 1;            // of the pixel that has most of them
   int64_t begin = 0, end = 0;  // the source pixels that are used, and up to taps - 1 more
-  std::vector<int64_t> first;
+  std::vector<int32_t> first;
   std::vector<int32_t> weights;
 
   // For the pixels `start` to `start + count` of `size` that the source's interval from `low` to `high` is resized to.
   // The arithmetic is PIL's, operation by operation: another order gives other weights.
   Axis(int64_t source, float low, float high, int64_t size, int64_t start, int64_t count) : first(count) {
     const double scale = double(high - low) / double(size), support = std::max(scale, 1.0), inverse = 1.0 / support;
-    const int64_t room = std::min(source, 2 * int64_t(std::ceil(support)) + 1);
-    std::vector<double> values(room);
-    std::vector<int32_t> all(count * room);
+    const int64_t room = std::min(source, int64_t(std::ceil(2 * support)) + 1);
+    std::vector<double> centres(count), totals(count), values(room * count);
+    std::vector<int32_t> ends(count);
     for (int64_t i = 0; i < count; ++i) {
-      const double centre = low + (double(start + i) + 0.5) * scale;
-      const int64_t from = std::clamp<int64_t>(int64_t(centre - support + 0.5), 0, source);
-      const int64_t to = std::min(source, int64_t(centre + support + 0.5)), given = std::min(room, to - from);
-      double total = 0;
-      for (int64_t t = 0; t < given; ++t) {
-        const double distance = std::abs((double(t + from) - centre + 0.5) * inverse);
-        values[t] = distance < 1 ? 1 - distance : 0;
-        total += values[t];
-      }
-      if (total == 0) total = 1;
-      first[i] = from;
-      for (int64_t t = 0; t < given; ++t) {
-        const int32_t weight = int32_t(0.5 + values[t] / total * (1 << precision));
-        all[i * room + t] = weight;
-        if (weight != 0) taps = std::max(taps, t + 1);
+      centres[i] = low + (double(start + i) + 0.5) * scale;
+      first[i] = std::clamp<int32_t>(int32_t(centres[i] - support + 0.5), 0, source);
+      ends[i] = std::min<int32_t>(int32_t(centres[i] + support + 0.5), source);
+    }
+    for (int32_t t = 0; t < room; ++t) {
+      double* value = &values[t * count];
+      for (int64_t i = 0; i < count; ++i) {
+        const double distance = std::abs((double(first[i] + t) - centres[i] + 0.5) * inverse);
+        value[i] = (distance < 1) & (first[i] + t < ends[i]) ? 1 - distance : 0;
+        totals[i] += value[i];
       }
     }
+    for (double& total : totals) total = total == 0 ? 1 : total;
+    std::vector<int32_t> all(room * count);
+    for (int64_t t = 0; t < room; ++t) {
+      int32_t* weight = &all[t * count];
+      int32_t largest = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        weight[i] = int32_t(0.5 + values[t * count + i] / totals[i] * (1 << precision));
+        largest = std::max(largest, weight[i]);
+      }
+      if (largest > 0) taps = t + 1;
+    }
     weights.resize(count * taps);
-    for (int64_t i = 0; i < count; ++i) std::copy_n(&all[i * room], taps, &weights[i * taps]);
+    for (int64_t t = 0; t < taps; ++t)
+      for (int64_t i = 0; i < count; ++i) weights[i * taps + t] = all[t * count + i];
     const auto [least, most] = std::minmax_element(first.begin(), first.end());
     begin = *least, end = *most + taps;
   }
@@ -88,7 +105,7 @@ class Columns {
   // Writes a value for each pixel of the axis, and some more, at planes, planes + padded() and planes + 2 * padded().
   void run(const uint8_t* row, uint8_t* planes) const {
 #ifdef AVX2
-    if (vectorised) return run_for_taps(row, planes);
+    if (vectorised) return specialised(taps_, [&](auto taps) { run_vectors<taps()>(row, planes); });
 #endif
     for (int64_t x = 0; x < size_; ++x) {
       const uint8_t* pixel = row + 3 * axis_.first[x];
@@ -143,7 +160,7 @@ class Columns {
     return _mm256_srai_epi32(sums, precision);
   }
 
-  template <int Taps> AVX2 void run_for_taps(const uint8_t* row, uint8_t* planes) const {
+  template <int Taps> AVX2 void run_vectors(const uint8_t* row, uint8_t* planes) const {
     const __m256i by_channel = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const int64_t padded = padded_, taps = taps_;
@@ -164,22 +181,16 @@ class Columns {
       _mm_storel_epi64(reinterpret_cast<__m128i*>(planes + 2 * padded + x), second);
     }
   }
-
-  void run_for_taps(const uint8_t* row, uint8_t* planes) const {
-    if (taps_ == 1) run_for_taps<1>(row, planes);
-    else if (taps_ == 2) run_for_taps<2>(row, planes);
-    else if (taps_ == 3) run_for_taps<3>(row, planes);
-    else if (taps_ == 4) run_for_taps<4>(row, planes);
-    else run_for_taps<0>(row, planes);
-  }
 #endif
 };
 
 #ifdef AVX2
-AVX2 void blend_32(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t i, uint8_t* out) {
+template <int Taps>
+AVX2 ALWAYS_INLINE void blend_32(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t i,
+                                 uint8_t* out) {
   __m256i sums[4];
   for (__m256i& eight : sums) eight = _mm256_set1_epi32(half);
-  for (int64_t t = 0; t < taps; ++t) {
+  for (int64_t t = 0; t < (Taps == 0 ? taps : Taps); ++t) {
     const __m256i weight = _mm256_set1_epi32(weights[t]);
     for (int k = 0; k < 4; ++k) {
       const auto* bytes = reinterpret_cast<const __m128i*>(rows[t] + i + 8 * k);
@@ -192,15 +203,20 @@ AVX2 void blend_32(const uint8_t* const* rows, const int32_t* weights, int64_t t
   const __m256i in_order = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), in_order);
 }
+
+// For 32 values or more.
+template <int Taps>
+AVX2 void blend_vectors(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t size, uint8_t* out) {
+  for (int64_t i = 0; i < size - 32; i += 32) blend_32<Taps>(rows, weights, taps, i, out);
+  blend_32<Taps>(rows, weights, taps, size - 32, out);  // the last ones; some may be there already
+}
 #endif
 
 // The vertical pass for one row: out[i] is the rounded sum of weights[t] rows[t][i].
 void blend_rows(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t size, uint8_t* out) {
 #ifdef AVX2
-  if (vectorised && size >= 32) {
-    for (int64_t i = 0; i < size - 32; i += 32) blend_32(rows, weights, taps, i, out);
-    return blend_32(rows, weights, taps, size - 32, out);
-  }
+  if (vectorised && size >= 32)
+    return specialised(taps, [&](auto known) { blend_vectors<known()>(rows, weights, taps, size, out); });
 #endif
   for (int64_t i = 0; i < size; ++i) {
     int32_t sum = half;
@@ -232,6 +248,7 @@ void resize_into(Tensor out, Tensor image, int64_t height, int64_t width, double
                  double bottom, int64_t first_row, int64_t first_column, bool vertical_first) {
   for (const Tensor& tensor : {out, image})
     STD_TORCH_CHECK(tensor.dim() == 3 && tensor.size(0) == 3 && tensor.numel() > 0 &&
+                        tensor.size(1) < 1 << 30 && tensor.size(2) < 1 << 30 &&
                         tensor.scalar_type() == ScalarType::Byte,
                     "expected uint8 tensors (3, H, W) that are not empty");
   STD_TORCH_CHECK(image.stride(0) == 1 && (image.stride(2) == 3 || image.size(2) == 1), "expected interleaved pixels");
@@ -271,11 +288,13 @@ void resize_into(Tensor out, Tensor image, int64_t height, int64_t width, double
   }
   // A row of the source is resized when it is first needed, and overwrites one that is needed no more, so that the rows
   // stay in the first cache.
-  std::vector<uint8_t> planes(vertical.taps * 3 * padded);
-  std::vector<int64_t> held(vertical.taps, -1);
+  int64_t slots = 1;
+  while (slots < vertical.taps) slots *= 2;
+  std::vector<uint8_t> planes(slots * 3 * padded);
+  std::vector<int64_t> held(slots, -1);
   for (int64_t y = 0; y < rows; ++y) {
     for (int64_t tap = 0; tap < vertical.taps; ++tap) {
-      const int64_t row = source_row(y, tap), slot = row % vertical.taps;
+      const int64_t row = source_row(y, tap), slot = row & (slots - 1);
       uint8_t* place = &planes[slot * 3 * padded];
       if (held[slot] != row) run_columns(columns, source, row, line, place);
       held[slot] = row;
