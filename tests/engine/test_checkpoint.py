@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import build_net, make_config, this_process
-from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read, save, write
+from tests.engine.tiny import build_net, make_config, save, this_process
+from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read, write
 from zoo.engine.state import TrainState, build_state
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of

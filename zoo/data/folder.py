@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.config import Decoder
+from zoo.data.augmentation import Colours, Normalisation, finish
 from zoo.data.reading import read_bytes
 from zoo.data.sampler import Key
 from zoo.data.scan import scan_folder
-from zoo.data.seeding import seeded
+from zoo.data.seeding import mixed_seed
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, printable
 
@@ -26,29 +28,49 @@ OnBadImage = Literal["stop", "skip"]
 class Sample(NamedTuple):
     """One image: its tensor, target and file. If it is left out, ``image`` is None and ``fault`` says why.
 
-    The target is the index of its class, or the classes of its pixels (H, W), int64.
+    The target is the index of its class, or the classes of its pixels (H, W), int64. What is left to be done to the
+    image is in ``colours`` and ``normalisation``, see `zoo.data.transforms.Drawn`.
     """
 
     image: Tensor | None
     target: int | Tensor
     path: str
     fault: str | None = None
+    colours: Colours | None = None
+    normalisation: Normalisation | None = None
 
 
 class Batch(NamedTuple):
-    """The images of a batch.
+    """The images of a batch, which `on` makes the input of a network.
 
     Args:
-    - `images`: (N, ...), float32.
+    - `images`: (N, ...), uint8, or float32 if they are finished.
     - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
     - `skipped`: one line per image that was left out, with what is wrong and its file.
     - `paths`: the files of the images, in their order.
+    - `colours`, `normalisation`: what is left to be done to the images, see `zoo.data.augmentation.finish`.
     """
 
     images: Tensor
     targets: Tensor
     skipped: list[str]
     paths: Sequence[str] = ()
+    colours: Tensor | None = None
+    normalisation: Normalisation | None = None
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the images on ``device`` as a network takes them: float32, colours changed, normalised."""
+        return self.finished(self.images.to(device, non_blocking=True))
+
+    def finished(self, images: Tensor) -> Tensor:
+        """Return these ``images`` of the batch, all or some of them, which may be on another device, finished.
+
+        Colours belong to each image on its own, so that a batch that changes colours can only be finished as a whole.
+        """
+        if self.normalisation is None:
+            return images
+        colours = None if self.colours is None else self.colours.to(images.device, non_blocking=True)
+        return finish(images, colours, self.normalisation)
 
 
 class ImageDataset(Dataset[Sample]):
@@ -98,15 +120,15 @@ class ImageDataset(Dataset[Sample]):
         digest.update(self._names.tobytes())
         return digest.hexdigest()
 
-    def _draw(self, index: int) -> Sample:
-        """Return sample ``index``, with random numbers from the global generators; DataError where it is impossible."""
+    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+        """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         try:
-            with seeded(self.seed, epoch, index):
-                return self._draw(index)
+            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, index))
+            return self._draw(index, generator)
         except DataError as error:
             if self.on_bad_image == "skip":
                 return Sample(None, 0, str(self.path(index)), fault=str(error))
@@ -132,8 +154,9 @@ class ImageFolder(ImageDataset):
 
     Args:
     - `root`: folder with one folder of images per class.
-    - `transform`: PIL image -> tensor. It runs with the global generators of torch and ``random`` seeded by (seed,
-      epoch, index), so that the result does not depend on which process draws the image.
+    - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
+      result does not depend on which process draws the image.
+    - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
     - `seed`: seed of the augmentation.
     - `on_bad_image`: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
       becomes a sample without image ("skip").
@@ -145,6 +168,7 @@ class ImageFolder(ImageDataset):
         root: Path,
         transform: Transform,
         *,
+        decoder: Decoder = "pil",
         seed: int = 0,
         on_bad_image: OnBadImage = "stop",
         allow_empty_classes: bool = False,
@@ -152,16 +176,18 @@ class ImageFolder(ImageDataset):
         scan = scan_folder(root, allow_empty_classes)
         super().__init__(root, scan.classes, scan.names, seed=seed, on_bad_image=on_bad_image)
         self.transform = transform
+        self.decoder = decoder
         self._targets = np.array(scan.targets)  # an array for the same reason as the names
 
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._targets = np.array(numbers)[self._targets]
 
-    def _draw(self, index: int) -> Sample:
+    def _draw(self, index: int, generator: torch.Generator) -> Sample:
         path = self.path(index)
-        image = prepare(read_bytes(path), printable(path), self.transform)
-        return Sample(image, int(self._targets[index]), str(path))
+        drawn = prepare(read_bytes(path), printable(path), self.transform, self.decoder, generator)
+        target = int(self._targets[index])
+        return Sample(drawn.pixels, target, str(path), colours=drawn.colours, normalisation=drawn.normalisation)
 
 
 def collate(
@@ -173,10 +199,16 @@ def collate(
     """
     if isinstance(samples, DataError):
         return samples
-    good = [(sample.image, torch.as_tensor(sample.target)) for sample in samples if sample.image is not None]
+    skipped = [sample.fault for sample in samples if sample.fault is not None]
+    good = [sample for sample in samples if sample.image is not None]
+    if not good:
+        return Batch(torch.empty(0, *shape), torch.empty(0, *target_shape).long(), skipped)
+    colours = [sample.colours for sample in good if sample.colours is not None]
     return Batch(
-        images=torch.stack([image for image, _ in good]) if good else torch.empty(0, *shape),
-        targets=torch.stack([target for _, target in good]) if good else torch.empty(0, *target_shape).long(),
-        skipped=[sample.fault for sample in samples if sample.fault is not None],
-        paths=[sample.path for sample in samples if sample.image is not None],
+        images=torch.stack([sample.image for sample in good if sample.image is not None]),
+        targets=torch.stack([torch.as_tensor(sample.target) for sample in good]),
+        skipped=skipped,
+        paths=[sample.path for sample in good],
+        colours=torch.tensor(colours) if colours else None,
+        normalisation=good[0].normalisation,
     )

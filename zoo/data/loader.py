@@ -11,11 +11,12 @@ from typing import Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from zoo.config import Experiment
+from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
+from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
-from zoo.data.transforms import train_transform, val_transform
+from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
 
 NUM_CROPS = 10
@@ -78,9 +79,18 @@ def build_train_loader(
 ) -> Loader[TrainBatches]:
     """Return the loader of ``data``/train for one process; its ``batch_sampler`` holds the epoch and the position.
 
-    Raises DataError for a folder that cannot be used or has more classes than the network.
+    Raises DataError for a folder that cannot be used or has more classes than the network, and ConfigError if the
+    decoder is not installed.
     """
-    images = ImageFolder(data / "train", train_transform(config.input), seed=config.seed, on_bad_image=on_bad_image)
+    if config.input.decoder_train == "scaled":
+        load_codec()  # workers inherit it
+    images = ImageFolder(
+        data / "train",
+        TrainTransform(config.input),
+        decoder=config.input.decoder_train,
+        seed=config.seed,
+        on_bad_image=on_bad_image,
+    )
     check_num_classes(images, config.network.classes)
     return loader_of_crops(images, config, rank=rank, world_size=world_size, workers=workers, pin_memory=pin_memory)
 
@@ -120,6 +130,7 @@ def build_val_loader(
     mean: Sequence[float],
     std: Sequence[float],
     batch_size: int,
+    decoder: Decoder = "pil",
     ten_crops: bool = False,
     rank: int = 0,
     world_size: int = 1,
@@ -133,8 +144,8 @@ def build_val_loader(
     ``batch_sampler.num_images`` is how many all processes score together. Raises DataError for a folder that
     cannot be used and ConfigError for a crop larger than the scale.
     """
-    transform = val_transform(scale, crop, mean, std, ten_crops)
-    images = ImageFolder(data / "val", transform, on_bad_image=on_bad_image, allow_empty_classes=True)
+    transform = ValTransform(scale, crop, mean, std, ten_crops)
+    images = ImageFolder(data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True)
     batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
     shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
     return Loader(images, batches, shape, workers, pin_memory)
