@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
 from zoo.limits import is_number
 from zoo.weights import NetworkRecord
-from zoo.weights.read import check_sizes, load_bounded
+from zoo.weights.read import load_bounded
 
 logger = logging.getLogger(__name__)
 
@@ -192,15 +191,16 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint; {printable(path)}: give the path of one, or --resume auto")
     try:
-        damage = _damage(path)
-        content = None
-        if damage is None and zipfile.is_zipfile(path):
-            with open(path, "rb") as file:
-                content = load_bounded(file)
+        with open(path, "rb") as file:
+            magic = file.read(len(ZIP_MAGIC))
+            if not magic:
+                raise ValueError("it is empty")
+            content = load_bounded(file) if magic == ZIP_MAGIC else None
     except Exception as error:  # damaged bytes make the readers of zip and pickle raise nearly anything
-        damage, content = f"{type(error).__name__}: {brief(error)}", None
-    if damage:
-        raise CheckpointError(f"the checkpoint is damaged ({damage}); {printable(path)}: resume from another one")
+        raise CheckpointError(
+            f"the checkpoint is damaged ({type(error).__name__}: {brief(error)}); {printable(path)}: resume from "
+            "another one"
+        ) from error
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
             f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
@@ -214,22 +214,6 @@ def read(path: Path) -> dict[str, Any]:
             f"{printable(path)}: continue with the version of zoo that wrote it"
         )
     return content
-
-
-def _damage(path: Path) -> str | None:
-    """Return what is wrong with the file's checksums, which torch.load does not look at; None if nothing is.
-
-    A file that is not a zip archive has no checksums. One that begins like an archive and is none makes `zipfile`
-    raise.
-    """
-    with open(path, "rb") as file:
-        magic = file.read(len(ZIP_MAGIC))
-        if magic != ZIP_MAGIC:
-            return None if magic else "it is empty"
-        check_sizes(file)
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    return f"wrong checksum of {printable(damaged)}" if damaged else None
 
 
 @dataclass(frozen=True)
