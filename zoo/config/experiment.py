@@ -125,6 +125,9 @@ class Training(Section):
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
     """How much torch.compile keeps for backward: 0: as little as by repeating the whole forward pass; 1: torch's own
     choice, for speed; null: left to torch."""
+    gradient_compression: Literal["off", "bf16"] = "off"
+    """The number format in which several processes exchange gradients; off: that of the gradients. bf16 halves the
+    bytes and keeps 8 significant bits of each gradient."""
     reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Log every so many steps how exactly reversible chains reconstruct their activations, which takes the memory that
     these chains save; 0: never."""
