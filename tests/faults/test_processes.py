@@ -193,7 +193,7 @@ def _die(path: Path) -> Any:
 def test_a_killed_worker_is_one_line_that_says_what_to_do(
     tmp_path: Path, finished: Run, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.data.folder.read_bytes", _die)
+    monkeypatch.setattr("zoo.data.source.read_bytes", _die)
     rest = ["--log-dir", str(tmp_path / "log")] if command == "train" else ["--weights", str(finished.checkpoint)]
     assert main([command, str(finished.config), str(finished.data), "-j", "1", *rest]) == 2
     last = capsys.readouterr().err.splitlines()[-1]

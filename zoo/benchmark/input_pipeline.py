@@ -17,7 +17,6 @@ from zoo.config import Decoder, Experiment
 from zoo.data.augmentation import draw_colours, finish
 from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
-from zoo.data.reading import read_bytes
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
 from zoo.errors import DataError, printable
 from zoo.files import write_bytes
@@ -100,7 +99,7 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: Path, nu
     indices = _jpeg_indices(next(iter(datasets.values())), num_images)
     results.settings[f"images of {root.name}/"] = len(indices)
     steps: dict[tuple[str, str], Step] = {}
-    encoded = [read_bytes(datasets[settings[0].key].path(index)) for index in indices]
+    encoded = [datasets[settings[0].key].source.read(index) for index in indices]
     tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
     steps[root.name, BARE] = _each(decode_jpeg, tensors)
     for setting in settings:
@@ -131,7 +130,7 @@ def _open(setting: Setting, root: Path) -> ImageFolder:
 def _jpeg_indices(images: ImageFolder, num_images: int) -> list[int]:
     """Return the indices of at most ``num_images`` JPEG files, spread over all that `decode_jpeg` can read."""
     chosen = [index * len(images) // min(num_images, len(images)) for index in range(min(num_images, len(images)))]
-    found = [index for index in chosen if jpeg_size(read_bytes(images.path(index))) is not None]
+    found = [index for index in chosen if jpeg_size(images.source.read(index)) is not None]
     if not found:
         raise DataError(
             f"none of {len(chosen)} images is a JPEG file of 8 bits, gray or in colours; {printable(images.root)}: the "
@@ -170,7 +169,7 @@ def _stages(
     stages = {
         WHOLE: _repeated(whole),
         FINISHED: _repeated(lambda: whole().on(device)),
-        "read": _each(lambda index: read_bytes(images.path(index)), indices),
+        "read": _each(images.source.read, indices),
         "decode": decode,
         "crop and resize": resize,
         "collate": _repeated(lambda: collate(samples, ())),

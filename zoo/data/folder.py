@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from torch.utils.data import Dataset
 
 from zoo.config import Decoder
 from zoo.data.augmentation import Colours, Normalisation, finish
-from zoo.data.reading import read_bytes
 from zoo.data.sampler import Key
-from zoo.data.scan import scan_folder
 from zoo.data.seeding import mixed_seed
+from zoo.data.shards import Shards, has_shards
+from zoo.data.source import FolderSource, Source, source_digest
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, printable
 
@@ -81,7 +80,8 @@ class ImageDataset(Dataset[Sample]):
     Args:
     - `root`: the folder that the images belong to, which messages name.
     - `classes`: names of the classes; their order numbers them.
-    - `names`: the files of the images, relative to ``root``, as bytes.
+    - `names`: the files of the images, relative to ``root``, (n,) bytes. It is an array and not a million Python
+      objects, as each worker that touches an object gets a copy of its page of memory.
     - `seed`: seed of the random numbers.
     - `on_bad_image`: an image that cannot be read or used raises DataError ("stop") or becomes a sample without image
       ("skip").
@@ -90,15 +90,13 @@ class ImageDataset(Dataset[Sample]):
     class_kind: ClassVar[str] = "class folders"
 
     def __init__(
-        self, root: Path, classes: list[str], names: Sequence[bytes], *, seed: int, on_bad_image: OnBadImage
+        self, root: Path, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
     ) -> None:
         self.root = root
         self.classes = classes
         self.seed = seed
         self.on_bad_image = on_bad_image
-        # This is an array and not a million Python objects, as each worker that touches an object gets a copy of its
-        # page of memory.
-        self._names = np.array(names)
+        self._names = names
 
     def __len__(self) -> int:
         return len(self._names)
@@ -112,13 +110,8 @@ class ImageDataset(Dataset[Sample]):
         return self.root / os.fsdecode(self._names[index])
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files, which differs for practically all other data.
-
-        Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
-        """
-        digest = hashlib.sha256("\0".join(self.classes).encode("utf-8", errors="surrogateescape"))
-        digest.update(self._names.tobytes())
-        return digest.hexdigest()
+        """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
+        return source_digest(self.classes, self._names)
 
     def _draw(self, index: int, generator: torch.Generator) -> Sample:
         """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
@@ -148,12 +141,12 @@ class ImageDataset(Dataset[Sample]):
 
 
 class ImageFolder(ImageDataset):
-    """The images below ``root``, one folder per class; classes are numbered in the order of their names.
+    """The images of a folder with a folder per class, numbered in the order of their names, or of shards.
 
-    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.scan.scan_folder`.
+    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.source`.
 
     Args:
-    - `root`: folder with one folder of images per class.
+    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards`.
     - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
       result does not depend on which process draws the image.
     - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
@@ -173,21 +166,33 @@ class ImageFolder(ImageDataset):
         on_bad_image: OnBadImage = "stop",
         allow_empty_classes: bool = False,
     ) -> None:
-        scan = scan_folder(root, allow_empty_classes)
-        super().__init__(root, scan.classes, scan.names, seed=seed, on_bad_image=on_bad_image)
+        self.source = open_source(root, allow_empty_classes)
+        super().__init__(root, self.source.classes, self.source.names, seed=seed, on_bad_image=on_bad_image)
         self.transform = transform
         self.decoder = decoder
-        self._targets = np.array(scan.targets)  # an array for the same reason as the names
+        self._outputs = np.arange(len(self.classes))
 
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
-        self._targets = np.array(numbers)[self._targets]
+        self._outputs = np.array(numbers)[self._outputs]
 
     def _draw(self, index: int, generator: torch.Generator) -> Sample:
-        path = self.path(index)
-        drawn = prepare(read_bytes(path), printable(path), self.transform, self.decoder, generator)
-        target = int(self._targets[index])
-        return Sample(drawn.pixels, target, str(path), colours=drawn.colours, normalisation=drawn.normalisation)
+        name, encoded = str(self.path(index)), self.source.read(index)
+        drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
+        target = int(self._outputs[self.source.targets[index]])
+        return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # the source has them
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        self._names = self.source.names
+
+
+def open_source(root: Path, allow_empty_classes: bool = False) -> Source:
+    """Return the images in ``root``: of tar files, if it holds some, otherwise of one folder per class."""
+    return (Shards if has_shards(root) else FolderSource)(root, allow_empty_classes)
 
 
 def collate(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from zoo.config import Decoder, Experiment
@@ -92,7 +93,15 @@ def build_train_loader(
         on_bad_image=on_bad_image,
     )
     check_num_classes(images, config.network.classes)
-    return loader_of_crops(images, config, rank=rank, world_size=world_size, workers=workers, pin_memory=pin_memory)
+    return loader_of_crops(
+        images,
+        config,
+        rank=rank,
+        world_size=world_size,
+        workers=workers,
+        pin_memory=pin_memory,
+        order=partial(images.source.order, window=config.input.shuffle_shards),
+    )
 
 
 def loader_of_crops(
@@ -104,10 +113,12 @@ def loader_of_crops(
     workers: int,
     pin_memory: bool,
     with_label_maps: bool = False,
+    order: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Loader[TrainBatches]:
     """Return the loader that trains on ``dataset``, whose images are square crops, for one process.
 
     ``with_label_maps``: whether the target of an image is a map of the same size, and not the number of a class.
+    ``order``: see `TrainBatches`.
     """
     batches = TrainBatches(
         len(dataset),
@@ -116,6 +127,7 @@ def loader_of_crops(
         world_size=world_size,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
+        order=order,
     )
     size = (config.input.crop_train, config.input.crop_train)
     target_shape = size if with_label_maps else ()

@@ -51,7 +51,7 @@ class LabelledFolder(ImageDataset):
         seed: int = 0,
         on_bad_image: OnBadImage = "stop",
     ) -> None:
-        names = [os.fsencode(name) for name in found.images]
+        names = np.array([os.fsencode(name) for name in found.images])
         super().__init__(found.root, found.classes, names, seed=seed, on_bad_image=on_bad_image)
         self.transform = transform
         self.uniform = uniform
