@@ -107,7 +107,14 @@ class ImageDataset(Dataset[Sample]):
 
     def path(self, index: int) -> Path:
         """Return the file of image ``index``."""
-        return self.root / os.fsdecode(self._names[index])
+        return Path(self.file_name(index))
+
+    def file_name(self, index: int) -> str:
+        """Return the name of the file of image ``index``.
+
+        Workers use this and not a Path, which makes the interpreter's table of names grow with the images that are read.
+        """
+        return os.path.join(self.root, os.fsdecode(self._names[index]))
 
     def names_digest(self) -> str:
         """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
@@ -124,7 +131,7 @@ class ImageDataset(Dataset[Sample]):
             return self._draw(index, generator)
         except DataError as error:
             if self.on_bad_image == "skip":
-                return Sample(None, 0, str(self.path(index)), fault=str(error))
+                return Sample(None, 0, self.file_name(index), fault=str(error))
             hint = "replace or remove the file, or leave such images out with --on-bad-image skip"
             raise DataError(f"{error}; {hint}") from error
 
@@ -177,7 +184,7 @@ class ImageFolder(ImageDataset):
         self._outputs = np.array(numbers)[self._outputs]
 
     def _draw(self, index: int, generator: torch.Generator) -> Sample:
-        name, encoded = str(self.path(index)), self.source.read(index)
+        name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)

@@ -69,7 +69,7 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
         return convert(image)
 
 
-def read_bytes(path: Path, what: str = "an image") -> bytes:
+def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also where it is no regular file, or far too large."""
     # Opening a pipe would wait for its writer.
     with naming(printable(path), what), open(path, "rb", opener=_open_without_waiting) as file:
