@@ -112,7 +112,7 @@ class ImageDataset(Dataset[Sample]):
     def file_name(self, index: int) -> str:
         """Return the name of the file of image ``index``.
 
-        Workers use this and not a Path, which makes the interpreter's table of names grow with the images that are read.
+        Workers use this and not a Path, which makes the interpreter's table of names grow with the images read.
         """
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
