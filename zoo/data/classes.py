@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from zoo.data.folder import ImageDataset
+from zoo.data.places import Place
 from zoo.errors import DataError, listed, printable
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
     return [outputs[folder] for folder in folders]
 
 
-def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Path) -> dict[str, int]:
+def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Place) -> dict[str, int]:
     """Return the output of each name that torchvision has for one of the wnids in ``outputs``.
 
     Raises DataError where a folder has a name that several classes have.

@@ -13,23 +13,24 @@ import os
 import tarfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import Index, index_path, write_index
+from zoo.data.index import ADVICE, Index, index_path, write_index
+from zoo.data.places import Place
 from zoo.data.reading import EXTENSIONS, naming
 from zoo.data.scan import check_filled
 from zoo.data.source import Source
 from zoo.errors import DataError, ZooError, printable
 from zoo.files import locked
-from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
+from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ SHARDS = "shards"  # the kind of their index
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
+ARRAYS = ("names", "targets", "shards", "offsets", "lengths", "checksums")  # of an index, each with a value per image
+MAX_SHARD_BYTES = 2**40
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
 PER_SHARD = 1000
@@ -73,9 +76,14 @@ class Shards:
     - `allow_empty_classes`: whether classes may have no image.
     """
 
+    root: Place
+
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        self.root = root
-        self._index = _index_of(root)
+        self._begin(root, _index_of(root), allow_empty_classes)
+
+    def _begin(self, root: Place, index: Index, allow_empty_classes: bool) -> None:
+        _check_numbers(index)
+        self.root, self._index = root, index
         self._opened: OrderedDict[int, int] = OrderedDict()
         self._set_arrays()
         self.classes = [str(name) for name in self._index.header["classes"]]
@@ -89,13 +97,19 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
-        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
-            length = int(self._lengths[index])
-            encoded = os.pread(self._file(int(self._shards[index])), length, int(self._offsets[index]))
-            checksum = int(self._checksums[index])
-            if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
-                raise ValueError("the shard is damaged, or was changed after its index was made")
-            return encoded
+        with self._naming(index):
+            return self._read_from(self._file(int(self._shards[index])), index)
+
+    def _naming(self, index: int) -> naming:
+        return naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
+
+    def _read_from(self, file: int, index: int) -> bytes:
+        length = int(self._lengths[index])
+        encoded = os.pread(file, length, int(self._offsets[index]))
+        checksum = int(self._checksums[index])
+        if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
+            raise ValueError("the shard is damaged, or was changed after its index was made")
+        return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, (n,) int64.
@@ -114,7 +128,7 @@ class Shards:
         """Return the open file of a shard; the one that was used longest ago is closed when there are too many."""
         file = self._opened.pop(shard, None)
         if file is None:
-            file = os.open(self.root / self._index.header["shards"][shard][0], os.O_RDONLY)
+            file = os.open(os.path.join(self.root, self._index.header["shards"][shard][0]), os.O_RDONLY)
         self._opened[shard] = file
         if len(self._opened) > MAX_OPEN:
             os.close(self._opened.popitem(last=False)[1])
@@ -211,13 +225,52 @@ def _index_of(root: Path) -> Index:
                 "zoo data index where the folder can be written to"
             ) from error
     index = Index(path)
-    if index.header.get("kind") != SHARDS:
-        raise DataError(f"the index is not one of shards; {printable(path)}: make it anew with zoo data index")
-    if index.header["shards"] != _facts(root, _shard_names(root)):
+    if index.header.get("shards") != _facts(root, _shard_names(root)):
         raise DataError(
             f"the index is not that of the shards that are there; {printable(path)}: make it anew with zoo data index"
         )
     return index
+
+
+def _check_numbers(index: Index) -> None:
+    """Raise DataError for an index that is not one of shards, or whose numbers no shards have."""
+    header, arrays = index.header, index.arrays
+    if header.get("kind") != SHARDS:
+        raise DataError(f"the index is not one of shards; {printable(index.path)}: {ADVICE}")
+    if not _is_possible(header, arrays):
+        raise DataError(f"the index says what is true of no shards; {printable(index.path)}: {ADVICE}")
+
+
+def _is_possible(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+    classes, shards = header.get("classes"), header.get("shards")
+    if not (isinstance(classes, list) and len(classes) <= MAX_CLASSES and isinstance(shards, list)):
+        return False
+    if not all(isinstance(fact, list) and len(fact) == 2 and _is_shard(*fact) for fact in shards):
+        return False
+    wanted = [arrays[name] for name in ARRAYS if name in arrays]
+    kinds = [array.dtype.kind for array in wanted if array.shape == wanted[0].shape[:1]]
+    if kinds != ["S", *["i"] * (len(ARRAYS) - 1)]:
+        return False
+    if not len(wanted[0]):
+        return True
+    _, targets, numbers, offsets, lengths, _ = wanted
+    if not (numbers.min() >= 0 and numbers.max() < len(shards) and targets.min() >= 0 and targets.max() < len(classes)):
+        return False
+    sizes = np.array([size for _, size in shards])[numbers]
+    return bool(
+        (offsets >= 0).all() and (lengths >= 0).all() and lengths.max() <= MAX_FILE_BYTES
+        and (offsets <= sizes - lengths).all()
+    )  # fmt: skip
+
+
+def _is_shard(name: object, size: object) -> bool:
+    """Return whether a shard can have this name, which leads nowhere else, and this size."""
+    return (
+        isinstance(name, str)
+        and os.path.basename(name) == name
+        and name.endswith(SUFFIX)
+        and is_whole(size, 0, MAX_SHARD_BYTES)
+    )
 
 
 def _indexed(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
