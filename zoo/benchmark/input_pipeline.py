@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -98,9 +98,10 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: Path, nu
     summary = results.summary
     datasets = {setting.key: _open(setting, root) for setting in settings}
     indices = _jpeg_indices(next(iter(datasets.values())), num_images)
-    results.settings[f"images of {root.name}/"] = len(indices)
     steps: dict[tuple[str, str], Step] = {}
     encoded = [datasets[settings[0].key].source.read(index) for index in indices]
+    results.settings[f"images of {root.name}/"] = len(indices)
+    results.settings[f"their bytes, {root.name}/"] = round(mean(map(len, encoded)))
     tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
     steps[root.name, BARE] = _each(decode_jpeg, tensors)
     for setting in settings:
