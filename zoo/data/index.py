@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zoo.errors import DataError, printable
-from zoo.files import replacing
+from zoo.files import locked, replacing
+
+logger = logging.getLogger(__name__)
 
 MAGIC = b"zoo index 1\n"
 DIGEST_BYTES = 32
@@ -75,6 +78,32 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
         digest.update(piece)
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines([MAGIC, digest.digest(), *pieces])
+
+
+def read_index(root: Path, kind: str, shards: Sequence[Sequence[object]], write: Callable[[Path], object]) -> Index:
+    """Return the index of the folder ``root``; if there is none, one process of several makes it with ``write(root)``.
+
+    ``kind`` and ``shards``, the name and size of each file, are what its header should have. Raises DataError if they
+    are others, and for an index that cannot be read or written.
+    """
+    path = index_path(root)
+    if not path.exists():
+        try:
+            with locked(root.with_name(f".{root.name}.index.lock"), waiting_for=f"the index of {printable(root)}"):
+                if not path.exists():  # another process may have written it meanwhile
+                    logger.info("making the index of the %s; %s", kind, printable(root))
+                    write(root)
+        except OSError as error:
+            raise DataError(
+                f"{kind} need an index, and it cannot be written: {error.strerror}; {printable(path)}: make it with "
+                "zoo data index where the folder can be written to"
+            ) from error
+    index = Index(path)
+    if index.header.get("kind") != kind:
+        raise DataError(f"the index is not one of {kind}; {printable(path)}: {ADVICE}")
+    if index.header.get("shards") != shards:
+        raise DataError(f"the index is not that of the {kind} that are there; {printable(path)}: {ADVICE}")
+    return index
 
 
 def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
