@@ -24,6 +24,7 @@ from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config import Decoder
 from zoo.data.folder import open_source
 from zoo.data.index import LENGTH_BYTES, MAGIC, START, index_path, write_index
+from zoo.data.parquet import write_parquet_index
 from zoo.data.pixels import Box, load_codec, open_pixels
 from zoo.data.shards import write_shard_index, write_shards
 from zoo.data.source import FolderSource, Source, write_folder_index
@@ -41,25 +42,40 @@ def _use(source: Source) -> None:
     assert targets.shape == (num_images,)
     assert int(targets.min()) >= 0
     assert int(targets.max()) < len(source.classes)
-    for window in (None, 2) if hasattr(source, "_shards") else (None,):
+    for window in (None,) if isinstance(source, FolderSource) else (None, 2):
         assert sorted(source.order(torch.Generator().manual_seed(0), window).tolist()) == list(range(num_images))
     for index in range(min(num_images, 8)):
         assert len(source.read(index)) < 2**20
 
 
+KINDS = pytest.mark.parametrize("kind", ["folder", "shards", "parquet"])
+
+
 def _make(kind: str, root: Path) -> None:
-    """Make the folder ``root`` with images, in folders or in shards, and its index."""
+    """Make the folder ``root`` with images, in folders, shards or Parquet files, and its index."""
     make_folder(root.parent / "folder" / root.name, {"ant": 2, "bee": 3})
     source = FolderSource(root.parent / "folder" / root.name)
     if kind == "shards":
         write_shards(source, root, per_shard=2, seed=0, show_progress=Progress)
+    elif kind == "parquet":
+        root.mkdir()
+        for number in range(2):
+            _write_parquet(root / f"{number}.parquet", source)
+        write_parquet_index(root)
     else:
         (root.parent / "folder" / root.name).rename(root)
         write_folder_index(root)
 
 
+def _write_parquet(path: Path, source: Source) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed, which reads Parquet files")
+    images = [{"bytes": source.read(index), "path": "a.png"} for index in range(len(source.names))]
+    table = pyarrow.table({"image": images, "label": source.targets.tolist()})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=2)
+
+
 @EXAMPLES
-@pytest.mark.parametrize("kind", ["folder", "shards"])
+@KINDS
 def test_any_bytes_of_an_index_are_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
     """The digest is right in most cases, as whoever makes an index can compute it."""
     root = tmp_path / "train"
@@ -81,7 +97,7 @@ def _text_and_arrays(whole: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 @EXAMPLES
-@pytest.mark.parametrize("kind", ["folder", "shards"])
+@KINDS
 def test_any_header_of_an_index_is_that_of_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
     _make(kind, root)
@@ -97,7 +113,7 @@ def test_any_header_of_an_index_is_that_of_images_or_a_message(kind: str, count:
 
 
 @EXAMPLES
-@pytest.mark.parametrize("kind", ["folder", "shards"])
+@KINDS
 def test_any_values_in_an_index_are_those_of_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
     """The file is a sound one, of arrays that are too short, of other kinds, or hold impossible numbers and names."""
     root = tmp_path / "train"
@@ -216,6 +232,25 @@ def test_any_changes_of_a_shard_after_its_index_was_made_are_noticed(count: int,
         assert [source.read(index) for index in range(5)] == expected
 
     fuzz(load, count, mutated([whole]), tmp_path)
+
+
+@EXAMPLES
+def test_any_bytes_of_a_parquet_file_are_images_or_a_message(count: int, tmp_path: Path) -> None:
+    root = tmp_path / "train"
+    _make("parquet", root)
+    (root / "1.parquet").unlink()
+    path = root / "0.parquet"
+    whole = path.read_bytes()
+
+    def load(content: bytes) -> None:
+        path.write_bytes(content)
+        write_parquet_index(root)
+        _use(open_source(root, allow_empty_classes=True))
+
+    # Most of what is read is in the part at the end, whose length is in the last eight bytes.
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    ends = mutated([whole[start:-8]]).map(lambda end: whole[:start] + end + struct.pack("<I", len(end)) + b"PAR1")
+    fuzz(load, count, ends | mutated([whole]), tmp_path)
 
 
 def _jpegs() -> list[bytes]:

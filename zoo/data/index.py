@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zoo.errors import DataError, brief, printable
-from zoo.files import replacing
+from zoo.files import locked, replacing
+
+logger = logging.getLogger(__name__)
 
 MAGIC = b"zoo index 1\n"
 DIGEST_BYTES = 32
@@ -60,7 +63,7 @@ class Index:
         classes.
         """
         if self.header.get("kind") != kind:
-            raise self.unusable(f'it is not of the kind "{kind}"')
+            raise self.unusable(f"its kind is {self.header.get('kind')!r}, not {kind!r}")
         classes = self.header.get("classes")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise self.unusable("it has no names of classes")
@@ -109,6 +112,37 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
         digest.update(piece)
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines([MAGIC, digest.digest(), *pieces])
+
+
+def read_index(
+    root: Path,
+    kind: str,
+    columns: Mapping[str, str],
+    shards: Sequence[Sequence[object]],
+    write: Callable[[Path], object],
+) -> Index:
+    """Return the index of the folder ``root``; if there is none, one process of several makes it with ``write(root)``.
+
+    ``kind`` and ``shards``, the name and size of each file, are what its header should have; for ``columns`` see
+    `Index.check_images`. Raises DataError if they are others, and for an index that cannot be read or written.
+    """
+    path = index_path(root)
+    if not path.exists():
+        try:
+            with locked(root.with_name(f".{root.name}.index.lock"), waiting_for=f"the index of {printable(root)}"):
+                if not path.exists():  # another process may have written it meanwhile
+                    logger.info("making the index of the %s; %s", kind, printable(root))
+                    write(root)
+        except OSError as error:
+            raise DataError(
+                f"{kind} need an index, and it cannot be written: {error.strerror}; {printable(path)}: make it with "
+                "zoo data index where the folder can be written to"
+            ) from error
+    index = Index(path)
+    index.check_images(kind, columns)
+    if index.header.get("shards") != shards:
+        raise DataError(f"the index is not that of the {kind} that are there; {printable(path)}: {ADVICE}")
+    return index
 
 
 def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

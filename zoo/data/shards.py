@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import tarfile
 import zlib
@@ -23,15 +22,12 @@ import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import Index, index_path, write_index
-from zoo.data.reading import EXTENSIONS, naming
+from zoo.data.index import Index, index_path, read_index, write_index
+from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.scan import check_filled
 from zoo.data.source import Source
 from zoo.errors import DataError, ZooError, printable
-from zoo.files import locked
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
-
-logger = logging.getLogger(__name__)
 
 SHARDS = "shards"  # the kind of their index
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
@@ -172,7 +168,7 @@ def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | No
     num_images = len(source.names)
     order: Sequence[int] = range(num_images)
     if seed is not None:
-        order = torch.randperm(num_images, generator=torch.Generator().manual_seed(seed)).tolist()
+        order = source.order(torch.Generator().manual_seed(seed), None).tolist()
     places: list[list[_Place]] = []
     with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
         (folder / CLASSES).write_text("".join(f"{name}\n" for name in source.classes), errors="surrogateescape")
@@ -191,7 +187,11 @@ def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int],
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, index in enumerate(chosen, start=start):
             key, target, encoded = f"{number:09}", int(source.targets[index]), source.read(index)
-            extension = os.path.splitext(os.fsdecode(source.names[index]))[1].lower()
+            name = os.fsdecode(source.names[index])
+            extension = os.path.splitext(name)[1].lower()
+            if extension not in EXTENSIONS:  # of a row of a Parquet file, which need not have a name
+                with naming(printable(os.path.join(source.root, name)), "an image"):
+                    extension = extension_of(encoded)
             _add(tar, key + extension, encoded)
             # The member that was added last ends where the file does, but for what fills up its last block.
             offset = tar.offset - -(-len(encoded) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
@@ -207,25 +207,8 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def _index_of(root: Path) -> Index:
     """Return the index of the shards in ``root``, which is made if there is none."""
-    path = index_path(root)
-    if not path.exists():
-        try:
-            with locked(root.with_name(f".{root.name}.index.lock"), waiting_for=f"the index of {printable(root)}"):
-                if not path.exists():  # another process may have written it meanwhile
-                    logger.info("making the index of the shards; %s", printable(root))
-                    write_shard_index(root)
-        except OSError as error:
-            raise DataError(
-                f"shards need an index, and it cannot be written: {error.strerror}; {printable(path)}: make it with "
-                "zoo data index where the folder can be written to"
-            ) from error
-    index = Index(path)
-    index.check_images(SHARDS, COLUMNS)
     shards = _facts(root, _shard_names(root))
-    if index.header.get("shards") != shards:
-        raise DataError(
-            f"the index is not that of the shards that are there; {printable(path)}: make it anew with zoo data index"
-        )
+    index = read_index(root, SHARDS, COLUMNS, shards, write_shard_index)
     index.check_range("shards", 0, len(shards))
     index.check_range("lengths", 0, MAX_FILE_BYTES)
     sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
