@@ -27,7 +27,7 @@ from torch import Tensor
 from zoo.data.index import MAGIC, START, Index
 from zoo.data.places import RemoteFolder
 from zoo.data.reading import Unreadable
-from zoo.data.shards import UNKNOWN, Shards
+from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_places
 from zoo.errors import ConfigError, DataError, brief, printable
 from zoo.files import cache_dir, is_offline, locked, open_own
 from zoo.weights.download import TRIES, Download, DownloadError, Transient, innermost
@@ -233,21 +233,28 @@ def _fetched_index(root: RemoteFolder) -> Index:
         place.mkdir(exist_ok=True)
         with locked(place / "index.lock", waiting_for=""):
             if (place / "index").exists():
-                with suppress(DataError):  # damaged since
-                    return Index(place / "index")
+                with suppress(Unreachable):  # damaged since
+                    return _usable(place / "index", folder / name)
             part.unlink()
             _receive(folder, name, part, max_bytes=MAX_INDEX_BYTES)
             if part.read_bytes()[:START] != head:
                 raise Unreachable(f"the index is changing; {printable(folder / name)}: wait until it is uploaded")
-            try:
-                Index(part)
-            except DataError as error:
-                reason = str(error).partition("; ")[0]
-                raise Unreachable(f"{reason}; {printable(folder / name)}: {BOTH}") from error
+            _usable(part, folder / name)
             os.replace(part, place / "index")
         return Index(place / "index", check=False)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _usable(path: Path, origin: RemoteFolder) -> Index:
+    """Return an index that came from ``origin``; Unreachable if it is damaged, or what it says cannot be."""
+    try:
+        index = Index(path)
+        index.check_images(SHARDS, COLUMNS)
+        check_places(index)
+    except DataError as error:
+        raise Unreachable(f"{str(error).partition('; ')[0]}; {printable(origin)}: {BOTH}") from error
+    return index
 
 
 def _receive(

@@ -12,17 +12,17 @@ import os
 import tarfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import ADVICE, Index, index_path, read_index, write_index
+from zoo.data.index import Index, index_path, read_index, write_index
 from zoo.data.places import Place
 from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.scan import check_filled
@@ -31,10 +31,11 @@ from zoo.errors import DataError, ZooError, printable
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
 SHARDS = "shards"  # the kind of their index
+COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
-ARRAYS = ("names", "targets", "shards", "offsets", "lengths", "checksums")  # of an index, each with a value per image
+MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
 MAX_SHARD_BYTES = 2**40
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
@@ -61,6 +62,13 @@ class _Place(NamedTuple):
     checksum: int = UNKNOWN
 
 
+class _Member(NamedTuple):
+    """Where the bytes of a member of a tar file are."""
+
+    offset: int
+    size: int
+
+
 class Shards:
     """The images of the tar files in ``root``, in the order of these files and of the images in them.
 
@@ -75,11 +83,9 @@ class Shards:
     root: Place
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        index = read_index(root, SHARDS, _facts(root, _shard_names(root)), write_shard_index)
-        self._begin(root, index, allow_empty_classes)
+        self._begin(root, _index_of(root), allow_empty_classes)
 
     def _begin(self, root: Place, index: Index, allow_empty_classes: bool) -> None:
-        _check_numbers(index)
         self.root, self._index = root, index
         self._opened: OrderedDict[int, int] = OrderedDict()
         self._set_arrays()
@@ -211,45 +217,30 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _check_numbers(index: Index) -> None:
-    """Raise DataError for an index that is not one of shards, or whose numbers no shards have."""
-    header, arrays = index.header, index.arrays
-    if header.get("kind") != SHARDS:
-        raise DataError(f"the index is not one of shards; {printable(index.path)}: {ADVICE}")
-    if not _is_possible(header, arrays):
-        raise DataError(f"the index says what is true of no shards; {printable(index.path)}: {ADVICE}")
+def check_places(index: Index) -> None:
+    """Raise DataError for an index whose shards have names that lead elsewhere, or whose images are not in them."""
+    shards = index.header.get("shards")
+    if not isinstance(shards, list) or not all(map(_is_shard, shards)):
+        raise index.unusable("its shards have names or sizes that no shards have")
+    index.check_range("shards", 0, len(shards))
+    index.check_range("lengths", 0, MAX_FILE_BYTES)
+    sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
+    index.check_range("offsets", 0, sizes - index.arrays["lengths"] + 1)
 
 
-def _is_possible(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-    classes, shards = header.get("classes"), header.get("shards")
-    if not (isinstance(classes, list) and len(classes) <= MAX_CLASSES and isinstance(shards, list)):
+def _is_shard(fact: object) -> bool:
+    """Return whether ``fact`` is a name that leads nowhere else, and a size."""
+    if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):
         return False
-    if not all(isinstance(fact, list) and len(fact) == 2 and _is_shard(*fact) for fact in shards):
-        return False
-    wanted = [arrays[name] for name in ARRAYS if name in arrays]
-    kinds = [array.dtype.kind for array in wanted if array.shape == wanted[0].shape[:1]]
-    if kinds != ["S", *["i"] * (len(ARRAYS) - 1)]:
-        return False
-    if not len(wanted[0]):
-        return True
-    _, targets, numbers, offsets, lengths, _ = wanted
-    if not (numbers.min() >= 0 and numbers.max() < len(shards) and targets.min() >= 0 and targets.max() < len(classes)):
-        return False
-    sizes = np.array([size for _, size in shards])[numbers]
-    return bool(
-        (offsets >= 0).all() and (lengths >= 0).all() and lengths.max() <= MAX_FILE_BYTES
-        and (offsets <= sizes - lengths).all()
-    )  # fmt: skip
+    name, size = fact
+    return os.path.basename(name) == name and name.endswith(SUFFIX) and is_whole(size, 0, MAX_SHARD_BYTES)
 
 
-def _is_shard(name: object, size: object) -> bool:
-    """Return whether a shard can have this name, which leads nowhere else, and this size."""
-    return (
-        isinstance(name, str)
-        and os.path.basename(name) == name
-        and name.endswith(SUFFIX)
-        and is_whole(size, 0, MAX_SHARD_BYTES)
-    )
+def _index_of(root: Path) -> Index:
+    """Return the index of the shards in ``root``, which is made if there is none."""
+    index = read_index(root, SHARDS, COLUMNS, _facts(root, _shard_names(root)), write_shard_index)
+    check_places(index)
+    return index
 
 
 def _indexed(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
@@ -306,33 +297,57 @@ def _places_in(path: Path) -> Iterator[_Place]:
     """Yield where the images of a tar file are; DataError for one that is damaged, or has a sample without a class."""
     try:
         num_bytes = path.stat().st_size
-        with tarfile.open(path, "r:") as tar:
-            sample: dict[str, tarfile.TarInfo] = {}
-            key = ""
-            for member in tar:
-                if not member.isreg() or member.issparse():
-                    if member.isdir():
-                        continue
-                    raise DataError(f"{printable(member.name)} is no file but a link or a device")
-                if not 0 <= member.size <= num_bytes - member.offset_data:
-                    raise DataError(f"{printable(member.name)} is cut off")
-                folder, name = os.path.split(member.name)
-                start, _, extension = name.partition(".")
-                if os.path.join(folder, start) != key:
-                    yield from _place_of(tar, key, sample)
-                    key, sample = os.path.join(folder, start), {}
-                sample[extension.lower()] = member
-            yield from _place_of(tar, key, sample)
+        with path.open("rb") as file:
+            headers: Any = _Headers(file)  # it has the methods of a file that tarfile uses
+            with tarfile.open(fileobj=headers, mode="r:") as tar:
+                yield from _places_of(tar, file, num_bytes)
     except ZooError as error:
         raise DataError(f"{error}; {printable(path)}: replace the shard, or make it anew") from error
-    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError, RecursionError) as error:
         reason = printable(str(error)) or type(error).__name__
         raise DataError(
             f"the shard cannot be read: {reason}; {printable(path)}: replace it, or make it anew"
         ) from error
 
 
-def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]) -> Iterator[_Place]:
+def _places_of(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Place]:
+    """Yield where the images of an open tar file are, whose ``file`` has ``num_bytes``.
+
+    Nothing of a member is kept but its place: a member can hold as much as the longest header that came before it.
+    """
+    sample: dict[str, _Member] = {}
+    key = ""
+    while (member := tar.next()) is not None:
+        tar.members.clear()
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise DataError(f"{printable(member.name)} is no file but a link or a device")
+        if not 0 <= member.size <= num_bytes - member.offset_data:
+            raise DataError(f"{printable(member.name)} is cut off")
+        folder, name = os.path.split(member.name)
+        start, _, extension = name.partition(".")
+        if os.path.join(folder, start) != key:
+            yield from _place_of(file, key, sample)
+            key, sample = os.path.join(folder, start), {}
+        sample[extension.lower()] = _Member(member.offset_data, member.size)
+    yield from _place_of(file, key, sample)
+
+
+class _Headers:
+    """The part of a tar file that tarfile reads: headers, of which a long one is refused before it takes memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise ValueError(f"a header takes {size:,} bytes")
+        return self._file.read(size)
+
+
+def _place_of(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Place]:
     """Yield the place of the image of a sample; none if there is no sample yet."""
     if not sample:
         return
@@ -346,11 +361,9 @@ def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]
         raise DataError(f"sample {printable(key)} has no class: neither {printable(key)}.cls nor .json")
     if label.size > MAX_LABEL_BYTES:
         raise DataError(f"the class of sample {printable(key)} takes {label.size:,} bytes")
-    content = tar.extractfile(label)
-    assert content is not None, "a regular file has a content"
-    yield _Place(
-        key, images[0].offset_data, images[0].size, _target_of(content.read(), label is sample.get("cls"), key)
-    )
+    file.seek(label.offset)
+    target = _target_of(file.read(label.size), label is sample.get("cls"), key)
+    yield _Place(key, images[0].offset, images[0].size, target)
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:
