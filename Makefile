@@ -1,11 +1,11 @@
 # `make quickstart` and `make test` set up .venv once; `make wheel` builds dist/*.whl, for every Python and torch from
-# those of pyproject.toml on.
+# those of pyproject.toml on. `make faults` takes a quarter of an hour.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/installed
 
-.PHONY: quickstart test wheel
+.PHONY: quickstart test faults wheel
 
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
@@ -15,6 +15,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+faults: $(READY)
+	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \
+	    tests/faults tests/weights/test_faults.py tests/weights/test_hostile_servers.py
 
 wheel: $(READY)
 	rm -rf build

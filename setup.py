@@ -51,7 +51,7 @@ def kernels() -> list[Extension]:
     return [
         Extension(
             "zoo.ops.abn._native",
-            sources=["csrc/abn.cpp", "csrc/kernels.cpp"],
+            sources=["csrc/abn.cpp", "csrc/kernels.cpp", "csrc/resample.cpp"],
             depends=["csrc/kernels.h", "csrc/numbers.h"],
             include_dirs=[str(torch / "include")],
             library_dirs=[str(torch / "lib")],

@@ -471,7 +471,7 @@ def transforms(
     Args:
     - `name_or_cfg`: a model's name, a model, or its ``pretrained_cfg``.
     - `training`: random resized crop and flip in place of resize and centre crop; colour jitter and lighting belong to
-      an experiment, see ``train_transform``.
+      an experiment, see `zoo.data.transforms.TrainTransform`.
     - `ten_crops`: return (10, 3, crop, crop); validation only.
     - `scale`, `crop`: shorter side of the resized image (-1: not resized; validation only) and side of the crop, in px,
       in place of the model's.
@@ -486,7 +486,7 @@ def transforms(
     takes whole images, unless scale and crop are given; the callable raises DataError for
     anything but an image, and for an image that is smaller than the crop.
     """
-    from zoo.data.transforms import train_transform, val_transform  # here, as this imports torchvision and PIL
+    from zoo.data.transforms import TrainTransform, ValTransform  # here, as this imports torchvision and PIL
 
     cfg = _cfg_of(name_or_cfg)
     if cfg["interpolation"] != "bilinear":
@@ -505,8 +505,8 @@ def transforms(
     content = {"input": {**sizes, "mean": list(cfg["mean"]), "std": list(cfg["std"])}}
     settings = config.parse_experiment(content, "zoo.transforms").input
     if training:
-        return train_transform(settings)
-    return val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops=ten_crops)
+        return TrainTransform(settings)
+    return ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std, ten_crops=ten_crops)
 
 
 def _cfg_of(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ def test_the_digest_is_that_of_the_settings_not_of_their_spelling() -> None:
 
 def test_the_digest_of_the_defaults_is_that_of_earlier_versions() -> None:
     # It is written into every checkpoint: whoever changes a default or adds a key changes this on purpose.
-    assert Experiment().digest() == "f07f46934a3ad2ac694ae1856d71a6912af1c5c8e2e5fb637527d5c8e0254ca2"
+    assert Experiment().digest() == "72dcd5210285af8a0444dd1858b502ddf3918b893903620e56c1c17e951dd333"
 
 
 def test_settings_and_defaults_cannot_be_changed_through_an_experiment() -> None:

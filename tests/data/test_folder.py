@@ -17,12 +17,14 @@ from tests.data.sample_images import make_folder, random_image
 from zoo.config import Input
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.folder import Batch, ImageFolder, collate
-from zoo.data.transforms import train_transform, val_transform
+from zoo.data.pixels import Pixels
+from zoo.data.transforms import Drawn, TrainTransform, Transform, ValTransform
 from zoo.errors import DataError
 
+CPU = torch.device("cpu")
 SHAPE = (3, 8, 8)
-AUGMENT = train_transform(Input(crop_train=8, color_jitter_train=True, lighting_train=True))
-PLAIN = val_transform(-1, 8, [0.5] * 3, [0.5] * 3)
+AUGMENT = TrainTransform(Input(crop_train=8, color_jitter_train=True, lighting_train=True))
+PLAIN = ValTransform(-1, 8, [0.5] * 3, [0.5] * 3)
 
 
 @pytest.fixture
@@ -31,9 +33,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def _image(images: ImageFolder, epoch: int, index: int) -> Tensor:
-    image = images[epoch, index].image
-    assert image is not None
-    return image
+    sample = images[epoch, index]
+    assert sample.image is not None
+    return Drawn(sample.image, sample.colours, sample.normalisation).finished()
 
 
 def test_samples_have_image_target_and_file(root: Path) -> None:
@@ -43,8 +45,7 @@ def test_samples_have_image_target_and_file(root: Path) -> None:
         sample = images[0, index]
         assert sample.target == int(index > 2)
         assert Path(sample.path) == images.path(index) == root / "aaabb"[index] / f"{index % 3:03}.png"
-        assert sample.image is not None
-        assert torch.equal(sample.image, PLAIN(Image.open(sample.path)))
+        assert torch.equal(_image(images, 0, index), PLAIN(Image.open(sample.path)))
 
 
 def test_augmentation_repeats_whatever_was_drawn_in_between(root: Path) -> None:
@@ -96,7 +97,7 @@ def test_an_unreadable_image_is_left_out_and_reported_when_asked(root: Path) -> 
     images = ImageFolder(root, PLAIN, on_bad_image="skip")
     batch = collate(images.__getitems__([(0, index) for index in range(5)]), SHAPE)
     assert isinstance(batch, Batch)
-    assert torch.equal(batch.images, torch.stack([_image(images, 0, index) for index in (0, 2, 3, 4)]))
+    assert torch.equal(batch.on(CPU), torch.stack([_image(images, 0, index) for index in (0, 2, 3, 4)]))
     assert (batch.targets.tolist(), batch.targets.dtype) == ([0, 0, 1, 1], torch.int64)
     assert len(batch.skipped) == 1
     assert str(bad) in batch.skipped[0]
@@ -114,7 +115,7 @@ def test_a_batch_without_any_readable_image_is_empty(root: Path) -> None:
 
 def test_a_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(root: Path) -> None:
     random_image(0, 40, 30).save(root / "a" / "001.png")
-    transform = val_transform(-1, 11, [0.5] * 3, [0.5] * 3)
+    transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
     with pytest.raises(DataError, match=f"^{root}/a/000.png: a crop of 11 px does not fit .* --on-bad-image skip"):
         ImageFolder(root, transform)[0, 0]
     samples = ImageFolder(root, transform, on_bad_image="skip").__getitems__([(0, 0), (0, 1)])
@@ -125,11 +126,12 @@ def test_a_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(r
 
 
 def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:
-    def _broken(image: Image.Image) -> Tensor:
-        raise RuntimeError("a bug")
+    class _Broken(Transform):
+        def draw(self, image: Pixels, generator: torch.Generator | None = None) -> Drawn:
+            raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        ImageFolder(root, _broken, on_bad_image="skip").__getitems__([(0, 0)])
+        ImageFolder(root, _Broken(), on_bad_image="skip").__getitems__([(0, 0)])
 
 
 def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from zoo.errors import ConfigError, DataError
 # torch warns of more workers than cores, which is no fault of the tests
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
+CPU = torch.device("cpu")
 MEAN, STD = [0.5] * 3, [0.5] * 3
 
 
@@ -52,7 +53,7 @@ def _two_epochs(loader: Loader[TrainBatches]) -> list[tuple[Tensor, Tensor]]:
     batches = []
     for epoch in (0, 1):
         loader.batch_sampler.set_epoch(epoch)
-        batches += [(batch.images, batch.targets) for batch in loader]
+        batches += [(batch.on(CPU), batch.targets) for batch in loader]
     return batches
 
 
@@ -75,7 +76,7 @@ def test_a_run_continued_within_an_epoch_sees_the_same_images(data: Path, worker
     loader = _train_loader(data, workers=workers)
     loader.batch_sampler.set_epoch(1)
     loader.batch_sampler.skip_to(2)
-    assert _equal([(batch.images, batch.targets) for batch in loader], expected[6:])
+    assert _equal([(batch.on(CPU), batch.targets) for batch in loader], expected[6:])
 
 
 def test_an_epoch_after_one_that_was_left_early_is_complete_and_right(data: Path) -> None:
@@ -164,11 +165,11 @@ def test_unreadable_images_are_left_out_and_reported_when_asked(data: Path, work
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
 def test_validation_scores_every_image_exactly_once(data: Path, world: int) -> None:
-    everything = torch.cat([batch.images for batch in _val_loader(data)])
+    everything = torch.cat([batch.on(CPU) for batch in _val_loader(data)])
     assert len(everything) == 11
     loaders = [_val_loader(data, rank=rank, world_size=world) for rank in range(world)]
     assert {loader.batch_sampler.num_images for loader in loaders} == {11}
-    drawn = [batch.images for loader in loaders for batch in loader]
+    drawn = [batch.on(CPU) for loader in loaders for batch in loader]
     assert sum(len(images) for images in drawn) == 11
     assert torch.equal(torch.cat(drawn).flatten(1).sum(1).sort()[0], everything.flatten(1).sum(1).sort()[0])
 

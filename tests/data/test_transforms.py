@@ -17,8 +17,8 @@ from torchvision import transforms as tv
 from tests.data.sample_images import random_image
 from zoo import registry, transforms
 from zoo.config import Input
-from zoo.data.augmentation import ColorJitter, Lighting
-from zoo.data.transforms import train_transform, val_transform
+from zoo.data.augmentation import Normalisation, draw_colours, finish
+from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import ConfigError, DataError
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -54,13 +54,13 @@ def test_validation_resizes_the_shorter_side_and_cuts_the_centre() -> None:
     image = random_image(0, width=40, height=20)
     scaled = image.resize((32, 16), Image.Resampling.BILINEAR)
     expected = _normalised(scaled.crop((11, 3, 21, 13)))
-    assert _close(val_transform(16, 10, MEAN, STD)(image), expected)
+    assert _close(ValTransform(16, 10, MEAN, STD)(image), expected)
 
 
 def test_a_scale_of_minus_one_keeps_the_size() -> None:
     image = random_image(0, width=41, height=21)
     expected = _normalised(image.crop((15, 5, 26, 16)))
-    assert _close(val_transform(-1, 11, MEAN, STD)(image), expected)
+    assert _close(ValTransform(-1, 11, MEAN, STD)(image), expected)
 
 
 def test_ten_crops_are_corners_centre_and_their_mirror_images() -> None:
@@ -69,19 +69,19 @@ def test_ten_crops_are_corners_centre_and_their_mirror_images() -> None:
     mirrored = whole[:, :, ::-1]
     tops_and_lefts = [(0, 0), (0, 12), (6, 0), (6, 12), (3, 6)]
     windows = [part[:, y : y + 8, x : x + 8] for part in (whole, mirrored) for y, x in tops_and_lefts]
-    assert _close(val_transform(-1, 8, MEAN, STD, ten_crops=True)(image), np.stack(windows))
+    assert _close(ValTransform(-1, 8, MEAN, STD, ten_crops=True)(image), np.stack(windows))
 
 
 @pytest.mark.parametrize("ten_crops", [False, True])
 def test_a_crop_larger_than_the_scale_is_an_error_that_names_both(ten_crops: bool) -> None:
     with pytest.raises(ConfigError, match="a crop of 320 px does not fit into images scaled to 256 px"):
-        val_transform(256, 320, MEAN, STD, ten_crops)
+        ValTransform(256, 320, MEAN, STD, ten_crops)
 
 
 @pytest.mark.parametrize("ten_crops", [False, True])
 def test_a_crop_larger_than_an_unscaled_image_is_an_error_and_not_padded(ten_crops: bool) -> None:
     with pytest.raises(DataError, match=r"crop of 11 px .* image of 40 x 10 px \(scale -1\)"):
-        val_transform(-1, 11, MEAN, STD, ten_crops)(random_image(0, width=40, height=10))
+        ValTransform(-1, 11, MEAN, STD, ten_crops)(random_image(0, width=40, height=10))
 
 
 @pytest.mark.parametrize("scale", [-1, 24])
@@ -90,7 +90,7 @@ def test_training_crops_at_random_flips_and_normalises(scale: int) -> None:
     resize = [] if scale == -1 else [tv.Resize(scale)]
     crop = tv.RandomResizedCrop(16, (0.08, 1), (3 / 4, 4 / 3))
     expected = tv.Compose([*resize, crop, tv.RandomHorizontalFlip(0.5), TO_TENSOR, tv.Normalize(MEAN, STD)])
-    ours = train_transform(Input(scale_train=scale, crop_train=16))
+    ours = TrainTransform(Input(scale_train=scale, crop_train=16))
     for seed in range(8):
         torch.manual_seed(seed)
         result = ours(image)
@@ -100,19 +100,24 @@ def test_training_crops_at_random_flips_and_normalises(scale: int) -> None:
 
 def test_half_of_the_training_images_are_mirrored() -> None:
     ramp = Image.fromarray(np.tile(np.arange(0, 250, 5, dtype=np.uint8)[None, :, None], (50, 1, 3)))
-    transform = train_transform(Input(crop_train=8))
+    transform = TrainTransform(Input(crop_train=8))
     mirrored = sum(bool(image[0, 4, 0] > image[0, 4, -1]) for image in (transform(ramp) for _ in range(400)))
     assert 160 < mirrored < 240
 
 
 def test_training_jitters_then_lights_then_normalises() -> None:
     image = random_image(0, width=40, height=30)
-    steps = [tv.RandomResizedCrop(16), tv.RandomHorizontalFlip(), TO_TENSOR, ColorJitter(), Lighting()]
+    crop = tv.Compose([tv.RandomResizedCrop(16), tv.RandomHorizontalFlip(), TO_TENSOR])
     settings = Input(crop_train=16, color_jitter_train=True, lighting_train=True)
     torch.manual_seed(1)
-    result = train_transform(settings)(image)
+    result = TrainTransform(settings)(image)
     torch.manual_seed(1)
-    assert torch.equal(result, tv.Compose([*steps, tv.Normalize(MEAN, STD)])(image))
+    values = crop(image).double().numpy()
+    colours = np.array(draw_colours(jitter=True, lighting=True))
+    for kind in range(3):
+        values = _blended(values, kind, colours[kind])
+    expected = (values + colours[3:, None, None] - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
+    assert _close(result, expected)
 
 
 @pytest.mark.parametrize(("mode", "filling"), [("zeros", "constant"), ("reflect", "reflect")])
@@ -121,7 +126,7 @@ def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally
     plain = _normalised(image)
     padded = [np.pad(part, [(0, 0), (2, 2), (2, 2)], mode=filling) for part in (plain, plain[:, :, ::-1])]
     windows = [part[:, y : y + 6, x : x + 6] for part in padded for y in range(3) for x in range(3)]
-    transform = train_transform(Input(crop_train=6, pad_train=2, pad_mode_train=mode))
+    transform = TrainTransform(Input(crop_train=6, pad_train=2, pad_mode_train=mode))
     counts = [0] * len(windows)
     for _ in range(720):
         cropped = transform(image)
@@ -131,7 +136,7 @@ def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally
 
 def test_cutout_blanks_one_square_to_the_mean_colour_and_reaches_every_corner() -> None:
     image = Image.fromarray(np.full((6, 6, 3), 255, dtype=np.uint8))
-    transform = train_transform(Input(crop_train=6, pad_train=0, cutout_train=4))
+    transform = TrainTransform(Input(crop_train=6, pad_train=0, cutout_train=4))
     places = set()
     for _ in range(200):
         blank = (transform(image) == 0).all(0)
@@ -151,7 +156,7 @@ def test_cutout_blanks_one_square_to_the_mean_colour_and_reaches_every_corner() 
 )
 def test_a_image_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        train_transform(Input(**settings))(random_image(0, width=20, height=10))
+        TrainTransform(Input(**settings))(random_image(0, width=20, height=10))
 
 
 def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
@@ -160,32 +165,40 @@ def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
     return image * factor + other * (1 - factor)
 
 
+UNCHANGED = Normalisation([0.0] * 3, [1.0] * 3)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_jitter_blends_saturation_brightness_and_contrast_and_any_order_is_the_same(order: list[int]) -> None:
-    image = TO_TENSOR(random_image(0))
-    for seed in range(12):
-        torch.manual_seed(seed)
-        factors = (1 + torch.empty(3).uniform_(-0.4, 0.4)).tolist()
-        expected = image.double().numpy()
+    images = torch.stack([_as_tensor(random_image(seed)) for seed in range(12)])
+    colours = torch.tensor([draw_colours(jitter=True, lighting=False) for _ in images])
+    for image, change, result in zip(images, colours, finish(images, colours, UNCHANGED), strict=True):
+        expected = image.double().numpy() / 255
         for kind in order:
-            expected = _blended(expected, kind, factors[kind])
-        torch.manual_seed(seed)
-        assert _close(ColorJitter()(image), expected)
+            expected = _blended(expected, kind, float(change[kind]))
+        assert _close(result, expected)
 
 
 def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
-    white = torch.ones(3, 2, 2)  # neither saturation nor contrast changes it: what is left is the brightness
-    factors = [ColorJitter()(white)[0, 0, 0].item() for _ in range(400)]
-    assert 0.6 <= min(factors) < 0.62
-    assert 1.38 < max(factors) <= 1.4
-    assert sum(factors) / len(factors) == pytest.approx(1, abs=0.04)
+    colours = torch.tensor([draw_colours(jitter=True, lighting=False) for _ in range(2000)])
+    factors = colours[:, :3]
+    assert torch.equal(colours[:, 3:], torch.zeros(2000, 3))
+    assert (factors.amin(0) >= 0.6).all()
+    assert (factors.amax(0) <= 1.4).all()
+    # The mean and the variance of each factor are those of a uniform distribution, and no two factors are alike.
+    assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02)
+    assert torch.allclose(factors.T.cov(), torch.eye(3) * 0.8**2 / 12, atol=0.005)
+    white = torch.full((2000, 3, 2, 2), 255, dtype=torch.uint8)  # neither saturation nor contrast changes it
+    assert torch.allclose(finish(white, colours, UNCHANGED)[:, 0, 0, 0], factors[:, 1], atol=1e-6)
 
 
 def test_lighting_adds_one_colour_along_the_published_components() -> None:
-    image = TO_TENSOR(random_image(0))
-    shifts = [Lighting()(image) - image for _ in range(4000)]
-    assert all(torch.allclose(shift, shift[:, :1, :1], atol=1e-6) for shift in shifts)
-    colours = torch.stack([shift[:, 0, 0] for shift in shifts]).double()
+    colours = torch.tensor([draw_colours(jitter=False, lighting=True) for _ in range(4000)])
+    assert torch.equal(colours[:, :3], torch.ones(4000, 3))
+    images = _as_tensor(random_image(0)).expand(4000, -1, -1, -1)[:50]
+    shifts = finish(images, colours[:50], UNCHANGED) - finish(images, None, UNCHANGED)
+    assert torch.allclose(shifts, colours[:50, 3:, None, None].expand_as(shifts), atol=1e-6)
+    colours = colours[:, 3:].double()
     vectors = torch.tensor(
         [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], dtype=torch.float64
     )
@@ -196,10 +209,24 @@ def test_lighting_adds_one_colour_along_the_published_components() -> None:
     assert torch.allclose(components, variances.diag(), rtol=0.1)
 
 
+def test_images_are_not_changed_by_being_finished() -> None:
+    images = torch.rand(2, 3, 5, 7)
+    before = images.clone()
+    for colours in (None, torch.rand(2, 6)):
+        finish(images, colours, Normalisation(MEAN, STD))
+        assert torch.equal(images, before)
+
+
+def test_without_a_change_of_colours_a_batch_has_the_bits_of_torchvision() -> None:
+    images = torch.randint(0, 256, (2, 10, 3, 5, 7), dtype=torch.uint8)
+    expected = tv.Normalize(MEAN, STD)(images.float() / 255)
+    assert torch.equal(finish(images, None, Normalisation(MEAN, STD)), expected)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_a_large_image_does_not_depend_on_the_number_of_threads() -> None:
     settings = Input(crop_train=256, color_jitter_train=True, lighting_train=True)
-    transform, image = train_transform(settings), random_image(0, width=300, height=300)
+    transform, image = TrainTransform(settings), random_image(0, width=300, height=300)
     for seed in range(3):
         torch.manual_seed(seed)
         shared = transform(image)
@@ -215,9 +242,9 @@ SMALL = Input(crop_train=8, pad_train=2, cutout_train=3)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: val_transform(12, 8, MEAN, STD, True),
-        lambda: train_transform(Input()),
-        lambda: train_transform(SMALL),
+        lambda: ValTransform(12, 8, MEAN, STD, True),
+        lambda: TrainTransform(Input()),
+        lambda: TrainTransform(SMALL),
     ],
 )
 def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
@@ -234,7 +261,7 @@ def test_a_name_a_model_and_a_mapping_give_the_same_preprocessing() -> None:
     model = nn.Identity()
     model.pretrained_cfg = CFG | {"scale": 256, "crop": 224}
     image = random_image(0, width=300, height=280, mode="L")
-    expected = val_transform(256, 224, MEAN, STD)(image)
+    expected = ValTransform(256, 224, MEAN, STD)(image)
     for source in ("resnet18", model, model.pretrained_cfg):
         assert torch.equal(transforms(source)(image), expected)
 
@@ -246,12 +273,12 @@ def test_a_checkpoint_of_the_trainer_gives_the_preprocessing_that_it_was_trained
     torch.save({"state_dict": weights, "config": config}, tmp_path / "checkpoint.pth.tar")
     image = random_image(0, width=30, height=20)
     result = transforms(str(tmp_path / "checkpoint.pth.tar"))(image)
-    assert torch.equal(result, val_transform(12, 8, MEAN, STD)(image))
+    assert torch.equal(result, ValTransform(12, 8, MEAN, STD)(image))
 
 
 def test_public_transforms_have_a_training_and_a_ten_crop_form() -> None:
     image = random_image(0, width=30, height=20)
-    assert torch.equal(transforms(CFG, ten_crops=True)(image), val_transform(12, 8, MEAN, STD, ten_crops=True)(image))
+    assert torch.equal(transforms(CFG, ten_crops=True)(image), ValTransform(12, 8, MEAN, STD, ten_crops=True)(image))
     first, second = transforms(CFG, training=True)(image), transforms(CFG, training=True)(image)
     assert first.shape == second.shape == (3, 8, 8)
     assert not torch.equal(first, second)
@@ -319,9 +346,9 @@ def test_an_experiments_training_transform_takes_tensors_too() -> None:
     settings = Input(crop_train=8, pad_train=2, cutout_train=3, color_jitter_train=True, lighting_train=True)
     image = random_image(0)
     torch.manual_seed(1)
-    expected = train_transform(settings)(image)
+    expected = TrainTransform(settings)(image)
     torch.manual_seed(1)
-    assert torch.equal(train_transform(settings)(_as_tensor(image)), expected)
+    assert torch.allclose(TrainTransform(settings)(_as_tensor(image)), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -357,27 +384,14 @@ def test_what_is_no_image_is_refused_with_what_would_be_one(training: bool, imag
 
 def test_scale_and_crop_can_be_others_than_the_models() -> None:
     image = random_image(0, width=60, height=50)
-    assert torch.equal(transforms(CFG, scale=32, crop=30)(image), val_transform(32, 30, MEAN, STD)(image))
+    assert torch.equal(transforms(CFG, scale=32, crop=30)(image), ValTransform(32, 30, MEAN, STD)(image))
     assert transforms(CFG, crop=6)(image).shape == (3, 6, 6)
     assert transforms(CFG, training=True, crop=6)(image).shape == (3, 6, 6)
 
 
-def test_a_transform_shows_its_steps_in_lines() -> None:
-    assert (
-        repr(transforms(CFG))
-        == """Compose(
-    ToRGB()
-    Resize(size=12)
-    CheckSize(crop=8, scale=12)
-    CenterCrop(size=(8, 8))
-    ToTensor()
-    Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-)"""
-    )
-    settings = Input(crop_train=8, pad_train=2, cutout_train=3, color_jitter_train=True, lighting_train=True)
-    for transform in (transforms(CFG, ten_crops=True), train_transform(Input()), train_transform(settings)):
-        assert " at 0x" not in repr(transform)
-        assert all(line.startswith("    ") for line in repr(transform).splitlines()[1:-1])
+def test_a_transform_shows_its_settings() -> None:
+    assert repr(transforms(CFG)) == f"ValTransform(scale=12, crop=8, mean={MEAN}, std={STD}, ten_crops=False)"
+    assert "crop_train=8" in repr(transforms(CFG, training=True))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from tests.data.sample_labels import make_labelled
 from tests.dist.spawn import PRELOADED, TIMEOUT_S, free_port, prepare_process, run_distributed
@@ -27,8 +29,9 @@ from tests.engine.tiny import (
     run_until_killed,
 )
 from zoo.config import Experiment, parse_experiment
-from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine.checkpoint import CHECKPOINT, TEMPORARY, read
 from zoo.engine.process import open_process
+from zoo.errors import CheckpointError
 from zoo.registry import build_from_config
 
 pytestmark = pytest.mark.dist
@@ -48,7 +51,11 @@ def _run_rank(rank: int, world_size: int, port: int, args: tuple[Any, ...], opti
 
 
 def _kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir: Path, **options: Any) -> None:
-    """Train in processes of their own and kill them, as `kill -9` does, when all have reported ``step``."""
+    """Train in processes of their own and kill them, as `kill -9` does, when all have reported ``step``.
+
+    The last checkpoint is written by then.
+    """
+    saved = step // config.checkpoint.every_steps * config.checkpoint.every_steps
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     log_dir.mkdir()
@@ -57,7 +64,7 @@ def _kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir
     for process in processes:
         process.start()
     end = time.monotonic() + TIMEOUT_S
-    while len(list(log_dir.glob("reached.*"))) < world_size:
+    while len(list(log_dir.glob("reached.*"))) < world_size or _saved_step(log_dir) < saved:
         assert all(process.is_alive() for process in processes), "a process ended by itself"
         assert time.monotonic() < end, f"step {step} was not reached"
         time.sleep(0.02)
@@ -66,6 +73,13 @@ def _kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir
     for process in processes:
         process.join()
         assert process.exitcode == -signal.SIGKILL
+
+
+def _saved_step(log_dir: Path) -> int:
+    try:
+        return read(log_dir / CHECKPOINT)["position"]["step"]
+    except CheckpointError:  # there is none, for a moment also between the two renames of a save
+        return -1
 
 
 def _numbers_of_run(config: Experiment, data: Path, log_dir: Path, options: dict[str, Any]) -> list[tuple[float, ...]]:
@@ -84,6 +98,45 @@ def test_a_killed_run_ends_as_the_straight_one(data: Path, tmp_path: Path, worke
     options = {"workers": workers[2], "resume": "auto"}
     (rest,) = run_distributed(_numbers_of_run, 1, config, data, killed, options, group=False)
     assert rest == numbers[6:]
+    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
+
+
+def _hold_in_write(held_step: int, folder: Path, config: Experiment, data: Path, log_dir: Path) -> None:
+    """Train until a part of the checkpoint after ``held_step`` is written, and a step after it is done."""
+    write = torch.save
+
+    def hold(content: dict[str, Any], file: Any) -> None:
+        if content["position"]["step"] < held_step:
+            write(content, file)
+            return
+        file.write(bytes(1000))
+        file.flush()
+        (folder / "writing").touch()
+        time.sleep(600)
+
+    with mock.patch("torch.save", hold):
+        run_until_killed(config, data, log_dir, held_step + 1)
+
+
+def test_a_run_that_is_killed_during_a_write_goes_on_from_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
+    config = make_config(checkpoint={"every_steps": EVERY_STEPS})
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    run(config, data, straight, MemoryLog())
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_hold_in_write, args=(6, tmp_path, config, data, killed)
+    )
+    process.daemon = True
+    process.start()
+    end = time.monotonic() + TIMEOUT_S
+    while not (tmp_path / "writing").exists() or not (killed / "reached.0").exists():
+        assert process.is_alive(), "the process ended by itself"
+        assert time.monotonic() < end, "the write was not reached"
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert (killed / TEMPORARY).exists()
+    assert read(killed / CHECKPOINT)["position"]["step"] == 5
+    assert _numbers_of_run(config, data, killed, {"resume": "auto"})[0][0] == 6
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 
 

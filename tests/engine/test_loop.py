@@ -117,8 +117,8 @@ def test_checkpoints_inside_epochs_come_every_so_many_steps(
 ) -> None:
     positions: list[tuple[int, int, int]] = []
     monkeypatch.setattr(
-        "zoo.engine.checkpoint.save",
-        lambda state, folder, is_best=False: positions.append((state.epoch, state.batch, state.step)),
+        "zoo.engine.checkpoint.CheckpointWriter.save",
+        lambda writer, state, is_best=False: positions.append((state.epoch, state.batch, state.step)),
     )
     run(make_config(checkpoint={"every_steps": 4}), data, tmp_path, MemoryLog())
     assert positions == [(0, 4, 4), (1, 0, 5), (1, 3, 8), (2, 0, 10), (2, 2, 12), (3, 0, 15)]

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, build_net, make_config, this_process
+from tests.engine.tiny import MemoryLog, build_net, make_config, save, this_process
 from zoo.config import Experiment
-from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, save, write
+from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, write
 from zoo.engine.process import Process
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, build_state

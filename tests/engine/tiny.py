@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.config import Experiment, Network, parse_experiment
+from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.loop import train
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
@@ -163,6 +164,13 @@ def this_process() -> Process:
     if not dist.is_initialized():
         return Process()
     return Process(dist.get_rank(), dist.get_rank(), dist.get_world_size(), control=dist.new_group(backend="gloo"))
+
+
+def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
+    """Write a checkpoint to ``folder``, wait for it and return its path."""
+    with CheckpointWriter(state.process, folder) as writer:
+        writer.save(state, is_best)
+    return folder / CHECKPOINT
 
 
 def run(

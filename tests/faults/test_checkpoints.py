@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny import MemoryLog, build_net, make_config, this_process
-from zoo.engine.checkpoint import CHECKPOINT, read, save, write
+from tests.engine.tiny import MemoryLog, build_net, make_config, save, this_process
+from zoo.engine.checkpoint import CHECKPOINT, read, write
 from zoo.engine.process import Process
 from zoo.engine.start import start
 from zoo.engine.state import build_state

@@ -20,7 +20,7 @@ from zoo.data.classes import check_num_classes, check_same_classes, class_names
 from zoo.data.folder import ImageFolder, collate
 from zoo.data.reading import EXTENSIONS, FORMATS, read_image
 from zoo.data.scan import find_images, scan_folder
-from zoo.data.transforms import train_transform, val_transform
+from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.data.validation_set import describe_validation_set
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS
@@ -214,7 +214,7 @@ def test_an_image_that_would_be_resized_to_too_many_pixels_is_left_out_or_named(
     """312 bytes that would become 15.7 GB."""
     root = make_folder(tmp_path / "val", {"a": 1})
     path = _png(root / "a" / "thin.png", *size)
-    images = ImageFolder(root, val_transform(scale, 8, [0.5] * 3, [0.5] * 3), on_bad_image=on_bad_image)
+    images = ImageFolder(root, ValTransform(scale, 8, [0.5] * 3, [0.5] * 3), on_bad_image=on_bad_image)
     message = f"{path}: .* of {size[0]} x {size[1]} px would be resized to .* px, more than 89,478,485"
     if on_bad_image == "stop":
         with pytest.raises(DataError, match=f"^{message}.*--on-bad-image skip"):
@@ -229,18 +229,18 @@ def test_an_image_that_would_be_resized_to_too_many_pixels_is_left_out_or_named(
 @pytest.mark.parametrize(("scale", "crop"), [(2**31, 8), (-1, 2**31), (9460, 9460), (10**30, 10**30)])
 def test_sizes_that_no_image_can_have_are_refused_at_once(scale: int, crop: int) -> None:
     with pytest.raises(ConfigError, match=rf"{max(scale, crop)} px .* 89,478,485"):
-        val_transform(scale, crop, [0.5] * 3, [0.5] * 3)
+        ValTransform(scale, crop, [0.5] * 3, [0.5] * 3)
 
 
 def test_an_image_is_not_padded_to_too_many_pixels() -> None:
     with pytest.raises(DataError, match=r"12 x 10 px .* 89,478,485"):
-        train_transform(Input(crop_train=8, pad_train=9000))(random_image(0))
+        TrainTransform(Input(crop_train=8, pad_train=9000))(random_image(0))
 
 
 def test_the_largest_images_are_still_resized() -> None:
-    transform = val_transform(8, 8, [0.5] * 3, [0.5] * 3)
+    transform = ValTransform(8, 8, [0.5] * 3, [0.5] * 3)
     assert transform(Image.new("RGB", (1, 60_000))).shape == (3, 8, 8)
-    assert torch.isfinite(val_transform(512, 8, [0.5] * 3, [0.5] * 3)(Image.new("RGB", (3, 600)))).all()
+    assert torch.isfinite(ValTransform(512, 8, [0.5] * 3, [0.5] * 3)(Image.new("RGB", (3, 600)))).all()
 
 
 def test_a_missing_image_is_why_a_validation_set_is_not_recognised(tmp_path: Path) -> None:
@@ -254,12 +254,10 @@ def test_names_in_messages_about_images_and_classes_are_escaped(tmp_path: Path) 
     root = make_folder(tmp_path / "train", {"a\x1b[31m": 1, "b": 1})
     path = root / "a\x1b[31m" / os.fsdecode(b"bad\xff\n.png")
     path.write_bytes(b"no image")
-    (sample,) = ImageFolder(root, val_transform(-1, 8, [0.5] * 3, [0.5] * 3), on_bad_image="skip").__getitems__(
-        [(0, 1)]
-    )
+    (sample,) = ImageFolder(root, ValTransform(-1, 8, [0.5] * 3, [0.5] * 3), on_bad_image="skip").__getitems__([(0, 1)])
     assert (sample.image, sample.path) == (None, str(path))  # the name itself is kept as it is
     faults = [sample.fault]
-    other = ImageFolder(make_folder(tmp_path / "val", {"b": 1}), val_transform(-1, 8, [0.5] * 3, [0.5] * 3))
+    other = ImageFolder(make_folder(tmp_path / "val", {"b": 1}), ValTransform(-1, 8, [0.5] * 3, [0.5] * 3))
     for check in (
         lambda: check_same_classes(ImageFolder(root, other.transform), other),
         lambda: check_num_classes(ImageFolder(root, other.transform), 1),

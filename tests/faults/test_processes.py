@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import SETTINGS, Run
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import make_images
+from tests.engine.tiny import build_net, make_config, make_images, save, this_process
 from zoo.cli import main
 from zoo.engine import process
-from zoo.engine.checkpoint import CHECKPOINT, write
+from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import one_line_breakdowns
+from zoo.engine.state import build_state
 from zoo.errors import EXIT_LOST_PROCESS, CheckpointError, ZooError
 from zoo.report.console import set_up_console
+from zoo.tasks import task_of
 
 pytestmark = pytest.mark.dist
 
@@ -191,7 +194,7 @@ def _die(path: Path) -> Any:
 def test_a_killed_worker_is_one_line_that_says_what_to_do(
     tmp_path: Path, finished: Run, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.data.folder.read_bytes", _die)
+    monkeypatch.setattr("zoo.data.source.read_bytes", _die)
     rest = ["--log-dir", str(tmp_path / "log")] if command == "train" else ["--weights", str(finished.checkpoint)]
     assert main([command, str(finished.config), str(finished.data), "-j", "1", *rest]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
@@ -202,16 +205,29 @@ def test_a_killed_worker_is_one_line_that_says_what_to_do(
 def test_a_worker_that_is_killed_during_a_save_is_no_fault_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write({"step": 1}, tmp_path, is_best=False)
+    """torch raises the error from a signal handler, in the main thread, which may be waiting for the write."""
 
-    def interrupted(*args: Any) -> None:
+    def report(*args: Any) -> None:
         raise RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. ")
 
+    def interrupted(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        write_file(*args)
+
+    write_file = torch.save
     monkeypatch.setattr("torch.save", interrupted)
-    with pytest.raises(ZooError, match="a process that reads images has ended") as error, one_line_breakdowns():
-        write({"step": 2}, tmp_path, is_best=False)
+    config = make_config()
+    state = build_state(task_of(config), build_net(config.network), this_process())
+    former = signal.signal(signal.SIGUSR1, report)
+    try:
+        with pytest.raises(ZooError, match="a process that reads images has ended") as error, one_line_breakdowns():
+            save(state, tmp_path)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
     assert not isinstance(error.value, CheckpointError)
     assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
+    read(tmp_path / CHECKPOINT)
 
 
 def _join_late(delays_s: list[float]) -> str:

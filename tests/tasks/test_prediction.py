@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.data.folder import Batch
-from zoo.data.transforms import val_transform
+from zoo.data.transforms import ValTransform
 from zoo.tasks.prediction import Recorder, best_classes, predict
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_a_recorder_writes_paths_relative_to_the_data(tmp_path: Path) -> None:
     ]
 
 
-TRANSFORM = val_transform(10, 8, [0.0] * 3, [1.0] * 3)
+TRANSFORM = ValTransform(10, 8, [0.0] * 3, [1.0] * 3)
 
 
 def test_images_are_told_apart_in_the_order_given_and_in_any_number(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_images_that_cannot_be_used_are_named_and_the_others_keep_their_results(
     Image.new("RGB", (5, 4)).save(paths[30])
     paths.append(tmp_path / "missing.png")
     batches: list[int] = []
-    transform = val_transform(-1, 8, [0.0] * 3, [1.0] * 3)
+    transform = ValTransform(-1, 8, [0.0] * 3, [1.0] * 3)
     found, faults = predict(Colours(), paths, transform, CPU, top=1, advance=batches.append)
     good = [index for index in range(20, 36) if index != 30]
     assert [(line.path, line.classes) for line in found] == [(str(paths[i]), ((0, 2, 1)[i % 3],)) for i in good]

@@ -126,6 +126,20 @@ def test_a_pause_until_a_date_is_kept(server: Server) -> None:
     assert 80 < pauses[0] <= 90
 
 
+@pytest.mark.parametrize("days", [-365, 365])
+def test_a_date_by_another_clock_is_not_waited_for(days: int, server: Server) -> None:
+    """One of the two clocks has jumped, so that the date is long past, or a year away."""
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(days=days), usegmt=True)
+    server.script, pauses = [fails(429, Retry_After=date)], []
+    if days < 0:
+        assert fetch_weights(NAME, sleep=pauses.append).read_bytes() == CONTENT
+        assert pauses == [0.0]
+    else:
+        with pytest.raises(WeightsError, match="asks for a pause of"):
+            fetch_weights(NAME, sleep=pauses.append)
+        assert pauses == []
+
+
 def test_a_download_that_broke_off_is_resumed_by_the_next_one(server: Server, cache: Path) -> None:
     server.script = [truncates(100_000), *[fails(500)] * 4]
     with pytest.raises(WeightsError, match="500"):

@@ -65,6 +65,25 @@ def test_a_bare_state_dict_is_read_bit_for_bit(tmp_path: Path, zipped: bool) -> 
     assert_same(read_state_dict(save(OrderedDict(written), tmp_path / "w.pth", zipped)), written)
 
 
+def test_a_flipped_bit_is_found_unless_the_writer_has_turned_checksums_off(tmp_path: Path) -> None:
+    path, weights = tmp_path / "weights.pth", {"weight": torch.arange(1000.0)}
+    for is_checked in (True, False):
+        torch.serialization.set_crc32_options(is_checked)
+        try:
+            torch.save(weights, path)
+        finally:
+            torch.serialization.set_crc32_options(True)
+        assert torch.equal(read_state_dict(path)["weight"], weights["weight"])
+        content = bytearray(path.read_bytes())
+        content[content.index(weights["weight"].numpy().tobytes()) + 5] ^= 1
+        path.write_bytes(content)
+        if is_checked:
+            with pytest.raises(WeightsError, match=r"wrong checksum of .*data/0"):
+                read_state_dict(path)
+        else:
+            assert not torch.equal(read_state_dict(path)["weight"], weights["weight"])
+
+
 @FORMATS
 def test_a_trainer_file_with_numpy_numbers_is_read(tmp_path: Path, zipped: bool) -> None:
     written = weights()

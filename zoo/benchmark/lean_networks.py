@@ -45,15 +45,9 @@ def measure_lean_network(
     Args:
     - `setup`: the network, with standard batch norm if it is one of this package.
     - `rounds`: steps of each whose times are taken; 0: none.
-    - `budget`: that of `zoo.lean`.
+    - `budget`, `exact`: those of `zoo.lean`.
     - `max_bytes`: a network of which plain training is predicted to take more is noted and left out. One that cannot
       run on the meta device, so that nothing is predicted, is measured.
-
-
-    - `budget`, `exact`: those of `zoo.lean`.
-    - `max_bytes`: a network of which plain training is predicted to take more is noted and left out.
-
-
     """
     name = setup.arch
     try:

@@ -54,10 +54,11 @@ class Results:
     """Everything that one run of a benchmark has measured, with what is needed to repeat it.
 
     Args:
-    - `benchmark`: the kind of benchmark: "layer", "model", "pareto", "fit" or "lean".
+    - `benchmark`: the kind of benchmark: "layer", "model", "pareto", "fit", "lean" or "data".
     - `command`: the command line that runs it.
     - `device`: device on which it runs.
     - `settings`: what times depend on, such as the number of threads.
+    - `summary`: what the JSON file has besides, for programs that look for a few numbers.
     """
 
     benchmark: str
@@ -66,6 +67,7 @@ class Results:
     settings: dict[str, Any]
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cost = CostMeter(self.device)
@@ -97,6 +99,7 @@ class Results:
             "cost": self._cost.read(),
             "settings": {**self.settings, "spread": SPREAD},
             "notes": self.notes,
+            **self.summary,
             "records": [asdict(record) | {"shape": list(record.shape)} for record in self.records],
         }
 

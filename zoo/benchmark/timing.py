@@ -39,7 +39,12 @@ class Clock:
 
 
 def time_interleaved(
-    steps: Mapping[str, Step], clock: Clock, *, rounds: int, warmup: int = 2, min_sample_s: float = MIN_SAMPLE_S
+    steps: Mapping[str, Step],
+    clock: Callable[[], float],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    min_sample_s: float = MIN_SAMPLE_S,
 ) -> dict[str, list[float]]:
     """Return the seconds per call of each step, one value per round.
 
@@ -64,7 +69,7 @@ def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
     return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
 
 
-def _sample(step: Step, clock: Clock, calls: int) -> float:
+def _sample(step: Step, clock: Callable[[], float], calls: int) -> float:
     step.prepare()
     start = clock()
     step.run(calls)

@@ -1,4 +1,4 @@
-"""``zoo benchmark``: time and memory of norms, networks and memory-saving strategies; the largest batch that fits."""
+"""``zoo benchmark``: time and memory of norms, networks and strategies; the largest batch; the input pipeline."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_pareto(kinds).set_defaults(measure=_measure_pareto)
     _add_fit(kinds).set_defaults(measure=_measure_fit)
     _add_lean(kinds).set_defaults(measure=_measure_lean)
+    _add_data(kinds).set_defaults(measure=_measure_data)
     for kind, subparser in kinds.choices.items():
         _add_common(subparser, kind)
         subparser.set_defaults(parser=subparser)
@@ -42,7 +43,8 @@ def _add_common(parser: argparse.ArgumentParser, kind: str) -> None:
     """Add the options that all kinds have."""
     parser.add_argument(
         "--out", metavar="STEM", type=Path, default=OUT / kind,
-        help="the files are STEM.json, STEM.md and for pareto STEM.png and STEM_both.png (default: %(default)s)",
+        help="the files are STEM.json, STEM.md, for data STEM.png, for pareto STEM.png and STEM_both.png (default: "
+        "%(default)s)",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads on the CPU (default: one per core)")
@@ -147,6 +149,26 @@ def _add_lean(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     return parser
 
 
+def _add_data(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add and return the parser of ``zoo benchmark data``."""
+    parser = kinds.add_parser(
+        "data",
+        help="images per second and core of reading, decoding and augmenting, beside torchvision's bare decoder",
+        description="Prepares JPEG files of DATA/train as the experiment trains on them, and of DATA/val as the "
+        "published networks were scored, by each decoder, on one core.",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="experiment whose input section is measured: its file or name")
+    parser.add_argument("data", metavar="DATA", type=Path, help="data, as for zoo train")
+    parser.add_argument(
+        "--images", type=positive, default=64, metavar="N",
+        help="files of each split, spread over all of them (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the JSON to FILE, too")
+    parser.add_argument("--no-picture", action="store_true", help="write no plot, which needs matplotlib")
+    _add_rounds(parser, 9, least=1)
+    return parser
+
+
 def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int, nargs: str | None = None) -> None:
     parser.add_argument(
         "network", metavar="NETWORK", nargs=nargs,
@@ -195,6 +217,8 @@ def _add_rounds(parser: argparse.ArgumentParser, rounds: int, least: int = 0) ->
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write the files and print the table; returns 0."""
+    if args.kind == "data":
+        args.threads = 1  # rates are those of one core
     _set_up_threads(args.threads)
     import torch
 
@@ -299,6 +323,22 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     summarise_networks(results)
     if args.rounds > 0:
         measure_overhead(results)
+
+
+def _measure_data(args: argparse.Namespace, results: Results) -> None:
+    from zoo.benchmark.input_pipeline import draw_plot, measure_input_pipeline
+    from zoo.config import load_experiment
+    from zoo.files import write_json
+    from zoo.report.plot_style import check_matplotlib
+
+    if not args.no_picture:
+        check_matplotlib()
+    results.settings["clock"] = "CPU time of the process"
+    measure_input_pipeline(results, load_experiment(args.config), args.data, num_images=args.images, rounds=args.rounds)
+    if args.json is not None:
+        write_json(args.json, results.content())
+    if not args.no_picture:
+        draw_plot(args.out.with_name(args.out.name + ".png"), results.summary)
 
 
 def _number_or_text(text: str) -> int | float | str:

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.cli.options import add_workers_option
+from zoo.cli.options import add_workers_option, positive, whole_number
 from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``data`` and its kinds."""
-    parser = commands.add_parser("data", help="look at a data folder, or make one of CIFAR or ImageNet")
+    parser = commands.add_parser(
+        "data", help="look at data, index it, write it into shards, or make a data folder of CIFAR or ImageNet"
+    )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to do: see KIND --help")
     check = kinds.add_parser(
         "check", help="read every image and label map of DATA; print sizes, classes, and everything that is wrong"
@@ -47,6 +49,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "out", metavar="OUT", type=Path, help="folder to make val/ in; val/ must not exist, or be empty"
     )
     imagenet.set_defaults(run=_unpack_imagenet_val)
+    index = kinds.add_parser(
+        "index", help="write DATA/train.index and DATA/val.index, so that no run has to look for the images again"
+    )
+    index.add_argument("data", metavar="DATA", type=Path, help="folder of images, or of shards")
+    index.set_defaults(run=_index)
+    shard = kinds.add_parser("shard", help="write the images of class folders into tar files, as webdataset has them")
+    shard.add_argument("data", metavar="DATA", type=Path, help="folder of the images, as for zoo train")
+    shard.add_argument("out", metavar="OUT", type=Path, help="folder to make train/ and val/ in")
+    shard.add_argument(
+        "--per-shard", type=positive, default=1000, metavar="N", help="images in a tar file (default: %(default)s)"
+    )
+    shard.add_argument(
+        "--seed", type=whole_number, default=0, metavar="N",
+        help="of the order of the training images; validation images keep theirs (default: %(default)s)",
+    )  # fmt: skip
+    shard.set_defaults(run=_shard)
     for subparser in kinds.choices.values():
         subparser.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
@@ -84,6 +102,41 @@ def _unpack_imagenet_val(args: argparse.Namespace) -> int:
 
     _write_source(args, unpack_imagenet_val(ImageNetRelease(), args.source, args.out, _progress))
     return 0
+
+
+def _index(args: argparse.Namespace) -> int:
+    """Write the index of each split that there is; returns 0."""
+    from zoo.data.index import index_path
+    from zoo.data.shards import has_shards, write_shard_index
+    from zoo.data.source import write_folder_index
+
+    for root in _splits(args.data):
+        count = (write_shard_index if has_shards(root) else write_folder_index)(root)
+        print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
+    return 0
+
+
+def _shard(args: argparse.Namespace) -> int:
+    """Write the shards of each split that there is; returns 0."""
+    from zoo.data.folder import open_source
+    from zoo.data.shards import write_shards
+
+    for root in _splits(args.data):
+        is_train = root.name == "train"
+        source, target = open_source(root, allow_empty_classes=not is_train), args.out / root.name
+        count = write_shards(
+            source, target, per_shard=args.per_shard, seed=args.seed if is_train else None, show_progress=_progress
+        )
+        print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {printable(target)}")
+    return 0
+
+
+def _splits(data: Path) -> list[Path]:
+    """Return those of DATA/train and DATA/val that there are; DataError if there is neither."""
+    found = [data / split for split in ("train", "val") if (data / split).is_dir()]
+    if not found:
+        raise DataError(f"there is neither train/ nor val/; {printable(data)}: give a folder that holds one of them")
+    return found
 
 
 def _progress(split: str, total: int) -> Progress:

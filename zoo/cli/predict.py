@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{printable(args.grid)} is not called {PNG}; --grid: the grid is written as PNG")
     from zoo.data.classes import class_names
     from zoo.data.scan import find_images
-    from zoo.data.transforms import val_transform
+    from zoo.data.transforms import ValTransform
     from zoo.engine.process import open_process
     from zoo.report.console import Progress
     from zoo.scoring import load_network
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             )
         names = class_names(network.experiment.network.classes, args.classes, network.class_names)
         settings = network.experiment.input
-        transform = val_transform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
+        transform = ValTransform(settings.scale_val, settings.crop_val, settings.mean, settings.std)
         with Progress("predict", math.ceil(len(paths) / BATCH_SIZE), show=process.is_main) as progress:
             predictions, faults = predict(network.model, paths, transform, process.device, args.top, progress.advance)
     if not process.is_main:

@@ -3,6 +3,7 @@
 from zoo.config.describe import describe_settings, differences, leaves
 from zoo.config.experiment import (
     CheckpointConfig,
+    Decoder,
     Expected,
     Experiment,
     Input,
@@ -19,6 +20,7 @@ from zoo.config.segmentation_section import Segmentation
 __all__ = [
     "MIN_LINEAR_LR",
     "CheckpointConfig",
+    "Decoder",
     "Expected",
     "Experiment",
     "Input",

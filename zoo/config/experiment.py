@@ -15,7 +15,7 @@ from zoo.config.optimizer import Optimizer
 from zoo.config.section import Section
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
-from zoo.limits import MAX_SIDE, MAX_STEPS
+from zoo.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
 
 # "center" or "tencrop" and the side of the crop in pixels, as in center224. Segmentation: the whole image at one scale,
 # or the mean of its probabilities and those of its mirror image.
@@ -25,12 +25,15 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE)]
+Decoder = Literal["pil", "torchvision", "scaled"]
 SMALL_PART = 0.25  # of a validation image's area: a crop of less is probably not meant
 # Settings that segmentation does not use -> what it does instead.
 UNUSED_IN_SEGMENTATION = {
     "input.scale_train": "training images are scaled by segmentation.scale_range",
     "input.pad_train": "training images that are smaller than the crop are padded to it",
     "input.cutout_train": "its labels would ask for what was blanked",
+    "input.shuffle_shards": "images and label maps are files in folders",
+    "input.decoder": "images are decoded by PIL",
     "input.scale_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "input.crop_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "optimizer.classifier_lr": "all layers have optimizer.learning_rate",
@@ -40,6 +43,9 @@ UNUSED_IN_SEGMENTATION = {
 class Input(Section):
     """Sizes of images in pixels, and what is done to them."""
 
+    shuffle_shards: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    """Of data in shards: how many shards are shuffled together, which have to be at hand at a time; null: all of
+    them."""
     scale_train: Scale = -1
     """Shorter side that training images are resized to before the crop; -1: not resized."""
     crop_train: Side = 224
@@ -59,10 +65,24 @@ class Input(Section):
     """Shorter side that validation images are resized to; -1: not resized."""
     crop_val: Side = 224
     """Side of the centre crop of validation images."""
+    decoder: Decoder | None = None
+    """What decodes images: pil; torchvision, which is faster and gives the same pixels; scaled, which decodes of a
+    training image the crop alone, and smaller if the crop is at least twice crop_train, and validation images as
+    torchvision does; null: torchvision in training, pil in validation."""
     mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], THREE] = Field(default=[0.485, 0.456, 0.406])
     """Mean of red, green and blue, of values from 0 to 1, which is subtracted."""
     std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], THREE] = Field(default=[0.229, 0.224, 0.225])
     """Standard deviation of red, green and blue, which is divided by."""
+
+    @property
+    def decoder_train(self) -> Decoder:
+        """What decodes training images."""
+        return self.decoder or "torchvision"
+
+    @property
+    def decoder_val(self) -> Decoder:
+        """What decodes validation images; PIL, by which the published scores were made, unless a decoder is set."""
+        return "torchvision" if self.decoder == "scaled" else self.decoder or "pil"
 
     @field_validator("scale_train", "scale_val")
     @classmethod
@@ -105,6 +125,9 @@ class Training(Section):
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
     """How much torch.compile keeps for backward: 0: as little as by repeating the whole forward pass; 1: torch's own
     choice, for speed; null: left to torch."""
+    gradient_compression: Literal["off", "bf16"] = "off"
+    """The number format in which several processes exchange gradients; off: that of the gradients. bf16 halves the
+    bytes and keeps 8 significant bits of each gradient."""
     reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Log every so many steps how exactly reversible chains reconstruct their activations, which takes the memory that
     these chains save; 0: never."""
@@ -303,12 +326,15 @@ class Experiment(Section):
     def digest(self) -> str:
         """Return the sha256 of all settings, defaults included, without the ``expected`` scores.
 
-        A ``segmentation`` that is null and a ``training.gradient_angle_meter`` of 0 do not count, so that experiments
-        keep the digests of earlier versions.
+        A ``segmentation``, ``input.decoder`` or ``input.shuffle_shards`` that is null and a
+        ``training.gradient_angle_meter`` of 0 do not count, so that experiments keep the digests of earlier versions.
         """
         settings = self.model_dump(mode="json", exclude={"expected"})
         if self.segmentation is None:
             del settings["segmentation"]
+        for key in ("decoder", "shuffle_shards"):
+            if settings["input"][key] is None:
+                del settings["input"][key]
         if not self.training.gradient_angle_meter:
             del settings["training"]["gradient_angle_meter"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

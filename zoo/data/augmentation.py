@@ -1,14 +1,15 @@
 """Random changes of the colours of training images, as for the published networks, and of the visible part of them.
 
-`ColorJitter` and `Lighting` change values between 0 and 1; `PadCrop` and `Cutout` are for normalised values of small
-images, which are not resized.
+`finish` changes the colours of a whole batch, on the network's device; `PadCrop` and `Cutout` are for normalised values
+of small images, which are not resized.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,54 +17,77 @@ from torch.nn import functional as F
 from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
+Generator: TypeAlias = torch.Generator | None  # None is torch's global one
+Colours = tuple[
+    float, ...
+]  # factors of saturation, brightness and contrast, and the red, green and blue that are added
+
 JITTER = 0.4
 GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue
 
 # The principal components of ImageNet's colours and their standard deviations, copied from the original trainer.
 LIGHTING_STD = 0.1
-LIGHTING_VALUES = torch.tensor([0.2175, 0.0188, 0.0045])
-LIGHTING_VECTORS = torch.tensor([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+LIGHTING_VALUES = (0.2175, 0.0188, 0.0045)
+LIGHTING_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an experiment to those of torch
 
 
-@dataclass(frozen=True)
-class ColorJitter:
-    """Changes saturation, brightness and contrast, each by its own factor, in an order drawn per image.
+def draw_colours(jitter: bool, lighting: bool, generator: Generator = None) -> Colours | None:
+    """Return a random change of an image's colours for `finish`; None if nothing is to change.
 
-    result = image * a + other * (1 - a) with a = 1 + U(-0.4, 0.4); other is the gray of each pixel (saturation), black
-    (brightness) or the mean of the gray image (contrast). The order is drawn because the original trainer drew it. As
-    nothing is clamped, it affects no more than rounding.
+    - `jitter`: saturation, brightness and contrast get factors of 1 + U(-0.4, 0.4) each.
+    - `lighting`: one colour is added to the whole image, E (alpha * lambda) with alpha ~ N(0, 0.1^2) per principal
+      component of ImageNet's colours.
+    - `generator`: where the random numbers come from; torch's global one if None.
     """
+    if not (jitter or lighting):
+        return None
+    # Python is faster than torch with so few numbers.
+    factors = torch.empty(3).uniform_(1 - JITTER, 1 + JITTER, generator=generator).tolist() if jitter else (1.0,) * 3
+    if not lighting:
+        return (*factors, 0.0, 0.0, 0.0)
+    alpha = (torch.randn(3, generator=generator) * LIGHTING_STD).tolist()
+    shares = [one * value for one, value in zip(alpha, LIGHTING_VALUES, strict=True)]
+    colour = [sum(share * part for share, part in zip(shares, row, strict=True)) for row in LIGHTING_VECTORS]
+    return (*factors, *colour)
 
-    def __call__(self, image: Tensor) -> Tensor:
-        """Return the changed ``image``, (3, h, w)."""
-        # Saturation, brightness and contrast.
-        factors = (1 + torch.empty(3).uniform_(-JITTER, JITTER)).tolist()
-        others = (_gray, lambda _: 0.0, lambda image: float(_gray(image).numpy().mean(dtype=np.float64)))
-        for kind in torch.randperm(3).tolist():
-            image = image * factors[kind] + others[kind](image) * (1 - factors[kind])
-        return image
+
+class Normalisation(NamedTuple):
+    """Mean and standard deviation of red, green and blue, of values from 0 to 1."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Lighting:
-    """Adds one colour to the whole image, drawn along the principal components of ImageNet's colours.
+def finish(images: Tensor, colours: Tensor | None, normalisation: Normalisation) -> Tensor:
+    """Return images as a network takes them: float32 values from 0 to 1, colours changed, normalised.
 
-    image + E (alpha * lambda) with alpha ~ N(0, 0.1^2) per component.
+    Each change of saturation, brightness or contrast is: image * a + other * (1 - a), where other is the gray of each
+    pixel, black, or the mean of the gray image. The original trainer draws an order of the three for each image; but as
+    nothing is clamped, and the weights of gray add up to 1, they commute, and together are one affine map:
+    b c (s x + (1 - s) gray(x)) + b (1 - c) mean(gray(x)) + colour.
+
+    Args:
+    - `images`: (N, ..., 3, h, w), uint8, or float32 between 0 and 1. Not changed.
+    - `colours`: (N, 6): the factors s, b and c of saturation, brightness and contrast, and the colour that is added;
+      for images (N, 3, h, w). None changes no colour, and gives the bits of torchvision's ToTensor and Normalize.
+    - `normalisation`: what is subtracted and divided by.
     """
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Return the changed ``image``, (3, h, w)."""
-        alpha = torch.randn(3) * LIGHTING_STD
-        colour = (LIGHTING_VECTORS * (alpha * LIGHTING_VALUES)).sum(dim=1)
-        return image + colour[:, None, None]
-
-
-def _gray(image: Tensor) -> Tensor:
-    # A matrix product here, or torch.mean for the mean gray, would have other last bits with another number of threads.
-    # An image must not depend on whether a worker (one thread) or the main process drew it.
-    red, green, blue = GRAY_WEIGHTS
-    return (image[0] * red + image[1] * green + image[2] * blue)[None]
+    white = 255 if images.dtype == torch.uint8 else 1
+    shift, scale = (torch.tensor(list(values), device=images.device)[:, None, None] for values in normalisation)
+    if colours is None:
+        return images.div(white).sub_(shift).div_(scale)
+    saturation, brightness, contrast = (colours[:, place, None, None, None] for place in range(3))
+    weights = torch.tensor(GRAY_WEIGHTS, device=images.device)[:, None, None]
+    # Whole numbers have the same sum in any order, so that the result does not depend on the number of threads.
+    sums = images.sum(dim=(2, 3), keepdim=True, dtype=torch.int64 if white == 255 else torch.float64)
+    mean_gray = (sums * weights.double()).sum(dim=1, keepdim=True).float() / (images[0, 0].numel() * white)
+    values = images.float()
+    gray = values[:, :1] * weights[0] + values[:, 1:2] * weights[1] + values[:, 2:] * weights[2]
+    constant = brightness * (1 - contrast) * mean_gray + colours[:, 3:, None, None] - shift
+    values = values * (brightness * contrast * saturation / (white * scale))
+    values += gray * (brightness * contrast * (1 - saturation) / (white * scale))
+    return values.add_(constant / scale)
 
 
 @dataclass(frozen=True)
@@ -78,12 +102,12 @@ class PadCrop:
     pad: int
     mode: str
 
-    def __call__(self, image: Tensor) -> Tensor:
+    def __call__(self, image: Tensor, generator: Generator = None) -> Tensor:
         """Return (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small, or too large when padded."""
         height, width = image.shape[-2:]
         self._check(height, width)
         image = F.pad(image, [self.pad] * 4, PAD_MODES[self.mode])
-        top, left = (_random_below(side + 2 * self.pad - self.crop + 1) for side in (height, width))
+        top, left = (random_below(side + 2 * self.pad - self.crop + 1, generator) for side in (height, width))
         return image[:, top : top + self.crop, left : left + self.crop]
 
     def _check(self, height: int, width: int) -> None:
@@ -111,13 +135,14 @@ class Cutout:
 
     side: int
 
-    def __call__(self, image: Tensor) -> Tensor:
+    def __call__(self, image: Tensor, generator: Generator = None) -> Tensor:
         """Return a copy of ``image`` (C, h, w) with the square blanked."""
-        top, left = (_random_below(length - self.side + 1) for length in image.shape[-2:])
+        top, left = (random_below(length - self.side + 1, generator) for length in image.shape[-2:])
         image = image.clone()
         image[:, top : top + self.side, left : left + self.side] = 0
         return image
 
 
-def _random_below(end: int) -> int:
-    return int(torch.randint(end, ()))
+def random_below(end: int, generator: Generator = None) -> int:
+    """Return a whole number from 0 to ``end`` - 1."""
+    return int(torch.randint(end, (), generator=generator))

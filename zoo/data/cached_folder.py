@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from zoo.errors import DataError
-from zoo.files import cache_dir
+from zoo.files import LockedElsewhereError, cache_dir, locked
 
+LOCK = "lock"  # in a temporary folder: held by the process that makes it, so that a wrong clock costs nobody his folder
 MARKER = "contents.sha256"
 STALE_S = 3600.0  # making a folder takes seconds
 
@@ -52,14 +53,18 @@ def is_intact(tree: Path, made_of: bytes) -> bool:
 def remove_leftovers(tree: Path) -> None:
     """Remove the temporary folders of killed processes beside ``tree``; a young one may belong to a running process."""
     for folder in tree.parent.glob(f".{glob.escape(tree.name)}-{'?' * 8}"):  # as tempfile names them
-        with suppress(OSError):  # another process removes it, too
+        with suppress(OSError, LockedElsewhereError):  # OSError: another process removes it, too
             if time.time() - folder.stat().st_mtime > STALE_S:
-                shutil.rmtree(folder)
+                with locked(folder / LOCK):
+                    shutil.rmtree(folder)
 
 
 def _install(tree: Path, build: Callable[[Path], None], made_of: bytes) -> None:
     tree.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{tree.name}-", dir=tree.parent) as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{tree.name}-", dir=tree.parent) as temporary,
+        locked(Path(temporary, LOCK)),
+    ):
         built = Path(temporary, tree.name)
         build(built)
         # The marker is written last. No file is flushed to the disk, as files that a power cut damages no longer fit

@@ -13,11 +13,11 @@ import numpy as np
 
 from zoo.config import Experiment
 from zoo.data.classes import check_same_classes
-from zoo.data.folder import ImageDataset
+from zoo.data.folder import ImageDataset, ImageFolder
 from zoo.data.label_maps import Split, find_labelled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
-from zoo.data.reading import read_image, read_many
-from zoo.errors import DataError
+from zoo.data.reading import decode_as, load_rgb, read_many
+from zoo.errors import DataError, printable
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -128,7 +128,13 @@ def _check_folders(config: Experiment, data: Path, workers: int, show_progress: 
     return reports
 
 
-def _class_folders(config: Experiment, data: Path, split: Split) -> ImageDataset:
+def _class_folders(config: Experiment, data: Path, split: Split) -> ImageFolder:
+    dataset = _dataset(config, data, split)
+    assert isinstance(dataset, ImageFolder), "that is what classification trains on"
+    return dataset
+
+
+def _dataset(config: Experiment, data: Path, split: Split) -> ImageDataset:
     if split == "train":
         return build_train_loader(data, config).dataset
     size = config.input
@@ -137,19 +143,17 @@ def _class_folders(config: Experiment, data: Path, split: Split) -> ImageDataset
     ).dataset
 
 
-def _check_class_folders(dataset: ImageDataset, split: Split, workers: int, show_progress: ShowProgress) -> SplitReport:
-    numbers = {name: number for number, name in enumerate(dataset.classes)}
-
+def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_progress: ShowProgress) -> SplitReport:
     def _read(index: int) -> _Content | str:
-        path = dataset.path(index)
-        one_hot = np.zeros(len(numbers), dtype=np.int64)
-        one_hot[numbers[path.relative_to(dataset.root).parts[0]]] = 1
+        one_hot = np.zeros(len(dataset.classes), dtype=np.int64)
+        one_hot[dataset.source.targets[index]] = 1
         try:
-            return _Content(read_image(path).size, one_hot)
+            encoded = dataset.source.read(index)
+            return _Content(decode_as(encoded, printable(dataset.path(index)), load_rgb, "an image").size, one_hot)
         except DataError as error:
             return str(error)
 
-    report = SplitReport(split, dataset.classes, len(dataset), images=np.zeros(len(numbers), dtype=np.int64))
+    report = SplitReport(split, dataset.classes, len(dataset), images=np.zeros(len(dataset.classes), dtype=np.int64))
     for content in _contents(_read, report, workers, show_progress):
         report.images += content.counts
     return report

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from zoo.data.augmentation import Generator, random_below
 from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabelledImages, read_label
 from zoo.data.reading import read_many
@@ -59,19 +59,19 @@ class ClassUniform:
         self._starts = np.concatenate([[0], np.cumsum(holds.sum(axis=0)[self._classes])])
         self._images = np.concatenate([np.flatnonzero(holds[:, number]) for number in self._classes])
 
-    def draw(self) -> tuple[int, int]:
-        """Return a class and the index of an image that holds it, drawn by torch's global generator."""
-        place = _random_below(len(self._classes))
+    def draw(self, generator: Generator = None) -> tuple[int, int]:
+        """Return a class and the index of an image that holds it."""
+        place = random_below(len(self._classes), generator)
         start, end = self._starts[place], self._starts[place + 1]
-        return int(self._classes[place]), int(self._images[start + _random_below(int(end - start))])
+        return int(self._classes[place]), int(self._images[start + random_below(int(end - start), generator)])
 
 
-def draw_pixel(classes: np.ndarray, number: int) -> Pixel | None:
-    """Return a pixel of class ``number``, drawn by torch's global generator; None where there is none."""
+def draw_pixel(classes: np.ndarray, number: int, generator: Generator = None) -> Pixel | None:
+    """Return a random pixel of class ``number``; None where there is none."""
     places = np.flatnonzero(classes == number)
     if not len(places):
         return None
-    row, column = divmod(int(places[_random_below(len(places))]), classes.shape[1])
+    row, column = divmod(int(places[random_below(len(places), generator)]), classes.shape[1])
     return Pixel(row, column)
 
 
@@ -150,7 +150,3 @@ def _statuses(root: Path, names: Sequence[str]) -> list[os.stat_result]:
         raise DataError(
             f"a label map cannot be read: {error.strerror}; {printable(error.filename)}: replace or remove it"
         ) from error
-
-
-def _random_below(end: int) -> int:
-    return int(torch.randint(end, ()))

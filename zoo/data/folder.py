@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.data.reading import read_bytes
+from zoo.config import Decoder
+from zoo.data.augmentation import Colours, Normalisation, finish
 from zoo.data.sampler import Key
-from zoo.data.scan import scan_folder
-from zoo.data.seeding import seeded
+from zoo.data.seeding import mixed_seed
+from zoo.data.shards import Shards, has_shards
+from zoo.data.source import FolderSource, Source, source_digest
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, printable
 
@@ -26,29 +27,49 @@ OnBadImage = Literal["stop", "skip"]
 class Sample(NamedTuple):
     """One image: its tensor, target and file. If it is left out, ``image`` is None and ``fault`` says why.
 
-    The target is the index of its class, or the classes of its pixels (H, W), int64.
+    The target is the index of its class, or the classes of its pixels (H, W), int64. What is left to be done to the
+    image is in ``colours`` and ``normalisation``, see `zoo.data.transforms.Drawn`.
     """
 
     image: Tensor | None
     target: int | Tensor
     path: str
     fault: str | None = None
+    colours: Colours | None = None
+    normalisation: Normalisation | None = None
 
 
 class Batch(NamedTuple):
-    """The images of a batch.
+    """The images of a batch, which `on` makes the input of a network.
 
     Args:
-    - `images`: (N, ...), float32.
+    - `images`: (N, ...), uint8, or float32 if they are finished.
     - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
     - `skipped`: one line per image that was left out, with what is wrong and its file.
     - `paths`: the files of the images, in their order.
+    - `colours`, `normalisation`: what is left to be done to the images, see `zoo.data.augmentation.finish`.
     """
 
     images: Tensor
     targets: Tensor
     skipped: list[str]
     paths: Sequence[str] = ()
+    colours: Tensor | None = None
+    normalisation: Normalisation | None = None
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the images on ``device`` as a network takes them: float32, colours changed, normalised."""
+        return self.finished(self.images.to(device, non_blocking=True))
+
+    def finished(self, images: Tensor) -> Tensor:
+        """Return these ``images`` of the batch, all or some of them, which may be on another device, finished.
+
+        Colours belong to each image on its own, so that a batch that changes colours can only be finished as a whole.
+        """
+        if self.normalisation is None:
+            return images
+        colours = None if self.colours is None else self.colours.to(images.device, non_blocking=True)
+        return finish(images, colours, self.normalisation)
 
 
 class ImageDataset(Dataset[Sample]):
@@ -59,7 +80,8 @@ class ImageDataset(Dataset[Sample]):
     Args:
     - `root`: the folder that the images belong to, which messages name.
     - `classes`: names of the classes; their order numbers them.
-    - `names`: the files of the images, relative to ``root``, as bytes.
+    - `names`: the files of the images, relative to ``root``, (n,) bytes. It is an array and not a million Python
+      objects, as each worker that touches an object gets a copy of its page of memory.
     - `seed`: seed of the random numbers.
     - `on_bad_image`: an image that cannot be read or used raises DataError ("stop") or becomes a sample without image
       ("skip").
@@ -68,15 +90,13 @@ class ImageDataset(Dataset[Sample]):
     class_kind: ClassVar[str] = "class folders"
 
     def __init__(
-        self, root: Path, classes: list[str], names: Sequence[bytes], *, seed: int, on_bad_image: OnBadImage
+        self, root: Path, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
     ) -> None:
         self.root = root
         self.classes = classes
         self.seed = seed
         self.on_bad_image = on_bad_image
-        # This is an array and not a million Python objects, as each worker that touches an object gets a copy of its
-        # page of memory.
-        self._names = np.array(names)
+        self._names = names
 
     def __len__(self) -> int:
         return len(self._names)
@@ -90,23 +110,18 @@ class ImageDataset(Dataset[Sample]):
         return self.root / os.fsdecode(self._names[index])
 
     def names_digest(self) -> str:
-        """Return the sha256 of the names of classes and files, which differs for practically all other data.
+        """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
+        return source_digest(self.classes, self._names)
 
-        Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
-        """
-        digest = hashlib.sha256("\0".join(self.classes).encode("utf-8", errors="surrogateescape"))
-        digest.update(self._names.tobytes())
-        return digest.hexdigest()
-
-    def _draw(self, index: int) -> Sample:
-        """Return sample ``index``, with random numbers from the global generators; DataError where it is impossible."""
+    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+        """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         try:
-            with seeded(self.seed, epoch, index):
-                return self._draw(index)
+            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, index))
+            return self._draw(index, generator)
         except DataError as error:
             if self.on_bad_image == "skip":
                 return Sample(None, 0, str(self.path(index)), fault=str(error))
@@ -126,14 +141,15 @@ class ImageDataset(Dataset[Sample]):
 
 
 class ImageFolder(ImageDataset):
-    """The images below ``root``, one folder per class; classes are numbered in the order of their names.
+    """The images of a folder with a folder per class, numbered in the order of their names, or of shards.
 
-    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.scan.scan_folder`.
+    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.source`.
 
     Args:
-    - `root`: folder with one folder of images per class.
-    - `transform`: PIL image -> tensor. It runs with the global generators of torch and ``random`` seeded by (seed,
-      epoch, index), so that the result does not depend on which process draws the image.
+    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards`.
+    - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
+      result does not depend on which process draws the image.
+    - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
     - `seed`: seed of the augmentation.
     - `on_bad_image`: an image that cannot be read, or that ``transform`` cannot use, raises DataError ("stop") or
       becomes a sample without image ("skip").
@@ -145,23 +161,38 @@ class ImageFolder(ImageDataset):
         root: Path,
         transform: Transform,
         *,
+        decoder: Decoder = "pil",
         seed: int = 0,
         on_bad_image: OnBadImage = "stop",
         allow_empty_classes: bool = False,
     ) -> None:
-        scan = scan_folder(root, allow_empty_classes)
-        super().__init__(root, scan.classes, scan.names, seed=seed, on_bad_image=on_bad_image)
+        self.source = open_source(root, allow_empty_classes)
+        super().__init__(root, self.source.classes, self.source.names, seed=seed, on_bad_image=on_bad_image)
         self.transform = transform
-        self._targets = np.array(scan.targets)  # an array for the same reason as the names
+        self.decoder = decoder
+        self._outputs = np.arange(len(self.classes))
 
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
-        self._targets = np.array(numbers)[self._targets]
+        self._outputs = np.array(numbers)[self._outputs]
 
-    def _draw(self, index: int) -> Sample:
-        path = self.path(index)
-        image = prepare(read_bytes(path), printable(path), self.transform)
-        return Sample(image, int(self._targets[index]), str(path))
+    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+        name, encoded = str(self.path(index)), self.source.read(index)
+        drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
+        target = int(self._outputs[self.source.targets[index]])
+        return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # the source has them
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        self._names = self.source.names
+
+
+def open_source(root: Path, allow_empty_classes: bool = False) -> Source:
+    """Return the images in ``root``: of tar files, if it holds some, otherwise of one folder per class."""
+    return (Shards if has_shards(root) else FolderSource)(root, allow_empty_classes)
 
 
 def collate(
@@ -173,10 +204,16 @@ def collate(
     """
     if isinstance(samples, DataError):
         return samples
-    good = [(sample.image, torch.as_tensor(sample.target)) for sample in samples if sample.image is not None]
+    skipped = [sample.fault for sample in samples if sample.fault is not None]
+    good = [sample for sample in samples if sample.image is not None]
+    if not good:
+        return Batch(torch.empty(0, *shape), torch.empty(0, *target_shape).long(), skipped)
+    colours = [sample.colours for sample in good if sample.colours is not None]
     return Batch(
-        images=torch.stack([image for image, _ in good]) if good else torch.empty(0, *shape),
-        targets=torch.stack([target for _, target in good]) if good else torch.empty(0, *target_shape).long(),
-        skipped=[sample.fault for sample in samples if sample.fault is not None],
-        paths=[sample.path for sample in samples if sample.image is not None],
+        images=torch.stack([sample.image for sample in good if sample.image is not None]),
+        targets=torch.stack([torch.as_tensor(sample.target) for sample in good]),
+        skipped=skipped,
+        paths=[sample.path for sample in good],
+        colours=torch.tensor(colours) if colours else None,
+        normalisation=good[0].normalisation,
     )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from zoo.config import Experiment
+from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
+from zoo.data.pixels import load_codec
 from zoo.data.sampler import Key, TrainBatches, ValBatches
-from zoo.data.transforms import train_transform, val_transform
+from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
 
 NUM_CROPS = 10
@@ -78,11 +80,28 @@ def build_train_loader(
 ) -> Loader[TrainBatches]:
     """Return the loader of ``data``/train for one process; its ``batch_sampler`` holds the epoch and the position.
 
-    Raises DataError for a folder that cannot be used or has more classes than the network.
+    Raises DataError for a folder that cannot be used or has more classes than the network, and ConfigError if the
+    decoder is not installed.
     """
-    images = ImageFolder(data / "train", train_transform(config.input), seed=config.seed, on_bad_image=on_bad_image)
+    if config.input.decoder_train == "scaled":
+        load_codec()  # workers inherit it
+    images = ImageFolder(
+        data / "train",
+        TrainTransform(config.input),
+        decoder=config.input.decoder_train,
+        seed=config.seed,
+        on_bad_image=on_bad_image,
+    )
     check_num_classes(images, config.network.classes)
-    return loader_of_crops(images, config, rank=rank, world_size=world_size, workers=workers, pin_memory=pin_memory)
+    return loader_of_crops(
+        images,
+        config,
+        rank=rank,
+        world_size=world_size,
+        workers=workers,
+        pin_memory=pin_memory,
+        order=partial(images.source.order, window=config.input.shuffle_shards),
+    )
 
 
 def loader_of_crops(
@@ -94,10 +113,12 @@ def loader_of_crops(
     workers: int,
     pin_memory: bool,
     with_label_maps: bool = False,
+    order: Callable[[torch.Generator], Tensor] | None = None,
 ) -> Loader[TrainBatches]:
     """Return the loader that trains on ``dataset``, whose images are square crops, for one process.
 
     ``with_label_maps``: whether the target of an image is a map of the same size, and not the number of a class.
+    ``order``: see `TrainBatches`.
     """
     batches = TrainBatches(
         len(dataset),
@@ -106,6 +127,7 @@ def loader_of_crops(
         world_size=world_size,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
+        order=order,
     )
     size = (config.input.crop_train, config.input.crop_train)
     target_shape = size if with_label_maps else ()
@@ -120,6 +142,7 @@ def build_val_loader(
     mean: Sequence[float],
     std: Sequence[float],
     batch_size: int,
+    decoder: Decoder = "pil",
     ten_crops: bool = False,
     rank: int = 0,
     world_size: int = 1,
@@ -133,8 +156,8 @@ def build_val_loader(
     ``batch_sampler.num_images`` is how many all processes score together. Raises DataError for a folder that
     cannot be used and ConfigError for a crop larger than the scale.
     """
-    transform = val_transform(scale, crop, mean, std, ten_crops)
-    images = ImageFolder(data / "val", transform, on_bad_image=on_bad_image, allow_empty_classes=True)
+    transform = ValTransform(scale, crop, mean, std, ten_crops)
+    images = ImageFolder(data / "val", transform, decoder=decoder, on_bad_image=on_bad_image, allow_empty_classes=True)
     batches = ValBatches(len(images), batch_size, rank=rank, world_size=world_size, limit=limit)
     shape = (NUM_CROPS, 3, crop, crop) if ten_crops else (3, crop, crop)
     return Loader(images, batches, shape, workers, pin_memory)

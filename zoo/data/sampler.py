@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.data import Sampler
@@ -29,6 +29,7 @@ class TrainBatches(Sampler[list[Key]]):
     - `world_size`: number of processes.
     - `accumulate_steps`: parts in which a process computes the gradients of its share of a batch.
     - `seed`: seed of the permutations.
+    - `order`: generator -> permutation of the images, (num_images,) int64; one of all of them together if None.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: int = 1,
         accumulate_steps: int = 1,
         seed: int = 0,
+        order: Callable[[torch.Generator], torch.Tensor] | None = None,
     ) -> None:
         self.num_images = num_images
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self._order = order
         self.epoch = 0
         self.first_batch = 0
         full, rest = divmod(num_images, batch_size)
@@ -83,7 +86,7 @@ class TrainBatches(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch))
-        order = torch.randperm(self.num_images, generator=generator)
+        order = torch.randperm(self.num_images, generator=generator) if self._order is None else self._order(generator)
         return self._batches(order, self.epoch, self.first_batch)
 
     def _batches(self, order: torch.Tensor, epoch: int, first_batch: int) -> Iterator[list[Key]]:

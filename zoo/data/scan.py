@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,8 @@ class Scan:
     """The content of a data folder.
 
     ``classes`` are the names of the class folders, ``names`` the files of the images, relative to ``root``, as bytes,
-    ``targets`` their class indices, and ``strays`` other entries.
+    ``targets`` their class indices, ``strays`` other entries, and ``times`` when each folder was last changed, by its
+    name relative to ``root``, in ns.
     """
 
     root: Path
@@ -29,6 +31,7 @@ class Scan:
     names: list[bytes] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
+    times: dict[str, int] = field(default_factory=dict)
 
 
 class _Folder(NamedTuple):
@@ -58,7 +61,8 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> Scan:
             scan.names += map(os.fsencode, folder.images)
             scan.targets += [target] * len(folder.images)
             scan.strays += folder.strays
-    _check_filled(scan, allow_empty_classes)
+    scan.times = search.times
+    check_filled(root, scan.classes, scan.targets, allow_empty_classes, len(scan.strays))
     log_strays(root, scan.strays)
     return scan
 
@@ -96,8 +100,9 @@ class _Search:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.times: dict[str, int] = {}
         # A link to a folder above leads back to this one, after a long search through everything beside it.
-        self._seen = {_identity(folder): folder for folder in root.resolve().parents}
+        self._seen = {_identity(os.stat(folder)): folder for folder in root.resolve().parents}
 
     def walk(self, top: str) -> list[_Folder]:
         """Return ``top`` and the folders below it, sorted as a whole: their order decides each image's index."""
@@ -113,7 +118,7 @@ class _Search:
         prefix = os.path.join(name, "")
         folder = _Folder(name, [], [], [])
         try:
-            self._check_first_visit(path)
+            self.times[name] = self._check_first_visit(path).st_mtime_ns  # before the folder is listed
             with os.scandir(path) as listing:
                 for entry in listing:
                     _kind_of(entry, folder).append(prefix + entry.name)
@@ -123,10 +128,11 @@ class _Search:
         folder.strays.sort()
         return folder
 
-    def _check_first_visit(self, path: Path) -> None:
-        other = self._seen.setdefault(_identity(path), path)
+    def _check_first_visit(self, path: Path) -> os.stat_result:
+        status = os.stat(path)
+        other = self._seen.setdefault(_identity(status), path)
         if other is path:
-            return
+            return status
         links = [step for end in (path, other) for step in (end, *end.parents) if self._root in step.parents]
         link = next((step for step in links if step.is_symlink()), None)
         if link is None:
@@ -171,8 +177,7 @@ def _is_special(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _identity(folder: Path) -> tuple[int, int]:
-    status = os.stat(folder)
+def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
@@ -204,20 +209,21 @@ def unlistable(folder: Path, error: OSError) -> DataError:
     return DataError(f"a folder cannot be listed: {error.strerror}; {printable(folder)}; mend its permissions")
 
 
-def _check_filled(scan: Scan, allow_empty_classes: bool) -> None:
-    if not scan.classes or not scan.names:
-        what = f"{len(scan.classes)} class folders and no image in them"
+def check_filled(
+    root: Path, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool, num_strays: int = 0
+) -> None:
+    """Raise DataError unless there are classes and images, and images of each class; see `scan_folder`."""
+    if not classes or not len(targets):
+        what = f"{len(classes)} class folders and no image in them"
         raise DataError(
-            f"there are {what}, and {len(scan.strays)} other entries; {printable(scan.root)}: it needs one folder "
+            f"there are {what}, and {num_strays} other entries; {printable(root)}: it needs one folder "
             f"per class with images ({' '.join(EXTENSIONS)})"
         )
-    filled = set(scan.targets)
-    empty = [name for target, name in enumerate(scan.classes) if target not in filled]
+    filled = set(targets)
+    empty = [name for target, name in enumerate(classes) if target not in filled]
     if not empty:
         return
-    message = (
-        f"{len(empty)} of {len(scan.classes)} class folders hold no image ({listed(empty)}); {printable(scan.root)}"
-    )
+    message = f"{len(empty)} of {len(classes)} class folders hold no image ({listed(empty)}); {printable(root)}"
     if not allow_empty_classes:
         raise DataError(f"{message}: put images ({' '.join(EXTENSIONS)}) there or remove the folders")
     logger.warning("%s", message)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
 from zoo.errors import DataError, printable
 
-PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None], tuple[Tensor, Tensor]]
+PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, torch.Generator], tuple[Tensor, Tensor]]
 
 
 class LabelledFolder(ImageDataset):
@@ -28,8 +29,8 @@ class LabelledFolder(ImageDataset):
 
     Args:
     - `found`: the files, see `zoo.data.label_maps.labelled_images`.
-    - `transform`: (image, classes, pixel that the crop has to contain) -> tensor and target. It runs with the global
-      generators seeded by (seed, epoch, index).
+    - `transform`: (image, classes, pixel that the crop has to contain, generator) -> tensor and target. The
+      generator is seeded by (seed, epoch, index).
     - `ignore_label`: the target of void pixels.
     - `uniform`: draws the image of each sample; None for image ``index`` itself. A sample is a function of (seed,
       epoch, index) in both cases.
@@ -50,7 +51,7 @@ class LabelledFolder(ImageDataset):
         seed: int = 0,
         on_bad_image: OnBadImage = "stop",
     ) -> None:
-        names = [os.fsencode(name) for name in found.images]
+        names = np.array([os.fsencode(name) for name in found.images])
         super().__init__(found.root, found.classes, names, seed=seed, on_bad_image=on_bad_image)
         self.transform = transform
         self.uniform = uniform
@@ -77,20 +78,20 @@ class LabelledFolder(ImageDataset):
         digest.update(self._table.tobytes())
         return digest.hexdigest()
 
-    def _draw(self, index: int) -> Sample:
+    def _draw(self, index: int, generator: torch.Generator) -> Sample:
         pixel = number = None
         if self.uniform is not None:
-            number, index = self.uniform.draw()
+            number, index = self.uniform.draw(generator)
         image, classes = read_pair(self.path(index), self.label_path(index), self._table)
         if number is not None:
-            pixel = draw_pixel(classes, number)
+            pixel = draw_pixel(classes, number, generator)
             if pixel is None:
                 raise DataError(
                     f"a label map has changed during training: it has no class {printable(self.classes[number])} any "
                     f"more; {printable(self.label_path(index))}"
                 )
         try:
-            tensor, target = self.transform(image, classes, pixel)
+            tensor, target = self.transform(image, classes, pixel, generator)
         except DataError as error:
             raise DataError(f"{printable(self.path(index))}: {error}") from error
         return Sample(tensor, target, str(self.path(index)))

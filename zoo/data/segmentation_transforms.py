@@ -1,6 +1,6 @@
 """Transforms of an image together with the classes of its pixels.
 
-All random numbers are drawn from torch's global CPU generator, so that its seed decides the result. Images are scaled
+Random numbers come from a generator, or from torch's global one, so that its seed decides the result. Images are scaled
 bilinearly, classes by taking the nearest pixel: a mean of two classes would be a third one.
 """
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import ColorJitter, Lighting
+from zoo.data.augmentation import Generator, Normalisation, draw_colours, finish
 from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
@@ -49,27 +49,27 @@ class SegmentationTrain:
     scale_range: Sequence[float]
     ignore_label: int
 
-    def __call__(self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None, generator: Generator = None
+    ) -> tuple[Tensor, Tensor]:
         """Return crop and target of ``image`` and ``classes`` (H, W).
 
         If a ``pixel`` is given, the crop contains the place of this pixel in the scaled image. Only the pixels of the
         crop are scaled, which are few where the image is large.
         """
         low, high = self.scale_range
-        factor = low + (high - low) * float(torch.rand(()))
-        rows = _drawn_axis(image.height, factor, self.settings.crop_train, pixel and pixel.row)
-        columns = _drawn_axis(image.width, factor, self.settings.crop_train, pixel and pixel.column)
+        factor = low + (high - low) * float(torch.rand((), generator=generator))
+        rows = _drawn_axis(image.height, factor, self.settings.crop_train, pixel and pixel.row, generator)
+        columns = _drawn_axis(image.width, factor, self.settings.crop_train, pixel and pixel.column, generator)
         box = (columns.start, rows.start, columns.end, rows.end)
         crop = image.resize((columns.length, rows.length), Image.Resampling.BILINEAR, box=box)
         target = torch.from_numpy(classes[np.ix_(rows.nearest(), columns.nearest())].astype(np.int64))
-        tensor = tvF.to_tensor(crop)
-        if torch.rand(()) < 0.5:
+        tensor = tvF.pil_to_tensor(crop)
+        if float(torch.rand((), generator=generator)) < 0.5:
             tensor, target = tensor.flip(-1), target.flip(-1)
-        if self.settings.color_jitter_train:
-            tensor = ColorJitter()(tensor)
-        if self.settings.lighting_train:
-            tensor = Lighting()(tensor)
-        tensor = tvF.normalize(tensor, self.settings.mean, self.settings.std)
+        colours = draw_colours(self.settings.color_jitter_train, self.settings.lighting_train, generator)
+        changes = None if colours is None else torch.tensor([colours])
+        tensor = finish(tensor[None], changes, Normalisation(self.settings.mean, self.settings.std))[0]
         padding = [0, self.settings.crop_train - columns.length, 0, self.settings.crop_train - rows.length]
         return F.pad(tensor, padding), F.pad(target, padding, value=self.ignore_label)
 
@@ -88,8 +88,10 @@ class SegmentationVal:
     std: Sequence[float]
     longest_side: int | None = None
 
-    def __call__(self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None) -> tuple[Tensor, Tensor]:
-        """Return the tensor and the target of ``image`` and ``classes``; there is no crop that could have a pixel."""
+    def __call__(
+        self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None, generator: Generator = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tensor and the target of ``image`` and ``classes``; nothing is cropped, and nothing random."""
         if self.longest_side is not None:
             image = scale_to_longest_side(image, self.longest_side)
         return tvF.normalize(tvF.to_tensor(image), list(self.mean), list(self.std)), torch.from_numpy(classes).long()
@@ -144,11 +146,11 @@ class _Axis(NamedTuple):
         return centres * self.side // (2 * self.scaled)
 
 
-def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None) -> _Axis:
+def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Generator) -> _Axis:
     """Return a part of ``crop`` pixels, drawn among all, or among those that contain the scaled ``pixel``."""
     scaled = max(1, round(side * factor))
     least, most = 0, max(0, scaled - crop)
     if pixel is not None:
         place = (2 * pixel + 1) * scaled // (2 * side)
         least, most = max(least, place - crop + 1), min(most, place)
-    return _Axis(side, scaled, int(torch.randint(least, most + 1, ())), min(crop, scaled))
+    return _Axis(side, scaled, int(torch.randint(least, most + 1, (), generator=generator)), min(crop, scaled))

@@ -1,198 +1,253 @@
 """The transforms from an image file to the input of a network, as the published networks were trained and scored.
 
-All random numbers are drawn from torch's global CPU generator, so that its seed decides the result. Files are read as
-PIL images; the transforms also take arrays and tensors.
+Random numbers come from a generator, or from torch's global one, so that its seed decides the result. A transform has
+two halves. `Transform.draw` runs where the file is read: it decodes, cuts, resizes, and draws the random numbers.
+`zoo.data.augmentation.finish` runs on the network's device, for a whole batch: it changes colours and normalises. A
+transform that is called with an image does both.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision import transforms as tv
 from torchvision.transforms import functional as tvF
 
-from zoo.config import Input
-from zoo.data.augmentation import ColorJitter, Cutout, Lighting, PadCrop
-from zoo.data.reading import decode_as, load_rgb, to_rgb
+from zoo.config import Decoder, Input
+from zoo.data.augmentation import (
+    Colours,
+    Cutout,
+    Generator,
+    Normalisation,
+    PadCrop,
+    draw_colours,
+    finish,
+    random_below,
+)
+from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
+from zoo.data.reading import Unreadable, to_rgb
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS, MAX_SIDE
 
 KEEP_SCALE = -1
-BILINEAR = tv.InterpolationMode.BILINEAR
+AREAS = (0.08, 1.0)  # of a training crop, as parts of the image
+RATIOS = (3 / 4, 4 / 3)  # of width to height of a training crop
+LOG_RATIOS = torch.tensor(RATIOS).log().tolist()
+CROP_TRIES = 10
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
     "floating-point with values between 0 and 1"
 )
 
 ImageLike = Image.Image | np.ndarray | Tensor
-Transform = Callable[[ImageLike], Tensor]
 
 
-def train_transform(settings: Input) -> Transform:
-    """Return the training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
+class Drawn(NamedTuple):
+    """What is drawn of an image.
+
+    Args:
+    - `pixels`: (..., 3, h, w), uint8 or float32 between 0 and 1, or float32 that is finished.
+    - `colours`: how the colours change, see `zoo.data.augmentation.finish`; None if they do not.
+    - `normalisation`: mean and standard deviation to finish it with; None if it is finished.
+    """
+
+    pixels: Tensor
+    colours: Colours | None = None
+    normalisation: Normalisation | None = None
+
+    def finished(self) -> Tensor:
+        """Return the input of the network, float32 (..., 3, h, w)."""
+        if self.normalisation is None:
+            return self.pixels
+        colours = None if self.colours is None else torch.tensor([self.colours])
+        return finish(self.pixels[None], colours, self.normalisation)[0]
+
+
+class Transform(ABC):
+    """A transform from an image to the input of a network."""
+
+    @abstractmethod
+    def draw(self, image: Pixels, generator: Generator = None) -> Drawn:
+        """Return the part of ``image`` that the network is to see; DataError if that is impossible.
+
+        Random numbers come from the ``generator``, or from torch's global one.
+        """
+
+    def __call__(self, image: ImageLike) -> Tensor:
+        """Return the finished tensor of an image, float32, or those of a batch (N, C, H, W), stacked.
+
+        Raises DataError for anything but an image, and for an image that cannot be used.
+        """
+        if isinstance(image, Tensor) and image.dim() == 4 and len(image) > 0:
+            return torch.stack([self(one) for one in image])
+        return self.draw(as_pixels(image)).finished()
+
+
+def prepare(
+    encoded: bytes, name: str, transform: Transform, decoder: Decoder = "pil", generator: Generator = None
+) -> Drawn:
+    """Return what ``transform`` draws of the image that the bytes ``encoded`` of the file ``name`` hold.
+
+    Raises DataError, with the file's name, if that is impossible.
+    """
+    try:
+        return transform.draw(open_pixels(encoded, name, decoder), generator)
+    except Unreadable:
+        raise
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class TrainTransform(Transform):
+    """The training transform of an experiment's ``input``: image -> normalised (3, crop, crop).
 
     These are the steps; the settings decide about those in brackets: [shorter side to scale_train] -> crop of 0.08 to 1
     of the area with an aspect ratio of 3/4 to 4/3, resized to crop_train -> mirrored in half of the cases -> values
     from 0 to 1 -> [colour jitter] -> [lighting] -> normalised -> [cutout]. With ``pad_train`` the crop is cut out of
     the padded image, is not resized, and comes after the normalisation.
     """
-    steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(settings.scale_train)]
-    if settings.pad_train is None:
-        steps += [tv.RandomResizedCrop(settings.crop_train, interpolation=BILINEAR)]
-    steps += [tv.RandomHorizontalFlip(), ToTensor()]
-    if settings.color_jitter_train:
-        steps += [ColorJitter()]
-    if settings.lighting_train:
-        steps += [Lighting()]
-    steps += [tv.Normalize(settings.mean, settings.std)]
-    if settings.pad_train is not None:
-        steps += [PadCrop(settings.crop_train, settings.pad_train, settings.pad_mode_train)]
-    if settings.cutout_train:
-        steps += [Cutout(settings.cutout_train)]
-    return RandomCompose(steps)
+
+    settings: Input
+
+    def draw(self, image: Pixels, generator: Generator = None) -> Drawn:
+        """Return a random part of ``image``; it is finished already if it is padded or has a square blanked."""
+        settings, side = self.settings, self.settings.crop_train
+        if settings.scale_train != KEEP_SCALE:
+            image = image.resized(*_scaled_size(image, settings.scale_train))
+        if settings.pad_train is None:
+            box = random_box(image.height, image.width, generator)
+            image = image.part(box, least=(side, side)).resized(side, side)
+        pixels = image.tensor()
+        if float(torch.rand(1, generator=generator)) < 0.5:
+            pixels = pixels.flip(-1)
+        colours = draw_colours(settings.color_jitter_train, settings.lighting_train, generator)
+        drawn = Drawn(pixels, colours, Normalisation(settings.mean, settings.std))
+        if settings.pad_train is None and not settings.cutout_train:
+            return drawn
+        values = drawn.finished()
+        if settings.pad_train is not None:
+            values = PadCrop(side, settings.pad_train, settings.pad_mode_train)(values, generator)
+        if settings.cutout_train:
+            values = Cutout(settings.cutout_train)(values, generator)
+        return Drawn(values)
 
 
-def val_transform(
-    scale: int, crop: int, mean: Sequence[float], std: Sequence[float], ten_crops: bool = False
-) -> Transform:
-    """Return the validation transform: image -> normalised (3, crop, crop), or (10, 3, crop, crop).
+@dataclass(frozen=True)
+class ValTransform(Transform):
+    """The validation transform: image -> normalised (3, crop, crop), or (10, 3, crop, crop).
 
     The shorter side is resized to ``scale`` px (-1 keeps the size), then the centre of ``crop`` px is cut out, or with
     ``ten_crops`` the four corners and the centre, and their mirror images. Raises ConfigError when the crop is larger
     than the scale, or one of them is larger than any image may be. The transform raises DataError when the crop is
-    larger than an image that is not scaled, which torchvision would pad with black.
-    """
-    if max(scale, crop) > MAX_SIDE:
-        raise ConfigError(
-            f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have; crop and "
-            f"scale of validation: give at most {MAX_SIDE}"
-        )
-    if scale != KEEP_SCALE and crop > scale:
-        raise ConfigError(
-            f"a crop of {crop} px does not fit into images scaled to {scale} px; crop and scale of validation: "
-            f"scale to {crop} px or more, or crop {scale} px or less"
-        )
-    steps: list[Callable[[Any], Any]] = [ToRGB(), *_resize(scale), CheckSize(crop, scale)]
-    steps += [ToTensor(), TenCrops(crop)] if ten_crops else [tv.CenterCrop(crop), ToTensor()]
-    return tv.Compose([*steps, tv.Normalize(list(mean), list(std))])
-
-
-def prepare(encoded: bytes, name: str, transform: Transform) -> Tensor:
-    """Return the image that the bytes ``encoded`` of the file ``name`` hold, transformed.
-
-    Raises DataError, with the file's name, if that is impossible.
-    """
-    image = decode_as(encoded, name, load_rgb, "an image")
-    try:
-        return transform(image)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
-
-
-class RandomCompose(tv.Compose):
-    """Transforms in order, some of them random. Each image of a batch goes through them separately."""
-
-    def __call__(self, image: ImageLike) -> Tensor:
-        """Return the image after all steps, or the images of a batch, stacked."""
-        if isinstance(image, Tensor) and image.dim() == 4 and len(image) > 0:
-            return torch.stack([super(RandomCompose, self).__call__(one) for one in image])
-        return super().__call__(image)
-
-
-@dataclass(frozen=True)
-class ToRGB:
-    """Gives an image three channels: as PIL image, or as float32 tensor with values in [0, 1] if it is a tensor."""
-
-    def __call__(self, image: ImageLike) -> Image.Image | Tensor:
-        """Return the RGB form of ``image``; DataError for anything but an image."""
-        if isinstance(image, Tensor):
-            return _rgb_tensor(image)
-        if isinstance(image, np.ndarray):
-            image = _from_array(image)
-        if not isinstance(image, Image.Image):
-            hint = "open it with PIL.Image.open" if isinstance(image, (str, os.PathLike)) else ACCEPTED
-            raise DataError(f"an image is needed, not a {type(image).__name__}; zoo.transforms: {hint}")
-        if 0 in image.size:
-            raise DataError(f"an image of {image.width} x {image.height} px has no pixels; zoo.transforms: {ACCEPTED}")
-        try:
-            return to_rgb(image)
-        except ValueError as error:
-            raise DataError(f"{error}; zoo.transforms: {ACCEPTED}") from error
-
-
-@dataclass(frozen=True)
-class ToTensor:
-    """Makes a PIL image a tensor (3, h, w) with values in [0, 1]; leaves a tensor as it is."""
-
-    def __call__(self, image: Image.Image | Tensor) -> Tensor:
-        """Return the tensor."""
-        return image if isinstance(image, Tensor) else tvF.to_tensor(image)
-
-
-@dataclass(frozen=True)
-class Resize:
-    """Scales an image until its shorter side has ``size`` px; DataError where it would have too many pixels then.
-
-    A long and thin image of a few bytes could fill the memory otherwise.
+    larger than an image that is not scaled.
     """
 
-    size: int
-
-    def __call__(self, image: Image.Image | Tensor) -> Image.Image | Tensor:
-        """Return the scaled ``image``."""
-        width, height = tvF.get_image_size(image)
-        longer = self.size * max(width, height) // min(width, height)
-        if self.size * longer > MAX_PIXELS:
-            raise DataError(
-                f"an image of {width} x {height} px would be resized to {self.size} x {longer} px, more than "
-                f"{MAX_PIXELS:,} px; scale: make it smaller, or cut the image"
-            )
-        return tvF.resize(image, [self.size], interpolation=BILINEAR)
-
-
-@dataclass(frozen=True)
-class CheckSize:
-    """Passes an image on, or raises DataError when a crop does not fit into it."""
-
-    crop: int
     scale: int
+    crop: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    ten_crops: bool = False
 
-    def __call__(self, image: Image.Image | Tensor) -> Image.Image | Tensor:
-        """Return ``image`` itself."""
-        width, height = tvF.get_image_size(image)
+    def __post_init__(self) -> None:
+        scale, crop = self.scale, self.crop
+        if max(scale, crop) > MAX_SIDE:
+            raise ConfigError(
+                f"a square of {max(scale, crop)} px has more than the {MAX_PIXELS:,} px that an image may have; crop "
+                f"and scale of validation: give at most {MAX_SIDE}"
+            )
+        if scale != KEEP_SCALE and crop > scale:
+            raise ConfigError(
+                f"a crop of {crop} px does not fit into images scaled to {scale} px; crop and scale of validation: "
+                f"scale to {crop} px or more, or crop {scale} px or less"
+            )
+
+    def draw(self, image: Pixels, generator: Generator = None) -> Drawn:
+        """Return the crop or the ten crops of ``image``."""
+        keep = self.scale == KEEP_SCALE
+        height, width = (image.height, image.width) if keep else _scaled_size(image, self.scale)
+        self._check(height, width)
+        if self.ten_crops:
+            whole = image if keep else image.resized(height, width)
+            return self._drawn(torch.stack(tvF.ten_crop(whole.tensor(), self.crop), dim=-4))
+        # torchvision's centre: halves are rounded to the even number.
+        centre = Box(round((height - self.crop) / 2), round((width - self.crop) / 2), self.crop, self.crop)
+        return self._drawn((image.part(centre) if keep else image.resized(height, width, centre)).tensor())
+
+    def _drawn(self, pixels: Tensor) -> Drawn:
+        return Drawn(pixels, normalisation=Normalisation(self.mean, self.std))
+
+    def _check(self, height: int, width: int) -> None:
         shorter = min(width, height)
         if shorter < self.crop:
             raise DataError(
                 f"a crop of {self.crop} px does not fit into an image of {width} x {height} px (scale "
                 f"{self.scale}); validation: crop {shorter} px or less, or scale to {self.crop} px or more"
             )
-        return image
 
 
-@dataclass(frozen=True)
-class TenCrops:
-    """Cuts four corners and the centre out of images, and mirrors each."""
+def as_pixels(image: ImageLike) -> Pixels:
+    """Return ``image`` in RGB; DataError for anything but an image. A tensor has float32 values from 0 to 1 then."""
+    if isinstance(image, Tensor):
+        return FloatPixels(_rgb_tensor(image))
+    if isinstance(image, np.ndarray):
+        image = _from_array(image)
+    if not isinstance(image, Image.Image):
+        hint = "open it with PIL.Image.open" if isinstance(image, (str, os.PathLike)) else ACCEPTED
+        raise DataError(f"an image is needed, not a {type(image).__name__}; zoo.transforms: {hint}")
+    if 0 in image.size:
+        raise DataError(f"an image of {image.width} x {image.height} px has no pixels; zoo.transforms: {ACCEPTED}")
+    try:
+        return PILPixels(to_rgb(image))
+    except ValueError as error:
+        raise DataError(f"{error}; zoo.transforms: {ACCEPTED}") from error
 
-    crop: int
 
-    def __call__(self, image: Tensor) -> Tensor:
-        """Return (..., 10, 3, crop, crop) of ``image`` (..., 3, h, w)."""
-        return torch.stack(tvF.ten_crop(image, self.crop), dim=-4)
+def random_box(height: int, width: int, generator: Generator = None) -> Box:
+    """Return a random part of an image, as torchvision's RandomResizedCrop draws it, from the same random numbers.
+
+    torchvision's own takes as long as a twentieth of the decoding of an image, for the same few numbers.
+    """
+    for _ in range(CROP_TRIES):
+        area = height * width * float(torch.empty(1).uniform_(*AREAS, generator=generator))
+        ratio = float(torch.empty(1).uniform_(*LOG_RATIOS, generator=generator).exp_())
+        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            top = random_below(height - box_height + 1, generator)
+            left = random_below(width - box_width + 1, generator)
+            return Box(top, left, box_height, box_width)
+    # Long images: the largest part of an allowed aspect ratio, in the middle.
+    least, most = RATIOS
+    box_width, box_height = min(width, round(height * most)), min(height, round(width / least))
+    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
-def _resize(scale: int) -> list[Resize]:
-    return [] if scale == KEEP_SCALE else [Resize(scale)]
+def _scaled_size(image: Pixels, size: int) -> tuple[int, int]:
+    """Return (height, width) of an image scaled to a shorter side of ``size`` px, as torchvision rounds them.
+
+    Raises DataError where the image would have too many pixels: one that is long and thin, and a few bytes large, could
+    fill the memory otherwise.
+    """
+    shorter, longer = sorted((image.height, image.width))
+    scaled = int(size * longer / shorter)
+    if size * scaled > MAX_PIXELS:
+        raise DataError(
+            f"an image of {image.width} x {image.height} px would be resized to {size} x {scaled} px, more than "
+            f"{MAX_PIXELS:,} px; scale: make it smaller, or cut the image"
+        )
+    return (size, scaled) if image.height <= image.width else (scaled, size)
 
 
 def _rgb_tensor(image: Tensor) -> Tensor:
-    if image.dim() not in (3, 4) or image.shape[-3] not in (1, 3) or image.numel() == 0:
+    if image.dim() != 3 or image.shape[-3] not in (1, 3) or image.numel() == 0:
         raise DataError(f"a tensor of shape {tuple(image.shape)} is no image; zoo.transforms: {ACCEPTED}")
     if image.dtype == torch.uint8:
         image = image.float() / 255

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from zoo.architectures import ARCHITECTURES
-from zoo.engine.process import is_dead_worker
+from zoo.engine.process import Process
+from zoo.engine.snapshot import Snapshots
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
 from zoo.limits import is_number
 from zoo.weights import NetworkRecord
-from zoo.weights.read import check_sizes, load_bounded
+from zoo.weights.read import load_bounded
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
 BEST = "model_best.pth.tar"
@@ -32,17 +38,68 @@ ZIP_MAGIC = b"PK"
 MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of what is shown of a file from an unknown source
 
 
-def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:
-    """Write the state to ``folder`` and return the file's path; every rank has to call it, rank 0 writes.
+class CheckpointWriter:
+    """Writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
 
-    The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` a copy of the new one is
-    called ``model_best.pth.tar``. All ranks have rank 0's running statistics afterwards. Raises CheckpointError, on
-    every rank, if the file cannot be written; the earlier files are then still there.
+    A context; every rank has to open it and to call the same methods, rank 0 writes. A write that fails raises
+    CheckpointError, on every rank, in the next `save`, `check` or `settle`; the earlier files are then still there.
+    The end of the context waits for the write, also after an error, which a failure of the write does not replace: it
+    is logged. Rank 0 keeps a copy of the state in host memory, see `Snapshots`.
     """
-    settle_buffers(state)
-    ranks = state.process.gather(rank_state(state))
-    state.process.on_main(lambda: write(_content(state, ranks), folder, is_best))
-    return folder / CHECKPOINT
+
+    def __init__(self, process: Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._snapshots = Snapshots()
+        self._thread = ThreadPoolExecutor(1, "zoo-checkpoint")
+        self._write: Future[None] | None = None
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.settle()
+        finally:
+            self._thread.shutdown()
+            if self._write is not None and (failure := self._write.exception()) is not None:
+                logger.error("%s", failure)
+
+    def save(self, state: TrainState, is_best: bool = False) -> None:
+        """Begin to write the state as it is now, when the write before has ended.
+
+        The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` a copy of the new one is
+        called ``model_best.pth.tar``. All ranks have rank 0's running statistics afterwards.
+        """
+        self.settle()
+        settle_buffers(state)
+        ranks = state.process.gather(rank_state(state))
+        if state.process.is_main:
+            content = self._snapshots.take(_content(state, ranks))
+            self._write = self._thread.submit(write, content, self._folder, is_best)
+
+    def check(self) -> None:
+        """Raise the failure of a write that has ended, and do not wait for one that goes on."""
+        if self._process.any_rank(self._write is not None and self._write.done()):
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the write that goes on, if there is one."""
+        self._process.on_main(self._result)
+
+    def wait(self) -> None:
+        """Wait for the write as `settle` does, but raise nothing, and ask no other rank."""
+        if self._write is not None:
+            futures.wait([self._write])
+
+    def _result(self) -> None:
+        self.wait()
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
 
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,8 +149,6 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
                 os.replace(checkpoint, folder / PREVIOUS)
         _flush_folder(folder)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
-        if is_dead_worker(error):  # a signal handler raised it here; the disk has no fault
-            raise
         raise CheckpointError(_write_failure(error, folder)) from error
 
 
@@ -136,15 +191,16 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint; {printable(path)}: give the path of one, or --resume auto")
     try:
-        damage = _damage(path)
-        content = None
-        if damage is None and zipfile.is_zipfile(path):
-            with open(path, "rb") as file:
-                content = load_bounded(file)
+        with open(path, "rb") as file:
+            magic = file.read(len(ZIP_MAGIC))
+            if not magic:
+                raise ValueError("it is empty")
+            content = load_bounded(file) if magic == ZIP_MAGIC else None
     except Exception as error:  # damaged bytes make the readers of zip and pickle raise nearly anything
-        damage, content = f"{type(error).__name__}: {brief(error)}", None
-    if damage:
-        raise CheckpointError(f"the checkpoint is damaged ({damage}); {printable(path)}: resume from another one")
+        raise CheckpointError(
+            f"the checkpoint is damaged ({type(error).__name__}: {brief(error)}); {printable(path)}: resume from "
+            "another one"
+        ) from error
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
             f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
@@ -158,22 +214,6 @@ def read(path: Path) -> dict[str, Any]:
             f"{printable(path)}: continue with the version of zoo that wrote it"
         )
     return content
-
-
-def _damage(path: Path) -> str | None:
-    """Return what is wrong with the file's checksums, which torch.load does not look at; None if nothing is.
-
-    A file that is not a zip archive has no checksums. One that begins like an archive and is none makes `zipfile`
-    raise.
-    """
-    with open(path, "rb") as file:
-        magic = file.read(len(ZIP_MAGIC))
-        if magic != ZIP_MAGIC:
-            return None if magic else "it is empty"
-        check_sizes(file)
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    return f"wrong checksum of {printable(damaged)}" if damaged else None
 
 
 @dataclass(frozen=True)

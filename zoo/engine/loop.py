@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo.data.folder import Batch
 from zoo.data.loader import Loader
 from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
-from zoo.engine import checkpoint
+from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading, reconstruction_errors
 from zoo.engine.optim import clamp_notice, lr_factor, set_lr
 from zoo.engine.reporting import Log, Pace, metrics_since
@@ -41,6 +41,7 @@ class _Run:
     log_dir: Path
     log_interval: int
     stop: StopSignals
+    writer: CheckpointWriter
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -60,14 +61,15 @@ def train(
     """Train from where ``state`` is to the end of the schedule; return the last validation, if there was one.
 
     Every rank has to call it. ``state`` is changed. Checkpoints are written to ``log_dir`` every
-    ``checkpoint.every_steps`` steps and at the end of each epoch, after its validation; ``log`` is told the averages
-    every ``log_interval`` batches. After SIGTERM or SIGINT the state is saved and TrainingInterrupted raised; during a
-    validation it is the state at the end of the epoch, so that a resume begins with the validation. Raises
-    NonFiniteLossError, DataError and CheckpointError without saving.
+    ``checkpoint.every_steps`` steps and at the end of each epoch, after its validation, while training goes on; all of
+    them are written when this returns or raises. ``log`` is told the averages every ``log_interval`` batches. After
+    SIGTERM or SIGINT the state is saved and TrainingInterrupted raised; during a validation it is the state at the end
+    of the epoch, so that a resume begins with the validation. Raises NonFiniteLossError, DataError and CheckpointError
+    without saving; CheckpointError for a failed write at the next report or save, or at the end.
     """
     result = None
-    with StopSignals(state.process.control) as stop:
-        run = _Run(state, train_loader, val_loader, log, log_dir, log_interval, stop)
+    with StopSignals(state.process.control) as stop, CheckpointWriter(state.process, log_dir) as writer:
+        run = _Run(state, train_loader, val_loader, log, log_dir, log_interval, stop, writer)
         _check_data(run)
         _announce(run)
         while state.epoch < state.config.optimizer.schedule.epochs:
@@ -148,12 +150,9 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
             f"statistics of; {printable(run.train_loader.dataset.root)}: mend the images, the last is: "
             f"{batch.skipped[-1]}"
         )
-    channels_last = state.config.training.channels_last
-    images = batch.images.to(
-        state.process.device,
-        non_blocking=True,
-        memory_format=torch.channels_last if channels_last else torch.preserve_format,
-    )
+    images = batch.on(state.process.device)
+    if state.config.training.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
     if state.step == 0:
         run.log.images(state.step, images)
     targets = batch.targets.to(state.process.device, non_blocking=True)
@@ -192,6 +191,7 @@ def _report(run: _Run, reported: Reading, lr: float) -> Reading:
 
     It waits for the device."""
     now = _checked_reading(run)
+    run.writer.check()
     run.log.train_metrics(metrics_since(reported, now, run.state, len(run.batches), lr, run.pace))
     run.log.parameters(run.state.step, run.state.model)
     return now
@@ -247,7 +247,7 @@ def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
 
     def record(batch: Batch, logits: Tensor) -> None:
         if (index := next(seen)) in chosen and (maps := state.task.class_maps(logits, batch.targets)):
-            run.log.class_maps(state.step, f"val/image{index}", batch.images[0], maps)
+            run.log.class_maps(state.step, f"val/image{index}", batch.finished(batch.images)[0], maps)
 
     return record
 
@@ -280,8 +280,8 @@ def _save(run: _Run, is_best: bool = False) -> None:
     floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
     largest = nn.utils.get_total_norm(floating, norm_type=math.inf)
     if run.state.process.any_rank(not math.isfinite(largest)):
-        raise _not_finite(f"the weights are not finite after step {run.state.step}", run.log_dir)
-    checkpoint.save(run.state, run.log_dir, is_best)
+        raise _not_finite(run, f"the weights are not finite after step {run.state.step}")
+    run.writer.save(run.state, is_best)
 
 
 def _checked_reading(run: _Run) -> Reading:
@@ -291,14 +291,15 @@ def _checked_reading(run: _Run) -> Reading:
     """
     reading = run.state.meter.read(reduce=True)
     if reading.first_bad_step is not None:
-        raise _not_finite(f"the loss was not finite at step {reading.first_bad_step}", run.log_dir)
+        raise _not_finite(run, f"the loss was not finite at step {reading.first_bad_step}")
     return reading
 
 
-def _not_finite(what: str, folder: Path) -> NonFiniteLossError:
-    path = folder / checkpoint.CHECKPOINT
+def _not_finite(run: _Run, what: str) -> NonFiniteLossError:
+    run.writer.wait()  # the checkpoint that is being written is the last good one
+    path = run.log_dir / CHECKPOINT
     last_good = f"the last good checkpoint is {printable(path)}"
-    place = last_good if path.exists() else f"{printable(folder)} has no checkpoint yet"
+    place = last_good if path.exists() else f"{printable(run.log_dir)} has no checkpoint yet"
     return NonFiniteLossError(
         f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
     )
@@ -310,7 +311,8 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
         return
     if not saved:
         _save(run)
-    state, path = run.state, run.log_dir / checkpoint.CHECKPOINT
+    run.writer.settle()
+    state, path = run.state, run.log_dir / CHECKPOINT
     raise TrainingInterrupted(
         f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "
         f"state is saved in {printable(path)}: continue with --resume auto"

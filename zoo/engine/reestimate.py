@@ -37,7 +37,7 @@ def reestimate_statistics(model: nn.Module, batches: Iterable[Batch], num_batche
     num_done = 0
     for batch in batches:
         if len(batch.images) > 1:
-            model(batch.images.to(device))
+            model(batch.on(device))
             num_done += 1
         if num_done == num_batches:
             break

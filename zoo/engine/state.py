@@ -87,7 +87,7 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
         task=task,
         process=process,
         model=model,
-        wrapped_model=distribute(trained, process),
+        wrapped_model=distribute(trained, process, settings.gradient_compression == "bf16"),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ def validate(
             if len(batch.targets):
                 targets = batch.targets.to(device, non_blocking=True)
                 try:
-                    logits = protocol.logits(forward, batch.images)
+                    logits = protocol.logits(partial(forward, finished=batch.finished), batch.images)
                     scored = task.scored(logits, targets)
                 except RuntimeError as error:
                     if not is_memory_full(error):
@@ -130,12 +131,12 @@ class _ShrinkingForward:
         self._dtype = AMP_DTYPES[amp]
         self._num_images: int | None = None  # at a time
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the logits of images (N, 3, h, w), at least float32."""
+    def __call__(self, images: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the logits of images (N, 3, h, w), at least float32; ``finished`` normalises them on the device."""
         while True:
             num_images = min(self._num_images or len(images), len(images))
             try:
-                return torch.cat([self._logits(part) for part in images.split(num_images)])
+                return torch.cat([self._logits(finished, part) for part in images.split(num_images)])
             except RuntimeError as error:
                 if not is_memory_full(error):
                     raise
@@ -146,6 +147,7 @@ class _ShrinkingForward:
                 torch.cuda.empty_cache()
             logger.warning("out of memory with %d images at once: trying %d", num_images, self._num_images)
 
-    def _logits(self, images: Tensor) -> Tensor:
+    def _logits(self, finished: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        inputs = finished(images.to(self._device, non_blocking=True))
         with autocast(self._device, self._dtype):
-            return at_least_float32(self._model(images.to(self._device, non_blocking=True)))
+            return at_least_float32(self._model(inputs))

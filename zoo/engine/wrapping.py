@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 from torch._functorch import config as functorch_config
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,12 +40,12 @@ def compile_network(
     return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
 
 
-def distribute(network: nn.Module, process: Process) -> nn.Module:
+def distribute(network: nn.Module, process: Process, compress: bool = False) -> nn.Module:
     """Return ``network`` itself for a single process, else in a wrapper that averages gradients over all ranks.
 
     All ranks get rank 0's weights here. Buffers are not broadcast at each step: in training nothing reads the
     running statistics, so that rank 0's are the same with and without; `zoo.engine.state.settle_buffers` spreads
-    them where they are read or saved.
+    them where they are read or saved. With ``compress`` gradients travel in bfloat16.
     """
     if process.world_size == 1:
         return network
@@ -52,8 +53,10 @@ def distribute(network: nn.Module, process: Process) -> nn.Module:
     if process.device.type == "cuda":
         options["device_ids"] = [process.device]
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True, **options)
-    if process.device.type == "cpu" and process.world_size > 2:
-        wrapped.register_comm_hook(None, _average_in_rank_order)
+    if process.device.type == "cpu" and (process.world_size > 2 or compress):
+        wrapped.register_comm_hook(torch.bfloat16 if compress else None, _average_in_rank_order)
+    elif compress:
+        wrapped.register_comm_hook(None, bf16_compress_hook)
     return wrapped
 
 
@@ -70,24 +73,25 @@ def unwrap(model: nn.Module) -> nn.Module:
     return network
 
 
-def _average_in_rank_order(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _average_in_rank_order(dtype: torch.dtype | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Overwrite the bucket with its mean over all ranks, each element added up from rank 0 to the last.
 
     Gloo's own sum starts at another rank for each part of a bucket, and DistributedDataParallel fills its buckets
     anew after the first step. With more than two ranks the first step after a resume would so differ, in the last
-    bit, from the same step of an uninterrupted run. As in a ring, two times the bucket is sent and received.
+    bit, from the same step of an uninterrupted run. As in a ring, two times the bucket is sent and received, with a
+    ``dtype`` rounded to it both times; sums have the dtype of the bucket.
     """
     world_size, flat = dist.get_world_size(), bucket.buffer()
-    parts = F.pad(flat, (0, -flat.numel() % world_size)).view(world_size, -1)
-    # Rank r adds up part r of all ranks, then everybody gets all sums.
+    parts = F.pad(flat.to(dtype or flat.dtype), (0, -flat.numel() % world_size)).view(world_size, -1)
+    # Rank r adds up part r of all ranks, then everybody gets all means.
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts)
-    total = received[0]
+    total = received[0].to(flat.dtype)
     for part in received[1:]:
         total += part
-    sums = parts.view(-1)
-    dist.all_gather_into_tensor(sums, total)
-    flat.copy_(sums[: flat.numel()] / world_size)
+    means = parts.view(-1)
+    dist.all_gather_into_tensor(means, (total / world_size).to(means.dtype))
+    flat.copy_(means[: flat.numel()])
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(flat)
     return done

@@ -143,7 +143,8 @@ class InPlaceABN(ABN):
             *self._statistics_arguments(),
             self.eps,
             *(activation or (self.activation, self.activation_param)),
-            inplace=self.inplace,
+            # FSDP2 hands a module that it shards by itself a view of the input, which autograd lets nobody overwrite.
+            inplace=self.inplace and not hasattr(self, "set_reshard_after_forward"),
             group=self._group_to_synchronise(),
             shortcut=shortcut,
         )

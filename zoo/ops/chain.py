@@ -71,9 +71,16 @@ def run_chain(links: Sequence[Any], *xs: Tensor, store: bool = False, meter: Met
       `torch.export`.
     - `meter`: called in backward with the number of each link and the relative error of its inputs, last link first;
       it costs the memory of all inputs.
+
+    Raises RuntimeError for a link whose own parameters FSDP2 has sharded, as it would not gather them here.
     """
     if any(map(is_fx_proxy, xs)):
         return _run(links, xs)
+    if any(hasattr(parameter, "full_tensor") for parameter in _parameters(links)):  # a DTensor
+        raise RuntimeError(
+            "fully_shard was called with a block of a chain of reversible or invertible layers, whose parameters are "
+            "not gathered, as the chain does not call its blocks as modules; call fully_shard with the network"
+        )
     if store or not torch.is_grad_enabled():
         return _run(links, _without_half(xs))
     return _run_reversibly(links, xs, meter)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from zoo.config import experiments_dir, load_experiment
 from zoo.data.folder import ImageFolder
-from zoo.data.transforms import val_transform
+from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
 from zoo.errors import DataError, printable
 from zoo.registry import CIFAR_INPUT
@@ -261,7 +261,7 @@ class Angles(NamedTuple):
 
 def open_images(data: Path, batch: int = BATCH) -> ImageFolder:
     """Return the images below train/; DataError unless they make a batch, of classes that the networks have."""
-    images = ImageFolder(data / "train", val_transform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
+    images = ImageFolder(data / "train", ValTransform(SIZE, SIZE, CIFAR_INPUT.mean, CIFAR_INPUT.std))
     if len(images) < batch or len(images.classes) > CLASSES:
         raise DataError(
             f"{len(images)} images of {len(images.classes)} classes; {printable(images.root)}: give at least "

@@ -84,6 +84,7 @@ class ClassificationTask(Task):
             ten_crops=protocol.ten_crops,
             mean=self.config.input.mean,
             std=self.config.input.std,
+            decoder=self.config.input.decoder_val,
             batch_size=batch_size or max(1, default),
             limit=limit,
             world_size=world_size,

@@ -75,7 +75,7 @@ def predict(
     Args:
     - `model`: images (N, 3, h, w) -> logits (N, classes); it is put into evaluation mode and moved to ``device``.
     - `paths`: the image files.
-    - `transform`: PIL image -> (3, h, w), of one size for all images.
+    - `transform`: image -> (3, h, w), of one size for all images.
     - `device`: device on which the network computes.
     - `top`: number of classes of a prediction.
     - `advance`: called with 1 after every batch of 16 images.
@@ -88,7 +88,7 @@ def predict(
         names: list[str] = []
         for path in paths[start : start + BATCH_SIZE]:
             try:
-                images.append(prepare(read_bytes(path), printable(path), transform))
+                images.append(prepare(read_bytes(path), printable(path), transform).finished())
                 names.append(str(path))
             except DataError as error:
                 faults.append(str(error))

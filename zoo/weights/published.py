@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from zoo.config import Experiment, PublishedWeights, experiments_dir, find_experiment, load_experiment
-from zoo.errors import ConfigError, nearest
+from zoo.errors import ConfigError, brief, nearest, printable
 
 SUFFIX = ".pth.tar"
+CHECKSUM = re.compile(rf"(?P<md5>[0-9a-f]{{32}}) [ *](?P<name>\w[\w.-]*){re.escape(SUFFIX)}", re.ASCII)
 # md5 of the files before 18 July 2018, when six were published again without the ".bn" level of their norms' keys.
 REPLACED_MD5 = {
     "resnext101_stdbn_lr_256": "b959d9362a236212e935501a5a1d1963",
@@ -84,9 +87,29 @@ class Published:
 @cache
 def published() -> dict[str, Published]:
     """Return the published weights by name, in the order of checksums.md5."""
-    checksums = experiments_dir().parent / "checksums.md5"
-    lines = (line.split() for line in checksums.read_text(encoding="ascii").splitlines())
-    return {name: _published(name, md5) for md5, name in ((md5, file.removesuffix(SUFFIX)) for md5, file in lines)}
+    checksums = read_checksums(experiments_dir().parent / "checksums.md5")
+    return {name: _published(name, md5) for name, md5 in checksums.items()}
+
+
+def read_checksums(path: Path) -> dict[str, str]:
+    """Return the md5 of each file that a list of `md5sum` names, by the name without ``SUFFIX``.
+
+    Raises ConfigError for a list that cannot be read, and for a line that is not of the list.
+    """
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{printable(path)}: cannot be read ({brief(error)}); take the published list") from None
+    checksums: dict[str, str] = {}
+    for place, line in enumerate(lines, start=1):
+        match = CHECKSUM.fullmatch(line)
+        if match is None or match["name"] in checksums:
+            raise ConfigError(
+                f"{printable(path)}:{place}: {brief(line)} is not 32 hexadecimal digits and the name of a {SUFFIX} "
+                "file that no other line has; take the published list"
+            )
+        checksums[match["name"]] = match["md5"]
+    return checksums
 
 
 def entry_of(name: str) -> Published:

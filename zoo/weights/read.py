@@ -133,9 +133,10 @@ def load_bounded(file: IO[bytes]) -> Any:
     """Return the content of an open `torch.save` file: tensors, plain Python values and numpy numbers, nothing else.
 
     Raises Oversized if the content takes more memory than the file has bytes, with some slack. A damaged file can raise
-    nearly any exception. No code in the file is run.
+    nearly any exception; one with checksums, which all zip files of `torch.save` have unless its user has turned them
+    off, always raises one. No code in the file is run.
     """
-    check_sizes(file)
+    _check_archive(file)
     metered: Any = _Metered(file)  # it has the methods of a file that torch uses
     # Names that the user has allowed are left out, so that they stay allowed when the context ends.
     allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
@@ -144,12 +145,13 @@ def load_bounded(file: IO[bytes]) -> Any:
         return torch.load(metered, map_location="cpu", weights_only=True)
 
 
-def check_sizes(file: IO[bytes]) -> None:
+def _check_archive(file: IO[bytes]) -> None:
     """Raise Oversized if the zip archive in an open file is larger than the file once it is unpacked.
 
-    torch.save never compresses. Only the archive's directory is read, which is short; a file of another format passes.
-    The file is at its start afterwards. Raises zipfile.BadZipFile for a directory that is not where the file says,
-    because torch would then read another directory than the one that was checked.
+    torch.save never compresses. Only the archive's directory is read for that, which is short; a file of another format
+    passes. The file is at its start afterwards. Raises zipfile.BadZipFile for a directory that is not where the file
+    says, because torch would then read another directory than the one that was checked; and for an entry that does not
+    have its checksum, which torch does not look at: wrong values would be loaded.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -160,14 +162,17 @@ def check_sizes(file: IO[bytes]) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         _check_directory(file, size, archive.start_dir)
+        for entry in entries:
+            if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+                raise Oversized(
+                    f"its entry {brief(entry.filename)} is compressed, and unpacks to {entry.file_size:,} bytes"
+                )
+        if (unpacked := sum(entry.file_size for entry in entries)) > size:
+            raise Oversized(f"its entries claim {unpacked:,} bytes, and the file has {size:,}")
+        # torch.serialization.set_crc32_options(False) makes all of them 0.
+        if any(entry.CRC for entry in entries) and (damaged := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {brief(damaged)}")
     file.seek(0)
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            raise Oversized(
-                f"its entry {brief(entry.filename)} is compressed, and unpacks to {entry.file_size:,} bytes"
-            )
-    if (unpacked := sum(entry.file_size for entry in entries)) > size:
-        raise Oversized(f"its entries claim {unpacked:,} bytes, and the file has {size:,}")
 
 
 def _check_directory(file: IO[bytes], size: int, start: int) -> None:
@@ -274,9 +279,8 @@ def _refuse_programs(file: IO[bytes], path: Path) -> None:
     kind = runs_with = None
     if path.suffix == ".onnx":
         kind, runs_with = "ONNX", "an ONNX runtime"
-    elif zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            names = {name.partition("/")[2] for name in archive.namelist()}
+    else:
+        names = _names_in_archive(file)
         if {"archive_format", "models/model.json"} <= names:
             kind, runs_with = "torch.export", "torch.export.load"
     if kind is not None:
@@ -284,6 +288,15 @@ def _refuse_programs(file: IO[bytes], path: Path) -> None:
             f"{printable(path)}: is an exported network ({kind}) and no weights file; run it with {runs_with}, or give "
             "the weights file that it was made from"
         )
+
+
+def _names_in_archive(file: IO[bytes]) -> set[str]:
+    """Return the names in a zip archive without the folder that all are in; none for a damaged or another file."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {name.partition("/")[2] for name in archive.namelist()}
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, OSError):
+        return set()
 
 
 def _load_error(path: Path, error: Exception) -> WeightsError:

@@ -1,5 +1,7 @@
 """The kernels for the CPU, compiled from csrc/: the results are those of reference.py within rounding.
 
+Besides those of norms there is one that resizes images, for zoo/ops/resample.py.
+
 Contiguous and channels_last tensors are read as they are. A tensor of any other layout is first copied to a contiguous
 one; `apply_` copies the result back, and the other functions return contiguous tensors in this case. ``dz`` and
 ``shortcut`` are copied where their layout is not that of z. Results repeat bit for bit with the same number of threads.
@@ -36,6 +38,8 @@ SCHEMAS = (
     f"norm_act_into(Tensor(a!) z, Tensor x, {FROM_INPUT}) -> ()",
     f"norm_act_backward(Tensor x, Tensor dz, {FROM_INPUT}) -> (Tensor, Tensor, Tensor)",
     "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
+    "resize_into(Tensor(a!) out, Tensor image, int height, int width, float left, float top, float right, float bottom,"
+    " int first_row, int first_column, bool vertical_first) -> ()",
 )
 # With flexible_layout the operators take tensors in the layout that they have. Without it torch.compile copies the
 # output of every convolution to a contiguous tensor.
@@ -152,6 +156,22 @@ def norm_act_backward(
     return torch.ops.zoo.norm_act_backward.default(x, dz, weight, bias, mean, var, eps, ACTIVATIONS[activation])
 
 
+def resize_into(
+    out: Tensor,
+    image: Tensor,
+    size: tuple[int, int],
+    box: tuple[float, float, float, float],
+    corner: tuple[int, int],
+    vertical_first: bool,
+) -> None:
+    """Overwrite ``out`` with that part of the resized box of the image that begins at ``corner`` (row, column).
+
+    The image has interleaved pixels, the rows of ``out`` no gaps. `zoo.ops.resample.resize_box` has the meaning of the
+    arguments.
+    """
+    torch.ops.zoo.resize_into.default(out, image, *size, *box, *corner, vertical_first)
+
+
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     """Return the settings as the operators take them: the activation as a number."""
     return settings.weight, settings.bias, settings.eps, ACTIVATIONS[settings.activation], settings.activation_param
@@ -182,3 +202,4 @@ if _reason is None:  # torch.compile and meta tensors need the shapes of the res
     _register("zoo::norm_act_into", lambda *_: None)
     _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))
     _register("zoo::line", lambda x, *_: new_like(x))
+    _register("zoo::resize_into", lambda *_: None)

@@ -1,0 +1,191 @@
+"""Every decoder gives the pixels that PIL gives, for files of every kind, and damaged files are named."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.data.sample_images import make_folder, random_image
+from zoo.config import Decoder, parse_experiment
+from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.pixels import Box, JPEGPixels, PILPixels, ScaledJPEGPixels, jpeg_size, load_codec, open_pixels
+from zoo.data.reading import Unreadable, read_bytes
+from zoo.data.transforms import TrainTransform, ValTransform, prepare, random_box
+from zoo.errors import ConfigError
+from zoo.limits import MAX_PIXELS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "image.jpg"
+FAST: tuple[Decoder, ...] = ("torchvision", "scaled")
+
+
+def _needs(decoder: Decoder) -> None:
+    if decoder == "scaled":
+        pytest.importorskip("nvidia.nvimgcodec", exc_type=ImportError)
+
+
+def _encoded(image: Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, **({"format": "JPEG", "quality": 90} | options))
+    return file.getvalue()
+
+
+def _pil(encoded: bytes) -> Tensor:
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(encoded)).convert("RGB"))).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("decoder", FAST)
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("RGB", {}),
+        ("RGB", {"subsampling": 0}),
+        ("RGB", {"subsampling": 1}),
+        ("RGB", {"progressive": True}),
+        ("RGB", {"keep_rgb": True}),
+        ("RGB", {"restart_marker_blocks": 3}),
+        ("L", {}),
+        ("CMYK", {}),
+        ("RGB", {"format": "PNG"}),
+        ("P", {"format": "PNG"}),
+        ("RGB", {"format": "WEBP"}),
+    ],
+)
+def test_every_decoder_gives_the_pixels_of_pil(decoder: Decoder, mode: str, options: dict) -> None:
+    _needs(decoder)
+    encoded = _encoded(random_image(0, width=75, height=53).convert(mode), **options)
+    image = open_pixels(encoded, "a.jpg", decoder)
+    assert (image.height, image.width) == (53, 75)
+    assert torch.equal(image.tensor(), _pil(encoded))
+    torch.manual_seed(0)
+    for _ in range(8):
+        box = random_box(53, 75)
+        expected = _pil(encoded)[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        assert torch.equal(image.part(box).tensor(), expected)
+        assert torch.equal(
+            image.part(box).resized(20, 30).tensor(), PILPixels(_as_image(expected)).resized(20, 30).tensor()
+        )
+
+
+def _as_image(tensor: Tensor) -> Image.Image:
+    return Image.fromarray(tensor.permute(1, 2, 0).contiguous().numpy())
+
+
+def test_jpeg_files_are_not_decoded_by_pil_and_others_are() -> None:
+    image = random_image(0)
+    kinds = {decoder: type(open_pixels(_encoded(image), "a.jpg", decoder)) for decoder in ("pil", *FAST)}
+    assert kinds == {"pil": PILPixels, "torchvision": JPEGPixels, "scaled": ScaledJPEGPixels}
+    for other in (_encoded(image, format="PNG"), _encoded(image.convert("CMYK"))):
+        assert jpeg_size(other) is None
+        assert type(open_pixels(other, "a.jpg", "torchvision")) is PILPixels
+
+
+@pytest.mark.parametrize("decoder", FAST)
+def test_the_whole_way_to_the_network_has_the_same_bits(decoder: Decoder) -> None:
+    _needs(decoder)
+    settings = parse_experiment({"input": {"crop_train": 24, "color_jitter_train": True, "lighting_train": True}}, "x")
+    encoded = _encoded(random_image(0, width=40, height=33))
+    for transform in (
+        TrainTransform(settings.input),
+        ValTransform(36, 24, [0.5] * 3, [0.5] * 3),
+        ValTransform(36, 24, [0.5] * 3, [0.5] * 3, ten_crops=True),
+        ValTransform(-1, 24, [0.5] * 3, [0.5] * 3),
+    ):
+        for seed in range(4):
+            drawn = [
+                prepare(encoded, "a.jpg", transform, one, torch.Generator().manual_seed(seed))
+                for one in ("pil", decoder)
+            ]
+            assert drawn[0].pixels.dtype == torch.uint8
+            assert torch.equal(drawn[0].finished(), drawn[1].finished())
+
+
+def test_a_part_that_is_much_too_large_is_decoded_smaller_and_is_nearly_the_same() -> None:
+    _needs("scaled")
+    image = Image.fromarray(np.tile(np.linspace(0, 255, 400, dtype=np.uint8)[:, None, None], (1, 300, 3)))
+    encoded = _encoded(image)
+    for box, scale in ((Box(8, 16, 100, 100), 2), (Box(3, 5, 230, 220), 4), (Box(0, 0, 400, 300), 4)):
+        exact = open_pixels(encoded, "a.jpg", "pil").part(box).resized(50, 50).tensor().float()
+        part = open_pixels(encoded, "a.jpg", "scaled").part(box, (50, 50))
+        assert (part.height, part.width) == (round((box.top + box.height) / scale) - round(box.top / scale), part.width)
+        assert box.width / scale - 1 <= part.width <= box.width / scale + 1
+        assert (part.resized(50, 50).tensor() - exact).abs().max() <= 4
+    assert torch.equal(
+        open_pixels(encoded, "a.jpg", "scaled").part(Box(8, 16, 99, 100), (50, 50)).tensor(),
+        open_pixels(encoded, "a.jpg", "pil").part(Box(8, 16, 99, 100)).tensor(),
+    )
+
+
+@pytest.mark.parametrize("decoder", ["pil", *FAST])
+def test_damaged_files_are_named(decoder: Decoder) -> None:
+    _needs(decoder)
+    encoded = _encoded(random_image(0, width=75, height=53))
+    for damaged in (encoded[:60], encoded[: len(encoded) // 2], b"\xff\xd8\xff", b""):
+        with pytest.raises(Unreadable, match=r"^an image cannot be read: [^/\n]+; a\.jpg$"):
+            open_pixels(damaged, "a.jpg", decoder).part(Box(0, 0, 53, 75)).tensor()
+
+
+def test_a_size_that_no_image_may_have_is_refused_before_memory_is_taken() -> None:
+    encoded = bytearray(_encoded(random_image(0, width=75, height=53)))
+    place = encoded.index(b"\xff\xc0") + 5
+    encoded[place : place + 4] = b"\xff\xff\xff\xff"
+    with pytest.raises(Unreadable, match=f"65535 x 65535 px, not between 1 and {MAX_PIXELS:,}; a.jpg"):
+        open_pixels(bytes(encoded), "a.jpg", "torchvision")
+
+
+def test_a_missing_codec_is_an_error_that_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "train", {"a": 4, "b": 4})
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+    config = parse_experiment({"network": {"classes": 2}, "input": {"decoder": "scaled"}}, "x")
+    with pytest.raises(ConfigError, match=r'input\.decoder "scaled" .*pip install "zoo\[scaled\]"'):
+        build_train_loader(tmp_path, config)
+    print("stderr is there again", file=sys.stderr)
+    assert "there again" in capfd.readouterr().err
+
+
+def test_workers_decode_regions_and_print_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _needs("scaled")
+    load_codec()
+    for index in range(8):
+        path = tmp_path / "train" / "ab"[index % 2] / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_encoded(random_image(index, width=75, height=53)))
+    batches = []
+    for decoder, workers in (("pil", 0), ("scaled", 0), ("scaled", 2)):
+        content = {"network": {"classes": 2}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 40}}
+        content["input"] |= {"decoder": decoder}
+        loader = build_train_loader(tmp_path, parse_experiment(content, "x"), workers=workers)
+        batches.append(torch.cat([batch.on(torch.device("cpu")) for batch in loader]))
+    assert torch.equal(batches[0], batches[1])
+    assert torch.equal(batches[0], batches[2])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_validation_can_be_decoded_by_torchvision_with_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "val" / "a").mkdir(parents=True)
+    (tmp_path / "val" / "a" / "0.jpg").write_bytes(GOLDEN.read_bytes())
+    sizes = {"scale": 48, "crop": 40, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 1}
+    images = [next(iter(build_val_loader(tmp_path, decoder=one, **sizes))) for one in ("pil", "torchvision")]
+    assert images[0].images.dtype == torch.uint8
+    assert torch.equal(images[0].images, images[1].images)
+
+
+@pytest.mark.parametrize("decoder", ["pil", *FAST])
+def test_a_changed_decoder_or_resizer_is_noticed(decoder: Decoder) -> None:
+    """The published scores belong to these bits. If this fails after an update of PIL or torchvision, so do they."""
+    _needs(decoder)
+    drawn = prepare(read_bytes(GOLDEN), "image.jpg", ValTransform(48, 40, [0.5] * 3, [0.25] * 3), decoder)
+    assert hashlib.sha256(drawn.pixels.contiguous().numpy().tobytes()).hexdigest() == (
+        "1355141793842b268c57acac278414950fc863fb6d56ebc77729834887ecf71d"
+    )
+    assert drawn.finished().double().mean().item() == pytest.approx(0.0, abs=1)

@@ -1,0 +1,370 @@
+"""Shards and indices behave as the folders that they were made of, and whatever is damaged is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.sample_images import make_folder
+from zoo.cli import main
+from zoo.config import parse_experiment
+from zoo.data.folder import open_source
+from zoo.data.index import Index, index_path, write_index
+from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.shards import Shards, write_shard_index
+from zoo.data.source import FolderSource
+from zoo.errors import DataError
+
+CLASSES = {"ant": 7, "bee": 5, "cat": 9}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        make_folder(tmp_path / "folder" / split, CLASSES)
+    return tmp_path / "folder"
+
+
+@pytest.fixture
+def shards(data: Path, tmp_path: Path) -> Path:
+    assert main(["data", "shard", str(data), str(tmp_path / "shards"), "--per-shard", "4"]) == 0
+    return tmp_path / "shards"
+
+
+def _config(**settings: object):
+    content = {"network": {"classes": 3}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 8, **settings}}
+    return parse_experiment(content, "x")
+
+
+def test_shards_hold_the_files_of_the_folder_in_another_order(data: Path, shards: Path) -> None:
+    folder = FolderSource(data / "train")
+    expected = sorted((folder.read(index), int(folder.targets[index])) for index in range(21))
+    source = open_source(shards / "train")
+    assert type(source) is Shards
+    assert source.classes == folder.classes == ["ant", "bee", "cat"]
+    found = [(source.read(index), int(source.targets[index])) for index in range(21)]
+    assert sorted(found) == expected
+    assert found != expected
+    assert sorted(path.name for path in (shards / "train").iterdir()) == [
+        *(f"{number:06}.tar" for number in range(6)),
+        "classes.txt",
+    ]
+    val, val_folder = open_source(shards / "val"), FolderSource(data / "val")
+    assert [val.read(index) for index in range(21)] == [val_folder.read(index) for index in range(21)]
+
+
+def test_the_same_images_give_the_same_shards_to_the_byte(data: Path, shards: Path, tmp_path: Path) -> None:
+    for seed, is_same in (("0", True), ("1", False)):
+        out = tmp_path / seed
+        assert main(["data", "shard", str(data), str(out), "--per-shard", "4", "--seed", seed]) == 0
+        same = [path.read_bytes() == (out / "train" / path.name).read_bytes() for path in (shards / "train").iterdir()]
+        assert all(same) is is_same
+
+
+def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -> None:
+    source = open_source(shards / "train")
+    with tarfile.open(shards / "train" / "000001.tar") as tar:
+        assert tar.getnames() == [f"{number:09}.{kind}" for number in range(4, 8) for kind in ("png", "cls")]
+        for number in range(4, 8):
+            assert tar.extractfile(f"{number:09}.png").read() == source.read(number)
+            assert int(tar.extractfile(f"{number:09}.cls").read()) == source.targets[number]
+
+
+def test_webdataset_reads_them(shards: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    source = open_source(shards / "train")
+    urls = sorted(map(str, (shards / "train").glob("*.tar")))
+    read = list(webdataset.WebDataset(urls, shardshuffle=False))
+    assert [sample["png"] for sample in read] == [source.read(index) for index in range(21)]
+    assert [int(sample["cls"]) for sample in read] == source.targets.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2])
+def test_training_sees_every_image_once_in_the_same_order_however_many_read(
+    shards: Path, workers: int, world: int
+) -> None:
+    config = _config(shuffle_shards=2, color_jitter_train=True)
+    alone = [(batch.on(CPU), batch.targets, list(batch.paths)) for batch in build_train_loader(shards, config)]
+    assert sorted(path for _, _, paths in alone for path in paths) == sorted(
+        str(shards / "train" / os.fsdecode(name)) for name in open_source(shards / "train").names
+    )
+    loaders = [
+        iter(build_train_loader(shards, config, rank=rank, world_size=world, workers=workers)) for rank in range(world)
+    ]
+    for images, targets, paths in alone:
+        for rank, loader in enumerate(loaders):
+            batch = next(loader)
+            assert list(batch.paths) == paths[rank::world]
+            assert torch.equal(batch.on(CPU), images[rank::world])
+            assert torch.equal(batch.targets, targets[rank::world])
+
+
+def test_an_epoch_goes_on_in_the_middle(shards: Path) -> None:
+    config = _config(shuffle_shards=2)
+    loader = build_train_loader(shards, config)
+    loader.batch_sampler.set_epoch(3)
+    expected = [batch.paths for batch in loader]
+    again = build_train_loader(shards, config)
+    again.batch_sampler.set_epoch(3)
+    again.batch_sampler.skip_to(2)
+    assert [batch.paths for batch in again] == expected[2:]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_validation_scores_every_image_of_the_shards_once(shards: Path, world: int) -> None:
+    sizes = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
+    loaders = [build_val_loader(shards, rank=rank, world_size=world, **sizes) for rank in range(world)]
+    paths = [path for loader in loaders for batch in loader for path in batch.paths]
+    assert sorted(paths) == sorted(
+        str(shards / "val" / os.fsdecode(name)) for name in open_source(shards / "val").names
+    )
+
+
+def test_a_window_shuffles_shards_and_the_images_of_a_few_of_them(shards: Path) -> None:
+    source = open_source(shards / "train")
+    shard_of = np.array([int(name[:6]) for name in source.names])
+    seen = set()
+    for seed in range(20):
+        order = source.order(torch.Generator().manual_seed(seed), 2).numpy()
+        assert sorted(order) == list(range(21))
+        numbers = shard_of[order]
+        windows = [set(numbers[:8]), set(numbers[8:16]), set(numbers[16:])]
+        if 5 in windows[2] and len(windows[0] | windows[1]) == 4:  # the short last shard is in the last window
+            assert [len(window) for window in windows] == [2, 2, 2]
+        changes = int((np.diff(numbers) != 0).sum())
+        assert changes > 5  # the images of a window are mixed
+        seen.add(tuple(order))
+    assert len(seen) == 20
+    assert torch.equal(
+        source.order(torch.Generator().manual_seed(1), None),
+        torch.randperm(21, generator=torch.Generator().manual_seed(1)),
+    )
+
+
+def test_a_folder_has_no_windows(data: Path) -> None:
+    loader = build_train_loader(data, _config(shuffle_shards=2))
+    with pytest.raises(DataError, match=r"input\.shuffle_shards = 2: .*folder/train is a folder and has no shards"):
+        iter(loader.batch_sampler)
+
+
+def test_zoo_trains_and_validates_on_shards_as_on_the_folder(
+    data: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order of the images differs, but not the score of the same weights, which know the names of the classes."""
+    content = {
+        "network": {"arch": "resnet18", "classes": 3},
+        "input": {"crop_train": 8, "scale_val": 12, "crop_val": 8},
+        "optimizer": {"batch_size": 7, "schedule": {"epochs": 1}},
+    }
+    config = tmp_path / "a.json"
+    config.write_text(json.dumps(content))
+    log = tmp_path / "log"
+    assert main(["train", str(config), str(shards), "--log-dir", str(log), "-j", "0"]) == 0
+    scores = []
+    for place in (data, shards):
+        out = tmp_path / f"{place.name}.json"
+        words = ["--weights", str(log / "checkpoint.pth.tar"), "-j", "0", "--json", str(out)]
+        assert main(["validate", str(config), str(place), *words]) == 0
+        result = json.loads(out.read_text())
+        scores.append([result[key] for key in ("top1", "top5", "loss", "count")])
+    assert scores[0] == scores[1]
+    assert main(["data", "check", str(config), str(shards)]) == 0
+    capsys.readouterr()
+    checkpoint = str(log / "checkpoint.pth.tar")
+    assert main(["predict", checkpoint, str(data / "val" / "ant" / "000.png"), "--top", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in CLASSES)
+
+
+def _write_tar(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def test_shards_of_others_are_indexed_on_first_use(data: Path, tmp_path: Path) -> None:
+    image = (data / "train" / "ant" / "000.png").read_bytes()
+    root = tmp_path / "others" / "train"
+    _write_tar(
+        root / "a-0.tar", {"x/1.PNG": image, "x/1.txt": b"an ant", "x/1.cls": b"2", "2.cls": b"0", "2.png": image}
+    )
+    _write_tar(root / "a-1.tar", {"3.json": b'{"label": 1, "url": "?"}', "3.png": image})
+    source = open_source(root)
+    assert source.classes == ["0", "1", "2"]
+    assert source.targets.tolist() == [2, 0, 1]
+    assert source.names.tolist() == [b"a-0.tar/x/1", b"a-0.tar/2", b"a-1.tar/3"]
+    assert [source.read(index) for index in range(3)] == [image] * 3
+    assert index_path(root).is_file()
+    (root / "classes.txt").write_text("ant\nbee\ncat\ndog\n")
+    assert main(["data", "index", str(root.parent)]) == 0
+    assert open_source(root, allow_empty_classes=True).classes == ["ant", "bee", "cat", "dog"]
+
+
+@contextmanager
+def _tar_of(path: Path) -> Iterator[tarfile.TarFile]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        yield tar
+
+
+def _link(tar: tarfile.TarFile) -> None:
+    member = tarfile.TarInfo("1.png")
+    member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    tar.addfile(member)
+
+
+def _device(tar: tarfile.TarFile) -> None:
+    member = tarfile.TarInfo("1.png")
+    member.type = tarfile.CHRTYPE
+    tar.addfile(member)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (_link, "1.png is no file but a link or a device"),
+        (_device, "1.png is no file but a link or a device"),
+        ({"1.png": b"x"}, "sample 1 has no class: neither 1.cls nor .json"),
+        ({"1.cls": b"1"}, "sample 1 has 0 images, not one"),
+        ({"1.png": b"x", "1.jpg": b"x", "1.cls": b"1"}, "sample 1 has 2 images"),
+        ({"1.png": b"x", "1.cls": b"one"}, "sample 1 has no class: its .cls is not a whole number"),
+        ({"1.png": b"x", "1.cls": b"-1"}, "its .cls is not a whole number from 0 to 99,999"),
+        ({"1.png": b"x", "1.cls": b"9" * 5000}, "its .cls is not a whole number"),
+        ({"1.png": b"x", "1.json": b'{"label": true}'}, "label in its .json is not a whole number"),
+        ({"1.png": b"x", "1.json": b"[" * 100_000}, "label in its .json is not a whole number"),
+        ({"1.png": b"x", "1.cls": b"1" * (1 << 20) + b"1"}, r"the class of sample 1 takes 1,048,577 bytes"),
+    ],
+)
+def test_shards_that_cannot_be_read_are_named(
+    tmp_path: Path, members: dict[str, bytes] | Callable[[tarfile.TarFile], None], message: str
+) -> None:
+    path = tmp_path / "train" / "0.tar"
+    if callable(members):
+        with _tar_of(path) as tar:
+            members(tar)
+    else:
+        _write_tar(path, members)
+    with pytest.raises(DataError, match=f"{message}.*train/0.tar: replace the shard"):
+        open_source(tmp_path / "train")
+    assert not index_path(tmp_path / "train").exists()
+
+
+def test_a_shard_that_is_cut_off_or_no_tar_file_is_named(shards: Path) -> None:
+    path = shards / "train" / "000002.tar"
+    whole = path.read_bytes()
+    for damaged in (whole[:700], b"x" * 3000):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"000002.tar"):
+            write_shard_index(shards / "train")
+
+
+def test_an_index_that_is_not_of_these_shards_is_refused(shards: Path) -> None:
+    (shards / "train" / "000005.tar").unlink()
+    with pytest.raises(DataError, match=r"not that of the shards that are there; .*make it anew with zoo data index"):
+        open_source(shards / "train")
+
+
+def test_bytes_that_changed_since_the_shard_was_written_are_named(shards: Path) -> None:
+    source = open_source(shards / "train")
+    path, image = shards / "train" / "000000.tar", source.read(0)
+    content = bytearray(path.read_bytes())
+    content[content.index(image) + len(image) // 2] ^= 1
+    path.write_bytes(content)
+    message = "an image cannot be read: the shard is damaged, or was changed .*; .*train/000000.tar/000000000"
+    with pytest.raises(DataError, match=message):
+        open_source(shards / "train").read(0)
+    assert open_source(shards / "train").read(1) == source.read(1)
+
+
+def test_sources_travel_to_workers_as_the_names_of_their_indices(data: Path, shards: Path) -> None:
+    main(["data", "index", str(data)])
+    for source in (open_source(data / "train"), open_source(shards / "train")):
+        sent = pickle.dumps(source)
+        assert len(sent) < 1000
+        copy = pickle.loads(sent)
+        assert copy.names.tolist() == source.names.tolist()
+        assert [copy.read(index) for index in range(21)] == [source.read(index) for index in range(21)]
+
+
+def test_an_indexed_folder_is_not_searched_and_is_the_same(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = FolderSource(data / "train")
+    assert main(["data", "index", str(data)]) == 0
+    monkeypatch.setattr("zoo.data.source.scan_folder", None)
+    indexed = FolderSource(data / "train")
+    assert indexed.classes == scanned.classes
+    assert indexed.names.tolist() == scanned.names.tolist()
+    assert indexed.targets.tolist() == scanned.targets.tolist()
+    assert isinstance(indexed.names.base, np.memmap)
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "rename", "class"])
+def test_a_folder_that_changed_is_searched_again(data: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["data", "index", str(data)]) == 0
+    folder = data / "train" / "bee"
+    if change == "add":
+        (folder / "new.png").write_bytes((folder / "000.png").read_bytes())
+    elif change == "remove":
+        (folder / "000.png").unlink()
+    elif change == "rename":
+        (folder / "000.png").rename(folder / "zzz.png")
+    else:
+        make_folder(data / "train", {"dog": 1})
+    with caplog.at_level(logging.WARNING):
+        source = FolderSource(data / "train")
+    place = data / "train" if change == "class" else folder
+    assert f"the index is not used, as {place}" in caplog.text
+    assert len(source.names) == {"add": 22, "remove": 20, "rename": 21, "class": 22}[change]
+
+
+def test_a_damaged_index_is_refused(data: Path) -> None:
+    assert main(["data", "index", str(data)]) == 0
+    path = index_path(data / "train")
+    whole = path.read_bytes()
+    generator = np.random.default_rng(0)
+    for place in generator.choice(len(whole), 60, replace=False):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"the index cannot be used: .*train.index: make it anew"):
+            FolderSource(data / "train")
+    for cut in (0, 5, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(
+            DataError, match=r"the index cannot be used: .*train.index: make it anew with zoo data index"
+        ):
+            FolderSource(data / "train")
+
+
+def test_an_index_keeps_arrays_of_any_shape_and_maps_them(tmp_path: Path) -> None:
+    arrays = {
+        "a": np.arange(12, dtype=np.int16).reshape(3, 4),
+        "b": np.array([b"x", b"yz"]),
+        "c": np.zeros((0, 3), dtype=np.uint8),
+    }
+    write_index(tmp_path / "x.index", {"kind": "any"}, arrays)
+    index = Index(tmp_path / "x.index")
+    assert index.header == {"kind": "any"}
+    for name, array in arrays.items():
+        assert np.array_equal(index.arrays[name], array)
+        assert not index.arrays[name].flags.writeable
+
+
+def test_neither_train_nor_val_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "index", str(tmp_path)]) == 2
+    assert "there is neither train/ nor val/" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""What processes send to each other in a step: how many messages, and how many bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, make_config, make_images, run, this_process
+from zoo.engine import loop
+from zoo.engine.state import TrainState, build_state
+from zoo.engine.step import StepBatch, train_step
+from zoo.layers import InPlaceABN, InPlaceABNSync
+from zoo.tasks import task_of
+
+pytestmark = pytest.mark.dist
+
+CHANNELS = (8, 16)
+NUM_BYTES = {"float": 4, "double": 8, "long int": 8, "c10::BFloat16": 2}  # of an element, by the profiler's names
+NORMS = {"standard": nn.BatchNorm2d, "inplace": InPlaceABN, "sync": InPlaceABNSync}
+
+
+def _network(norm: str) -> nn.Module:
+    layers, channels = [], 3
+    for num in CHANNELS:
+        layers += [nn.Conv2d(channels, num, 3, bias=False), NORMS[norm](num)]
+        channels = num
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 2))
+
+
+def _messages_of_a_step(norm: str, num_parts: int, compression: str) -> tuple[list[tuple[str, int]], int]:
+    """Return kind and bytes of each message of a step, and the bytes of all parameters."""
+    config = make_config(
+        optimizer={"accumulate_steps": num_parts, "batch_size": 16}, training={"gradient_compression": compression}
+    )
+    state = build_state(task_of(config), _network(norm), this_process())
+    batch = StepBatch(torch.randn(8, 3, 8, 8), torch.arange(8) % 2, 16)
+    for _ in range(2):  # DistributedDataParallel agrees on its buckets at the second step
+        train_step(state, batch)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        train_step(state, batch)
+    messages = []
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name().startswith("gloo:"):
+            sizes = [
+                math.prod(shape) * NUM_BYTES[dtype] for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True)
+            ]
+            messages.append((event.name().removeprefix("gloo:"), sum(sizes)))
+    return messages, sum(parameter.numel() * parameter.element_size() for parameter in state.model.parameters())
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("norm", ["standard", "inplace"])
+def test_norms_that_are_not_synchronised_send_nothing_and_gradients_travel_once_in_a_step(
+    norm: str, num_parts: int
+) -> None:
+    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, norm, num_parts, "off"):
+        assert messages == [("all_reduce", num_bytes)]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_synchronised_norm_sends_one_message_in_each_direction_and_part(num_parts: int) -> None:
+    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "sync", num_parts, "off"):
+        forward = [("all_gather", 8 * (2 * num + 1)) for num in CHANNELS]  # means, variances, count
+        backward = [("all_reduce", 4 * 2 * num) for num in CHANNELS]  # two sums
+        assert Counter(messages) == Counter(num_parts * (forward + backward) + [("all_reduce", num_bytes)])
+
+
+def test_compressed_gradients_have_half_the_bytes() -> None:
+    for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "inplace", 1, "bf16"):
+        # The first message brings each process its half of the gradients of all, the second the means of all halves.
+        halved = num_bytes // 2
+        assert messages == [("all_to_all", halved), ("all_gather", halved // 2)]
+
+
+def _messages_of_the_loop(data: Path, log_dir: Path, log_interval: int) -> list[list[tuple[str, int]]]:
+    """Return the loop's own messages between two steps, for all pairs of steps of a run."""
+    messages: list[list[tuple[str, int]]] = []
+    all_reduce = dist.all_reduce
+
+    def spy_step(state: TrainState, batch: StepBatch) -> None:
+        train_step(state, batch)
+        messages.append([])
+
+    def spy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if messages:
+            messages[-1].append(("all_reduce", tensor.numel() * tensor.element_size()))
+        return all_reduce(tensor, *args, **kwargs)
+
+    with mock.patch.object(loop, "train_step", spy_step), mock.patch.object(dist, "all_reduce", spy):
+        run(make_config(), data, log_dir, MemoryLog(), log_interval=log_interval)
+    return messages
+
+
+def test_the_loop_sends_one_number_a_step_and_two_messages_more_a_report(tmp_path: Path) -> None:
+    data = make_images(tmp_path / "data")
+    signal = ("all_reduce", 8)
+    for messages in run_distributed(_messages_of_the_loop, 2, data, tmp_path / "rare", 100):
+        assert messages[0:4] == [[signal]] * 4
+    for messages in run_distributed(_messages_of_the_loop, 2, data, tmp_path / "often", 1):
+        averages = ("all_reduce", 8 * (2 * 2 + 2 + 2))  # loss and bad step of two ranks, top-1, top-5, two counts
+        failed_write = ("all_reduce", 8)
+        assert messages[0:4] == [[averages, failed_write, signal]] * 4
+
+
+def _compressed_gradients() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the gradients of a step as they are exchanged, and those of this process alone."""
+    torch.manual_seed(0)
+    network, config = _network("inplace"), make_config(training={"gradient_compression": "bf16"})
+    state = build_state(task_of(config), network, this_process())
+    torch.manual_seed(1 + dist.get_rank())
+    images = torch.randn(4, 3, 8, 8)
+    with state.wrapped_model.no_sync():
+        state.wrapped_model(images).square().mean().backward()
+    own = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad()
+    state.wrapped_model(images).square().mean().backward()
+    return [parameter.grad.clone() for parameter in network.parameters()], own
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_compressed_gradients_are_the_rounded_means_of_rounded_gradients(world_size: int) -> None:
+    ranks = run_distributed(_compressed_gradients, world_size)
+    for gradients in zip(*(own for _, own in ranks), *(exchanged for exchanged, _ in ranks), strict=True):
+        own, exchanged = gradients[:world_size], gradients[world_size:]
+        expected = sum(each.bfloat16().float() for each in own) / world_size
+        assert all(torch.equal(each, expected.bfloat16().float()) for each in exchanged)
+        mean = sum(own) / world_size
+        scale = max(each.abs().max() for each in own)
+        assert (exchanged[0] - mean).abs().max() <= 2**-8 * 2 * scale  # a rounding before the sum, and one behind it

@@ -1,0 +1,177 @@
+"""What the tests of hostile input share: damaged bytes, a limit of memory, and a watch over what is run and written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zoo.errors import ZooError
+
+# The short run is part of the default suite, the long one of `make faults`.
+EXAMPLES = pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+MEMORY_BYTES = 2**30  # what a case may take beyond what the process has already
+MESSAGE_LENGTH = 5_000  # of a message, which somebody has to read
+RUNS = {
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "subprocess.Popen",
+    "pty.spawn",
+    "ctypes.dlopen",
+}
+CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "shutil.rmtree"}
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def fuzz(check: Callable[[Any], object], examples: int, cases: st.SearchStrategy[Any], allowed: Path) -> None:
+    """Call ``check`` with so many ``cases``: it succeeds, or raises a ZooError of one short printable text.
+
+    The message may have a line per problem. No other program is run, no connection is opened, and nothing is written
+    outside of the folder ``allowed``.
+    """
+
+    def case_ends_well(case: Any) -> None:
+        try:
+            with _watched(allowed) as deeds:
+                check(case)
+        except ZooError as error:
+            text = str(error)
+            assert len(text) < MESSAGE_LENGTH
+            assert text.replace("\n", "").isprintable()
+        assert deeds == []
+
+    health = settings(max_examples=examples, deadline=10_000, database=None, suppress_health_check=list(HealthCheck))
+    with _bounded_memory():
+        health(given(cases)(case_ends_well))()
+
+
+def mutated(originals: list[bytes]) -> st.SearchStrategy[bytes]:
+    """Return one of the byte strings with up to five places changed, cut out, inserted, repeated or cut off."""
+    change = st.tuples(
+        st.sampled_from(("change", "change", "insert", "delete", "repeat", "cut")),
+        st.integers(0, 2**20),
+        st.binary(min_size=1, max_size=8),
+    )
+    return st.builds(_changed, st.sampled_from(originals), st.lists(change, min_size=1, max_size=5))
+
+
+def _changed(original: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
+    content = bytearray(original)
+    for kind, place, piece in changes:
+        start = place % (len(content) + 1)
+        end = start + len(piece)
+        if kind == "change":
+            content[start:end] = piece
+        elif kind == "insert":
+            content[start:start] = piece
+        elif kind == "delete":
+            del content[start:end]
+        elif kind == "repeat":
+            content[start:start] = content[start:end] * len(piece)
+        elif place % 5 == 0:  # not often, as little is left
+            del content[start:]
+    return bytes(content)
+
+
+def damaged_tree(tree: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Return ``tree`` with one to three of its values, at any depth, replaced, removed, or with other keys beside."""
+    paths = list(_paths(tree))
+    change = st.tuples(st.sampled_from(paths), st.sampled_from(("set", "set", "remove", "add")), JSON)
+    return st.builds(_with_changes, st.just(tree), st.lists(change, min_size=1, max_size=3))
+
+
+def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key in tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
+        yield (*path, key)
+        yield from _paths(tree[key], (*path, key))
+
+
+def _with_changes(tree: Any, changes: list[tuple[tuple[Any, ...], str, Any]]) -> Any:
+    copied = _copied(tree)
+    for path, kind, value in changes:
+        parent = copied
+        try:
+            for key in path[:-1]:
+                parent = parent[key]
+            if kind == "set":
+                parent[path[-1]] = value
+            elif kind == "remove":
+                del parent[path[-1]]
+            else:
+                parent[str(value)[:20]] = value
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change has taken the place away
+    return copied
+
+
+def _copied(tree: Any) -> Any:
+    """Return a copy of the containers, not of what is in them."""
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else tree
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Let the system refuse memory beyond `MEMORY_BYTES` more than now: MemoryError, which is no ZooError."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else None
+    if pages is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+_watch: list[tuple[str, list[str]]] = []
+_hooked: list[bool] = []
+
+
+@contextmanager
+def _watched(allowed: Path) -> Iterator[list[str]]:
+    """Yield a list that gets a line for each program that is run, each connection, and each write elsewhere."""
+    if not _hooked:
+        sys.addaudithook(_note)  # there is no way to remove it
+        _hooked.append(True)
+    _watch.append((os.path.realpath(allowed), deeds := []))
+    try:
+        yield deeds
+    finally:
+        _watch.clear()
+
+
+def _note(event: str, args: tuple[Any, ...]) -> None:
+    if not _watch:
+        return
+    allowed, deeds = _watch[0]
+    if event in RUNS or event == "socket.connect":
+        deeds.append(f"{event} {args[:2]}")
+    elif event == "open" and isinstance(args[0], (str, bytes)):
+        writes = args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) if isinstance(args[2], int) else False
+        if writes and not _is_in(args[0], allowed):
+            deeds.append(f"open {args}")
+    elif event in CHANGES and not _is_in(args[0], allowed):
+        deeds.append(f"{event} {args}")
+
+
+def _is_in(path: Any, folder: str) -> bool:
+    return isinstance(path, (str, bytes, os.PathLike)) and os.path.realpath(os.fsdecode(path)).startswith(folder)

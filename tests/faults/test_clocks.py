@@ -1,0 +1,85 @@
+"""Clocks that go backwards or far ahead: no result, lock or cache depends on what time it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Run
+from tests.engine.tiny import differences
+from zoo.cli import main
+from zoo.data.cached_folder import cached_folder
+from zoo.engine.checkpoint import read
+from zoo.files import LockedElsewhereError, locked
+
+CENTURY_S = 100 * 365 * 86400.0
+NOW_S = time.time()
+JUMPS: dict[str, Callable[[int], float]] = {
+    "backwards": lambda call: NOW_S - 3600.0 * call,
+    "to 1970": lambda call: 0.0 if call > 5 else NOW_S,
+    "a century ahead": lambda call: NOW_S + CENTURY_S if call > 5 else NOW_S,
+    "to and fro": lambda call: NOW_S + (-1) ** call * CENTURY_S / 4,
+}
+
+
+@pytest.fixture(params=JUMPS)
+def jumping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+    monkeypatch.setattr(time, "time", lambda: JUMPS[request.param](next(calls)))
+
+
+@pytest.mark.usefixtures("jumping")
+def test_a_run_whose_clock_jumps_has_the_bits_and_the_log_of_one_whose_clock_does_not(
+    finished: Run, tmp_path: Path
+) -> None:
+    log_dir = tmp_path / "log"
+    command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-j", "0", "-p", "1"]
+    assert main(command) == 0
+    assert differences(read(finished.checkpoint), read(log_dir / "checkpoint.pth.tar")) == []
+    records = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
+    expected = [json.loads(line) for line in (finished.log_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [(record["event"], record.get("step")) for record in records] == [
+        (record["event"], record.get("step")) for record in expected
+    ]
+    assert main([*command, "--resume", "auto"]) == 0
+
+
+@pytest.mark.usefixtures("jumping")
+def test_a_lock_is_held_whatever_time_it_is(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"), pytest.raises(LockedElsewhereError), locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_clock_far_ahead_costs_no_process_the_folder_that_it_is_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process took the folder for the leftover of a killed one."""
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        Image.new("RGB", (4, 4)).save(folder / "a.png")
+        if not is_second:
+            is_second.append(True)
+            with monkeypatch.context() as ahead:
+                ahead.setattr(time, "time", lambda: NOW_S + CENTURY_S)
+                cached_folder("images", build, b"1", tmp_path)
+
+    is_second: list[bool] = []
+    assert [path.name for path in cached_folder("images", build, b"1", tmp_path).iterdir()] != []
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_images_and_checkpoints_of_the_future_are_read(finished: Run, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(finished.data, tmp_path / "data"))
+    weights = Path(shutil.copy(finished.checkpoint, tmp_path / "weights.pth.tar"))
+    for path in [*data.rglob("*"), weights]:
+        os.utime(path, (NOW_S + CENTURY_S, NOW_S + CENTURY_S))
+    assert main(["validate", str(finished.config), str(data), "--weights", str(weights), "-j", "0"]) == 0

@@ -1,0 +1,213 @@
+"""Resized images against the installed PIL, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+from zoo.errors import DataError
+from zoo.limits import MAX_PIXELS
+from zoo.ops.abn import native
+from zoo.ops.resample import resize_box
+
+compiled = pytest.mark.skipif(native.why_not() is not None, reason=f"compiled kernels: {native.why_not()}")
+SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70), st.integers(1, 700))
+# The two ends of a box along one axis, as fractions of the image.
+EDGES = st.one_of(st.just((0.0, 1.0)), st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted))
+
+
+def resized_by_pil(image: Tensor, size: tuple[int, int], box=None) -> Tensor:
+    source = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    return torch.from_numpy(np.array(source.resize(size[::-1], Image.Resampling.BILINEAR, box))).permute(2, 0, 1)
+
+
+def make_image(height: int, width: int, seed: int = 0, extreme: bool = False) -> Tensor:
+    """Return noise with interleaved pixels, of all values or, where it is extreme, of 0 and 255."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 2 if extreme else 256, (height, width, 3), generator=generator) * (255 if extreme else 1)
+    return values.to(torch.uint8).permute(2, 0, 1)
+
+
+@st.composite
+def cases(draw):
+    """Return an image, a size, a box or None, and a window."""
+    image = make_image(draw(SIDES), draw(SIDES), draw(st.integers(0, 99)), draw(st.booleans()))
+    size = draw(SIDES), draw(SIDES)
+    (top, bottom), (left, right) = draw(EDGES), draw(EDGES)
+    box = left * image.shape[2], top * image.shape[1], right * image.shape[2], bottom * image.shape[1]
+    if draw(st.booleans()):
+        box = int(box[0]), int(box[1]), int(np.ceil(box[2])), int(np.ceil(box[3]))
+    if not (np.float32(box[0]) < np.float32(box[2]) and np.float32(box[1]) < np.float32(box[3])):
+        box = None
+    first_row, first_column = draw(st.integers(0, size[0] - 1)), draw(st.integers(0, size[1] - 1))
+    rows, columns = draw(st.integers(1, size[0] - first_row)), draw(st.integers(1, size[1] - first_column))
+    return image, size, box, (first_row, first_column, rows, columns)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_images_and_windows_are_those_of_pil(case):
+    image, size, box, window = case
+    expected = resized_by_pil(image, size, box)
+    result = resize_box(image, size, box)
+    assert result.is_contiguous()
+    assert torch.equal(result, expected)
+    first_row, first_column, rows, columns = window
+    expected = expected[:, first_row : first_row + rows, first_column : first_column + columns]
+    assert torch.equal(resize_box(image, size, box, window), expected)
+
+
+# Neither axis, one axis, both; more pixels in a sum than are read at once; heights that shrink more than the widths.
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        ((20, 30), (20, 30)),
+        ((20, 30), (20, 17)),
+        ((20, 30), (9, 30)),
+        ((375, 500), (256, 341)),
+        ((320, 320), (224, 224)),
+        ((100, 90), (224, 224)),
+        ((500, 400), (37, 31)),
+        ((1, 3000), (1, 2)),
+        ((3000, 1), (2, 1)),
+        ((300, 50), (100, 45)),
+        ((300, 50), (100, 200)),
+        ((300, 50), (299, 50)),
+        ((1, 1), (33, 40)),
+        ((7, 1), (1, 7)),
+    ],
+)
+def test_sizes_of_every_kind_are_those_of_pil(source, size):
+    image = make_image(*source)
+    assert torch.equal(resize_box(image, size), resized_by_pil(image, size))
+
+
+@pytest.mark.parametrize("edge", ["top left", "bottom right", "one row", "one column", "one pixel", "everything"])
+def test_windows_at_every_edge_are_parts_of_the_whole(edge):
+    image, size = make_image(60, 50), (41, 37)
+    row, column, rows, columns = {
+        "top left": (0, 0, 8, 9),
+        "bottom right": (33, 28, 8, 9),
+        "one row": (40, 0, 1, 37),
+        "one column": (0, 36, 41, 1),
+        "one pixel": (20, 20, 1, 1),
+        "everything": (0, 0, 41, 37),
+    }[edge]
+    expected = resized_by_pil(image, size)[:, row : row + rows, column : column + columns]
+    assert torch.equal(resize_box(image, size, window=(row, column, rows, columns)), expected)
+
+
+def interleaved(image: Tensor) -> Tensor:
+    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+
+
+LAYOUTS = {
+    "planar": lambda image: image.contiguous(),
+    "crop": lambda image: interleaved(torch.nn.functional.pad(image, (5, 3, 2, 1)))[:, 2:-1, 5:-3],
+    "with alpha": lambda image: interleaved(torch.cat([image, image[:1]]))[:3],
+    "column by column": lambda image: image.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "every other row": lambda image: interleaved(image.repeat_interleave(2, 1))[:, ::2],
+    "every other column": lambda image: interleaved(image.repeat_interleave(2, 2))[:, :, ::2],
+    "one value": lambda image: image[:1, :1, :1].expand_as(image),
+    "one row": lambda image: image[:, :1].expand_as(image),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("source", [(45, 61), (1, 61), (45, 1)])
+def test_the_layout_of_the_image_does_not_matter(layout, source):
+    image = LAYOUTS[layout](make_image(*source))
+    assert image.shape == (3, *source)
+    assert torch.equal(resize_box(image, (32, 40)), resized_by_pil(image, (32, 40)))
+
+
+def test_a_view_is_resized_as_a_cropped_image_and_unlike_a_box():
+    image = make_image(60, 80)
+    view = resize_box(image[:, 10:50, 20:60], (16, 16))
+    assert torch.equal(view, resized_by_pil(image[:, 10:50, 20:60], (16, 16)))
+    assert not torch.equal(view, resize_box(image, (16, 16), box=(20, 10, 60, 50)))
+
+
+def test_the_result_is_written_into_out_and_nowhere_else():
+    image = make_image(50, 40)
+    batch = torch.full((2, 3, 30, 29), 7, dtype=torch.uint8)
+    out = batch[1, :, 2:26, 3:27]
+    assert resize_box(image, (24, 24), out=out) is out
+    assert torch.equal(out, resized_by_pil(image, (24, 24)))
+    out.fill_(7)
+    assert (batch == 7).all()
+
+
+@compiled
+@pytest.mark.parametrize("source", [(40, 50), (300, 40), (9, 2)])
+def test_without_the_kernels_the_result_is_the_same(source, monkeypatch):
+    image, arguments = make_image(*source), ((31, 20), (0.3, 1.5, 1.9, 8.25), (4, 5, 20, 13))
+    native_result = resize_box(image, *arguments)
+    monkeypatch.setattr(native, "why_not", lambda: "not built")
+    monkeypatch.setattr(native, "resize_into", None)
+    out = torch.empty(3, 20, 13, dtype=torch.uint8)
+    assert torch.equal(resize_box(image, *arguments), native_result)
+    assert torch.equal(resize_box(image.contiguous(), *arguments, out=out), native_result)
+
+
+@compiled
+def test_opcheck_accepts_the_operator():
+    out = torch.empty(3, 8, 9, dtype=torch.uint8)
+    arguments = (out, make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False)
+    torch.library.opcheck(torch.ops.zoo.resize_into.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        ("uint8", {0: torch.empty(3, 8, 9)}),
+        ("not empty", {0: torch.empty(3, 0, 9, dtype=torch.uint8)}),
+        ("without gaps", {0: torch.empty(3, 8, 18, dtype=torch.uint8)[:, :, ::2]}),
+        ("interleaved", {1: make_image(20, 30).contiguous()}),
+        ("outside of the resized", {8: 3}),
+        ("outside of the image", {6: 30.5}),
+        ("outside of the image", {5: float("nan")}),
+    ],
+)
+def test_the_operator_itself_refuses_what_it_would_read_or_write_elsewhere(message, changed):
+    arguments = [torch.empty(3, 8, 9, dtype=torch.uint8), make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False]
+    for place, value in changed.items():
+        arguments[place] = value
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.zoo.resize_into.default(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (ValueError, "torch.float32", {"image": torch.rand(3, 4, 5)}),
+        (ValueError, r"\(1, 4, 5\)", {"image": torch.zeros(1, 4, 5, dtype=torch.uint8)}),
+        (ValueError, "meta", {"image": torch.zeros(3, 4, 5, dtype=torch.uint8, device="meta")}),
+        (DataError, "5 x 0 px", {"image": torch.zeros(3, 0, 5, dtype=torch.uint8)}),
+        (ValueError, "0 x 8", {"size": (0, 8)}),
+        (ValueError, "-2 x -3", {"size": (-2, -3)}),
+        (DataError, "smaller size", {"size": (1, MAX_PIXELS + 1)}),
+        (
+            DataError,
+            "leave the image out",
+            {"image": torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, MAX_PIXELS + 1)},
+        ),
+        (ValueError, "box", {"box": (0, 0, 10.5, 20)}),
+        (ValueError, "box", {"box": (-0.5, 0, 10, 20)}),
+        (ValueError, "box", {"box": (3, 0, 3, 20)}),
+        (ValueError, "box", {"box": (0, float("nan"), 10, 20)}),
+        (ValueError, "window", {"window": (0, 0, 9, 8)}),
+        (ValueError, "window", {"window": (-1, 0, 4, 4)}),
+        (ValueError, "window", {"window": (0, 0, 0, 4)}),
+        (ValueError, "result", {"out": torch.zeros(3, 8, 7, dtype=torch.uint8)}),
+        (ValueError, "result", {"out": torch.zeros(3, 8, 8)}),
+        (ValueError, "result", {"out": torch.zeros(8, 8, 3, dtype=torch.uint8).permute(2, 0, 1)}),
+    ],
+)
+def test_arguments_out_of_range_are_refused(error, message, arguments):
+    with pytest.raises(error, match=message):
+        resize_box(**{"image": make_image(20, 10), "size": (8, 8), **arguments})

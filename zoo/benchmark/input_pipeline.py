@@ -1,0 +1,209 @@
+"""Images per second and core of the input pipeline, whole and by stages, beside torchvision's bare JPEG decoder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from zoo.benchmark.results import Case, Results
+from zoo.benchmark.timing import Step, ratios, time_interleaved
+from zoo.config import Decoder, Experiment
+from zoo.data.augmentation import draw_colours, finish
+from zoo.data.folder import Batch, ImageFolder, collate
+from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
+from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
+from zoo.errors import DataError, printable
+from zoo.files import write_bytes
+from zoo.report.plot_style import BLACK, COLORS, LABEL_SIZE, new_figure, png_of, style_axes
+from zoo.tasks.protocols import PROTOCOLS
+
+BARE = "bare decode_jpeg"
+WHOLE = "read to collate"
+FINISHED = "read to finish"
+SPLITS = ("train", "val")
+
+
+class Setting(NamedTuple):
+    """One way to prepare images: the key of its ratio, the split that it reads, its decoder and its transform."""
+
+    key: str
+    split: str
+    decoder: Decoder
+    transform: Transform
+
+
+def measure_input_pipeline(results: Results, config: Experiment, data: Path, *, num_images: int, rounds: int) -> None:
+    """Add what each stage takes for JPEG files of ``data``/train and ``data``/val, and a summary.
+
+    The whole pipeline is what a worker process does: read, decode, crop and resize, collate. What follows on the
+    network's device, `finish`, is measured apart, and once together with it on one core.
+
+    Args:
+    - `config`: the experiment whose ``input`` says how training images are prepared. Validation images are prepared as
+      for the published scores, by the centre crop and by ten crops of 224 px.
+    - `num_images`: how many files of each split are read, spread over all.
+    - `rounds`: how often each stage is timed, in turn with the others.
+
+    The summary has ``images_per_s`` (by setting and stage, on one core) and ``ratios`` (of each setting's whole
+    pipeline to the bare decoder, on the same files in the same round; with "_finished" appended also of both halves).
+    Raises DataError if a split holds no JPEG file, and ConfigError if the decoder of "scaled" is not installed.
+    """
+    load_codec()
+    summary = results.summary
+    summary |= {"images_per_s": {}, "ratios": {}}
+    for split in SPLITS:
+        settings = [setting for setting in settings_of(config) if setting.split == split]
+        _measure_split(results, settings, data / split, num_images, rounds)
+
+
+def settings_of(config: Experiment) -> list[Setting]:
+    """Return what is measured: the training of ``config`` and the published crops, by each decoder."""
+    train = TrainTransform(config.input)
+    crops = {
+        key: ValTransform(*PROTOCOLS[f"{key}224"][:2], config.input.mean, config.input.std, key == "tencrop")
+        for key in ("center", "tencrop")
+    }
+    return [
+        Setting("train", "train", "torchvision", train),
+        Setting("train_scaled", "train", "scaled", train),
+        Setting("train_pil", "train", "pil", train),
+        *(Setting(key, "val", "torchvision", crop) for key, crop in crops.items()),
+        *(Setting(f"{key}_pil", "val", "pil", crop) for key, crop in crops.items()),
+    ]
+
+
+def draw_plot(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write the plot of a summary to ``path``: a bar for each whole pipeline, and lines of the bare decoder."""
+    ratios_of = {key: value for key, value in summary["ratios"].items() if not key.endswith("_finished")}
+    figure = new_figure(7, 3.5, "Images per second and core, relative to torchvision's bare JPEG decoder")
+    axes = figure.subplots()
+    names = list(ratios_of)[::-1]
+    colors = [COLORS[SPLITS.index("train" if name.startswith("train") else "val")] for name in names]
+    bars = axes.barh(names, [ratios_of[name] for name in names], color=colors)
+    axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=LABEL_SIZE)
+    axes.axvline(1, color=BLACK, linestyle="--")
+    style_axes(axes, f"{WHOLE} / {BARE}", "")
+    write_bytes(path, png_of(figure))
+
+
+def _measure_split(results: Results, settings: Sequence[Setting], root: Path, num_images: int, rounds: int) -> None:
+    """Measure the ``settings`` of one split."""
+    summary = results.summary
+    datasets = {setting.key: _open(setting, root) for setting in settings}
+    indices = _jpeg_indices(next(iter(datasets.values())), num_images)
+    results.settings[f"images of {root.name}/"] = len(indices)
+    steps: dict[tuple[str, str], Step] = {}
+    encoded = [datasets[settings[0].key].source.read(index) for index in indices]
+    tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
+    steps[root.name, BARE] = _each(decode_jpeg, tensors)
+    for setting in settings:
+        stages = _stages(setting, datasets[setting.key], indices, encoded, results.device)
+        steps |= {(setting.key, stage): step for stage, step in stages.items()}
+    named = {f"{key}: {stage}": step for (key, stage), step in steps.items()}
+    # Of the process, not of this thread: a decoder may have a thread of its own.
+    seconds = time_interleaved(named, time.process_time, rounds=rounds, min_sample_s=0)
+    bare = seconds[f"{root.name}: {BARE}"]
+    for key, stage in steps:
+        taken = seconds[f"{key}: {stage}"]
+        rates = [len(indices) / each for each in taken]
+        decoder = next((setting.decoder for setting in settings if setting.key == key), "torchvision")
+        case = Case(key, (len(indices),), "uint8", root.name)
+        results.add(case, decoder, stage, "images/s", rates)
+        summary["images_per_s"].setdefault(key, {})[stage] = median(rates)
+        for whole, name in ((WHOLE, key), (FINISHED, f"{key}_finished")):
+            if stage == whole:
+                values = ratios(bare, taken)
+                results.add(case, decoder, f"{whole} / {BARE}", "1", values)
+                summary["ratios"][name] = median(values)
+
+
+def _open(setting: Setting, root: Path) -> ImageFolder:
+    return ImageFolder(root, setting.transform, decoder=setting.decoder, allow_empty_classes=True)
+
+
+def _jpeg_indices(images: ImageFolder, num_images: int) -> list[int]:
+    """Return the indices of at most ``num_images`` JPEG files, spread over all that `decode_jpeg` can read."""
+    chosen = [index * len(images) // min(num_images, len(images)) for index in range(min(num_images, len(images)))]
+    found = [index for index in chosen if jpeg_size(images.source.read(index)) is not None]
+    if not found:
+        raise DataError(
+            f"none of {len(chosen)} images is a JPEG file of 8 bits, gray or in colours; {printable(images.root)}: the "
+            "pipeline is compared with a decoder of such files, give a folder that holds some"
+        )
+    return found
+
+
+def _stages(
+    setting: Setting, images: ImageFolder, indices: Sequence[int], encoded: Sequence[bytes], device: torch.device
+) -> dict[str, Step]:
+    """Return the stages of a setting, and the whole of them."""
+    keys = [(0, index) for index in indices]
+
+    def whole() -> Batch:
+        batch = collate(images.__getitems__(keys), ())
+        if isinstance(batch, DataError):
+            raise batch
+        return batch
+
+    batch = whole()
+    samples = images.__getitems__(keys)
+    opened = partial(open_pixels, name="", decoder=setting.decoder)
+    is_scaled = setting.decoder == "scaled"
+    side = batch.images.shape[-1]
+    if is_scaled:  # the part of an image is what is decoded
+        boxes = [random_box(image.height, image.width) for image in map(opened, encoded)]
+        work: list[Any] = [(each, box) for each, box in zip(encoded, boxes, strict=True)]
+        parts = [opened(each).part(box, (side, side)) for each, box in work]
+        decode = _each(lambda pair: opened(pair[0]).part(pair[1], (side, side)), work)
+        resize = _each(lambda part: part.resized(side, side).tensor(), parts)
+    else:
+        decoded: list[Pixels] = [_decoded(opened(each)) for each in encoded]
+        decode = _each(lambda each: _decoded(opened(each)), encoded)
+        resize = _each(setting.transform.draw, decoded)
+    stages = {
+        WHOLE: _repeated(whole),
+        FINISHED: _repeated(lambda: whole().on(device)),
+        "read": _each(images.source.read, indices),
+        "decode": decode,
+        "crop and resize": resize,
+        "collate": _repeated(lambda: collate(samples, ())),
+        "to shared memory": _repeated(lambda: batch.images.clone().share_memory_()),
+    }
+    if device.type != "cpu":
+        pinned = batch.images.pin_memory()
+        stages["transfer"] = _repeated(lambda: pinned.to(device))
+    if batch.normalisation is not None:
+        on_device, normalisation = batch.images.to(device), batch.normalisation
+        stages["normalise"] = _repeated(lambda: finish(on_device, None, normalisation))
+        for jitter, lighting, name in ((True, False, "jitter"), (False, True, "lighting"), (True, True, "both")):
+            colours = [draw_colours(jitter, lighting) for _ in indices]
+            if isinstance(setting.transform, TrainTransform):
+                change = torch.tensor([each for each in colours if each is not None], device=device)
+                stages[f"normalise with {name}"] = _repeated(partial(finish, on_device, change, normalisation))
+    return stages
+
+
+def _decoded(image: Pixels) -> Pixels:
+    """Return ``image`` with its pixels in memory."""
+    return image if isinstance(image, PILPixels) else ByteTensorPixels(image.tensor())
+
+
+def _each(run: Callable[[Any], object], work: Sequence[Any]) -> Step:
+    """Return the step that does ``run`` of everything in ``work``."""
+
+    def repeatedly(times: int) -> None:
+        for _ in range(times):
+            for one in work:
+                run(one)
+
+    return Step(repeatedly)
+
+
+def _repeated(run: Callable[[], object]) -> Step:
+    return _each(lambda _: run(), [None])

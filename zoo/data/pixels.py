@@ -1,0 +1,276 @@
+"""Images on their way from the bytes of a file to a crop, decoded by PIL or torchvision, with the same bits by both.
+
+The published numbers were made with PIL. torchvision decodes JPEG files with the same library, and
+`zoo.ops.resample` resizes as PIL does, so that the faster way changes no bit of an image.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import io as tvio
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as tvF
+
+from zoo.config import Decoder
+from zoo.data.reading import check_size, decode_as, load_rgb, naming
+from zoo.errors import ConfigError
+from zoo.ops.resample import resize_box
+
+WHAT = "an image"
+# The operator behind torchvision.io.decode_jpeg, which itself warns that torchvision will lose it. Without it all files
+# are left to PIL, which gives the same pixels.
+_JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
+JPEG_START = b"\xff\xd8\xff"
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of a size; the others of this range define tables
+DCT_SCALES = (8, 4, 2)  # by which PIL can decode a JPEG file smaller
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Pixels(Protocol):
+    """An image of ``height`` x ``width`` px that can be cut and resized; nothing is decoded before it is needed."""
+
+    height: int
+    width: int
+
+    def part(self, box: Box, least: tuple[int, int] = ...) -> Pixels:
+        """Return the part ``box`` of the image, which lies within it.
+
+        The part may be smaller than the box, but not than ``least`` (height, width), where that is faster.
+        """
+        ...
+
+    def resized(self, height: int, width: int, window: Box | None = None) -> Pixels:
+        """Return the image resized bilinearly, with antialiasing; only the part ``window`` of it, if that is given."""
+        ...
+
+    def tensor(self) -> Tensor:
+        """Return the pixels (3, height, width): uint8, or float32 between 0 and 1 if the image came as such."""
+        ...
+
+
+def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
+    """Return the image that the bytes ``encoded`` of a file hold, in RGB.
+
+    "torchvision" and "scaled" decode JPEG files of one or three components; all others are left to PIL. Raises
+    `zoo.data.reading.Unreadable` with the file's ``name``, here or when the image is decoded.
+    """
+    if decoder != "pil":
+        with naming(name, WHAT):
+            size = jpeg_size(encoded)
+        if size is not None and (decoder == "scaled" or _JPEG_OPERATOR is not None):
+            return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, *size)
+    return PILPixels(decode_as(encoded, name, load_rgb, WHAT))
+
+
+class PILPixels:
+    """An RGB image of PIL."""
+
+    def __init__(self, image: Image.Image) -> None:
+        self.image = image
+        self.width, self.height = image.size
+
+    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> PILPixels:
+        """Return a part of the image."""
+        return PILPixels(self.image.crop((box.left, box.top, box.left + box.width, box.top + box.height)))
+
+    def resized(self, height: int, width: int, window: Box | None = None) -> PILPixels:
+        """Return the image resized."""
+        resized = PILPixels(self.image.resize((width, height), Image.Resampling.BILINEAR))
+        return resized if window is None else resized.part(window)
+
+    def tensor(self) -> Tensor:
+        """Return the pixels, uint8."""
+        return torch.from_numpy(np.array(self.image)).permute(2, 0, 1)
+
+
+class FloatPixels:
+    """A tensor (3, H, W), float32 between 0 and 1, whose values are never rounded to 8 bits."""
+
+    def __init__(self, image: Tensor) -> None:
+        self.image = image
+        self.height, self.width = image.shape[-2:]
+
+    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> FloatPixels:
+        """Return a part of the image."""
+        return FloatPixels(_cut(self.image, box))
+
+    def resized(self, height: int, width: int, window: Box | None = None) -> FloatPixels:
+        """Return the image resized."""
+        resized = FloatPixels(tvF.resize(self.image, [height, width], InterpolationMode.BILINEAR, antialias=True))
+        return resized if window is None else resized.part(window)
+
+    def tensor(self) -> Tensor:
+        """Return the pixels, float32."""
+        return self.image
+
+
+class ByteTensorPixels:
+    """A tensor (3, H, W), uint8."""
+
+    def __init__(self, image: Tensor) -> None:
+        self.image = image
+        self.height, self.width = image.shape[-2:]
+
+    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
+        """Return a part of the image, without a copy."""
+        return ByteTensorPixels(_cut(self.image, box))
+
+    def resized(self, height: int, width: int, window: Box | None = None) -> ByteTensorPixels:
+        """Return the image resized with PIL's bits."""
+        return ByteTensorPixels(resize_box(self.image, (height, width), window=window))
+
+    def tensor(self) -> Tensor:
+        """Return the pixels, uint8."""
+        return self.image
+
+
+class JPEGPixels:
+    """A JPEG file that torchvision decodes, as a whole, when the first pixel is needed."""
+
+    def __init__(self, encoded: bytes, name: str, width: int, height: int) -> None:
+        self.encoded = encoded
+        self.name = name
+        self.height = height
+        self.width = width
+
+    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
+        """Return a part of the image."""
+        return self._decoded().part(box)
+
+    def resized(self, height: int, width: int, window: Box | None = None) -> ByteTensorPixels:
+        """Return the image resized with PIL's bits."""
+        return self._decoded().resized(height, width, window)
+
+    def tensor(self) -> Tensor:
+        """Return the pixels, uint8."""
+        return self._decoded().tensor()
+
+    def _decoded(self) -> ByteTensorPixels:
+        with naming(self.name, WHAT):
+            try:
+                return ByteTensorPixels(decode_jpeg(torch.frombuffer(bytearray(self.encoded), dtype=torch.uint8)))
+            except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
+                raise ValueError(str(error).rpartition(", ")[2]) from error
+
+
+class ScaledJPEGPixels(JPEGPixels):
+    """A JPEG file of which no more is decoded than the part that is needed, and at no larger size.
+
+    A part that may be 2, 4 or 8 times smaller is decoded by PIL at that scale, from fewer coefficients of each block.
+    Any other is decoded by nvImageCodec, which gives the bits of the whole image's part.
+    """
+
+    def part(self, box: Box, least: tuple[int, int] = (0, 0)) -> ByteTensorPixels:
+        """Return a part of the image, possibly scaled down."""
+        with naming(self.name, WHAT):
+            for scale in DCT_SCALES:
+                if min(least) > 0 and box.height >= scale * least[0] and box.width >= scale * least[1]:
+                    return self._scaled(box, scale)
+            return ByteTensorPixels(self._region(box))
+
+    def _scaled(self, box: Box, scale: int) -> ByteTensorPixels:
+        image = Image.open(io.BytesIO(self.encoded), formats=["JPEG"])
+        image.draft("RGB", (-(-self.width // scale), -(-self.height // scale)))
+        bounds = [round(edge / scale) for edge in (box.top, box.left, box.top + box.height, box.left + box.width)]
+        whole = PILPixels(load_rgb(image)).tensor()
+        top, left, bottom, right = bounds
+        return ByteTensorPixels(whole[:, top:bottom, left:right])
+
+    def _region(self, box: Box) -> Tensor:
+        codec = load_codec()
+        region = codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
+        stream = codec.CodeStream(self.encoded).get_sub_code_stream(region=region)
+        decoded = _region_decoder(os.getpid()).decode(stream)
+        if decoded is None:
+            raise ValueError("nvImageCodec cannot decode it")
+        return torch.from_numpy(np.asarray(decoded)).permute(2, 0, 1)
+
+
+def decode_jpeg(encoded: Tensor) -> Tensor:
+    """Return the pixels (3, H, W), uint8, of a JPEG file (n,), uint8, as torchvision decodes it into RGB."""
+    assert _JPEG_OPERATOR is not None
+    pixels: Tensor = _JPEG_OPERATOR(encoded, tvio.ImageReadMode.RGB.value, False)
+    return pixels
+
+
+def load_codec() -> Any:
+    """Return the module of nvImageCodec; ConfigError if it is not installed."""
+    try:
+        with _without_complaints():
+            from nvidia import nvimgcodec
+    except ImportError as error:
+        raise ConfigError(
+            f'input.decoder "scaled" decodes with nvImageCodec, which cannot be imported ({error}): install it with '
+            'pip install "zoo[scaled]", or choose "torchvision"'
+        ) from error
+    return nvimgcodec
+
+
+@contextmanager
+def _without_complaints() -> Iterator[None]:
+    """Keep what nvImageCodec prints about codecs of other formats, which are not installed, off stderr."""
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+@lru_cache(maxsize=1)
+def _region_decoder(process: int) -> Any:
+    """Return the decoder of this process; one that was inherited from a parent process would wait for its threads."""
+    codec = load_codec()
+    return codec.Decoder(
+        device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
+        max_num_cpu_threads=1,
+        backends=[codec.Backend(codec.CPU_ONLY)],
+    )
+
+
+def jpeg_size(encoded: bytes) -> tuple[int, int] | None:
+    """Return (width, height) of a JPEG file of 8 bits and one or three components; None for any other file.
+
+    Raises ValueError for more pixels than an image may have, which torchvision would take memory for.
+    """
+    if not encoded.startswith(JPEG_START):
+        return None
+    place = 2
+    while place + 9 < len(encoded) and encoded[place] == 0xFF:
+        marker = encoded[place + 1]
+        if marker in FRAMES:
+            height, width = (int.from_bytes(encoded[at : at + 2], "big") for at in (place + 5, place + 7))
+            if encoded[place + 4] != 8 or encoded[place + 9] not in (1, 3):
+                return None
+            check_size(width, height)
+            return width, height
+        # A byte may be repeated to fill up; anything else has a length, or is no JPEG file that begins in this way.
+        place += 1 if marker == 0xFF else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
+    return None
+
+
+def _cut(image: Tensor, box: Box) -> Tensor:
+    return image[..., box.top : box.top + box.height, box.left : box.left + box.width]

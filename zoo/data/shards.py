@@ -1,0 +1,334 @@
+"""Images in shards: tar files as the webdataset package reads and writes them, of which any image is read by position.
+
+A sample is a few members with the same name up to the first dot of their last part, the key: KEY.jpg (or another image)
+and KEY.cls, the number of its class, or KEY.json, which has it under "label". Nothing is ever unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import tarfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.data.archives import check_free, complete_folder
+from zoo.data.index import Index, index_path, write_index
+from zoo.data.reading import EXTENSIONS, naming
+from zoo.data.scan import check_filled
+from zoo.data.source import Source
+from zoo.errors import DataError, ZooError, printable
+from zoo.files import locked
+from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
+
+logger = logging.getLogger(__name__)
+
+SHARDS = "shards"  # the kind of their index
+SUFFIX = ".tar"
+CLASSES = "classes.txt"  # the names of the classes, one per line
+MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
+MAX_OPEN = 64  # shards of a process whose files stay open
+UNKNOWN = -1  # checksum of an image of somebody else's shards
+PER_SHARD = 1000
+
+
+class Bar(Protocol):
+    """What shows how many images are done."""
+
+    def advance(self, count: int, /) -> object:
+        """Count ``count`` more images."""
+
+
+ShowProgress = Callable[[str, int], AbstractContextManager[Bar]]
+
+
+class _Place(NamedTuple):
+    """Where the bytes of an image are."""
+
+    key: str
+    offset: int
+    length: int
+    target: int
+    checksum: int = UNKNOWN
+
+
+class Shards:
+    """The images of the tar files in ``root``, in the order of these files and of the images in them.
+
+    The index is read from the file beside ``root``, or made on first use and written there, if that is possible, by one
+    process of several. Raises DataError for shards that are damaged, and for an index that does not fit them.
+
+    Args:
+    - `root`: the folder.
+    - `allow_empty_classes`: whether classes may have no image.
+    """
+
+    def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
+        self.root = root
+        self._index = _index_of(root)
+        self._opened: OrderedDict[int, int] = OrderedDict()
+        self._set_arrays()
+        self.classes = [str(name) for name in self._index.header["classes"]]
+        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
+
+    def _set_arrays(self) -> None:
+        arrays = self._index.arrays
+        self.names, self.targets = arrays["names"], arrays["targets"]
+        self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
+        self._checksums = arrays["checksums"]
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
+        with naming(printable(self.root / os.fsdecode(self.names[index])), "an image"):
+            length = int(self._lengths[index])
+            encoded = os.pread(self._file(int(self._shards[index])), length, int(self._offsets[index]))
+            checksum = int(self._checksums[index])
+            if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
+                raise ValueError("the shard is damaged, or was changed after its index was made")
+            return encoded
+
+    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
+        """Return a random order of the images, (n,) int64.
+
+        With a ``window`` the shards are in a random order, and images change their places only among those of so many
+        shards in a row, which is all that has to be at hand at a time. Without one all images are shuffled together.
+        """
+        if window is None:
+            return torch.randperm(len(self.names), generator=generator)
+        shards = torch.from_numpy(np.array(self._shards, dtype=np.int64))
+        windows = torch.randperm(int(shards.max()) + 1, generator=generator)[shards] // window
+        shuffled = torch.randperm(len(shards), generator=generator)
+        return shuffled[windows[shuffled].argsort(stable=True)]
+
+    def _file(self, shard: int) -> int:
+        """Return the open file of a shard; the one that was used longest ago is closed when there are too many."""
+        file = self._opened.pop(shard, None)
+        if file is None:
+            file = os.open(self.root / self._index.header["shards"][shard][0], os.O_RDONLY)
+        self._opened[shard] = file
+        if len(self._opened) > MAX_OPEN:
+            os.close(self._opened.popitem(last=False)[1])
+        return file
+
+    def __del__(self) -> None:
+        for file in self.__dict__.get("_opened", {}).values():
+            os.close(file)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"root": self.root, "classes": self.classes, "_index": self._index}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        self._opened = OrderedDict()
+        self._set_arrays()
+
+
+def has_shards(root: Path) -> bool:
+    """Return whether the folder ``root`` holds tar files."""
+    return bool(_shard_names(root))
+
+
+def write_shard_index(root: Path) -> int:
+    """Write the index of the tar files in ``root``; return the number of images. DataError if that is impossible."""
+    header, arrays = _indexed(root)
+    try:
+        write_index(index_path(root), header, arrays)
+    except OSError as error:
+        raise DataError(f"the index cannot be written: {error.strerror}; {printable(index_path(root))}") from error
+    return len(arrays["names"])
+
+
+def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | None, show_progress: ShowProgress) -> int:
+    """Write the images of ``source`` to ``target``/000000.tar and so on, with their index; return the number of shards.
+
+    The bytes are those of the files. They depend on the images, the ``seed`` and ``per_shard`` alone. ``target`` is
+    complete or not there at all. Raises DataError if there is something at ``target`` already, and for an image that
+    cannot be read.
+
+    Args:
+    - `per_shard`: images in a shard; the last one may have fewer.
+    - `seed`: of the order of the images, so that each shard has images of all classes; None keeps their order.
+    """
+    check_free(target)
+    num_images = len(source.names)
+    order: Sequence[int] = range(num_images)
+    if seed is not None:
+        order = torch.randperm(num_images, generator=torch.Generator().manual_seed(seed)).tolist()
+    places: list[list[_Place]] = []
+    with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
+        (folder / CLASSES).write_text("".join(f"{name}\n" for name in source.classes), errors="surrogateescape")
+        for start in range(0, num_images, per_shard):
+            with (folder / f"{len(places):06}{SUFFIX}").open("wb") as file:
+                chosen = order[start : start + per_shard]
+                places.append(list(_write_shard(file, source, chosen, start)))
+            bar.advance(len(chosen))
+    header, arrays = _as_index(target, _shard_names(target), places, source.classes)
+    write_index(index_path(target), header, arrays)
+    return len(places)
+
+
+def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int], start: int) -> Iterator[_Place]:
+    """Write a tar file of the images ``chosen`` and yield where they are; the first has the number ``start``."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, index in enumerate(chosen, start=start):
+            key, target, encoded = f"{number:09}", int(source.targets[index]), source.read(index)
+            extension = os.path.splitext(os.fsdecode(source.names[index]))[1].lower()
+            _add(tar, key + extension, encoded)
+            # The member that was added last ends where the file does, but for what fills up its last block.
+            offset = tar.offset - -(-len(encoded) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+            _add(tar, f"{key}.cls", str(target).encode())
+            yield _Place(key, offset, len(encoded), target, zlib.crc32(encoded))
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # its other fields are always the same
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _index_of(root: Path) -> Index:
+    """Return the index of the shards in ``root``, which is made if there is none."""
+    path = index_path(root)
+    if not path.exists():
+        try:
+            with locked(root.with_name(f".{root.name}.index.lock"), waiting_for=f"the index of {printable(root)}"):
+                if not path.exists():  # another process may have written it meanwhile
+                    logger.info("making the index of the shards; %s", printable(root))
+                    write_shard_index(root)
+        except OSError as error:
+            raise DataError(
+                f"shards need an index, and it cannot be written: {error.strerror}; {printable(path)}: make it with "
+                "zoo data index where the folder can be written to"
+            ) from error
+    index = Index(path)
+    if index.header.get("kind") != SHARDS:
+        raise DataError(f"the index is not one of shards; {printable(path)}: make it anew with zoo data index")
+    if index.header["shards"] != _facts(root, _shard_names(root)):
+        raise DataError(
+            f"the index is not that of the shards that are there; {printable(path)}: make it anew with zoo data index"
+        )
+    return index
+
+
+def _indexed(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """Return header and arrays of the index of the tar files in ``root``, of which headers and labels are read."""
+    shards = _shard_names(root)
+    places = [list(_places_in(root / name)) for name in shards]
+    most = max((place.target for share in places for place in share), default=-1)
+    return _as_index(root, shards, places, _class_names(root, most + 1))
+
+
+def _class_names(root: Path, num_classes: int) -> list[str]:
+    path = root / CLASSES
+    if not path.is_file():
+        return [str(number) for number in range(num_classes)]
+    names = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    if len(names) < num_classes:
+        raise DataError(
+            f"there are {len(names)} names of classes, but an image is of class {num_classes - 1}; {printable(path)}: "
+            "give a name to each, one per line"
+        )
+    return names
+
+
+def _as_index(
+    root: Path, shards: Sequence[str], places: Sequence[Sequence[_Place]], classes: Sequence[str]
+) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    flat = [place for share in places for place in share]
+    header: dict[str, object] = {"kind": SHARDS, "classes": list(classes), "shards": _facts(root, shards)}
+    return header, {
+        "names": np.array(
+            [os.fsencode(f"{name}/{place.key}") for name, share in zip(shards, places, strict=True) for place in share]
+        ),
+        "targets": np.array([place.target for place in flat], dtype=np.int32),
+        "shards": np.repeat(np.arange(len(places), dtype=np.int32), [len(share) for share in places]),
+        "offsets": np.array([place.offset for place in flat], dtype=np.int64),
+        "lengths": np.array([place.length for place in flat], dtype=np.int32),
+        "checksums": np.array([place.checksum for place in flat], dtype=np.int64),
+    }
+
+
+def _facts(root: Path, shards: Sequence[str]) -> list[list[object]]:
+    """Return name and size of each shard; the time of its last change is another one after it was copied."""
+    return [[name, os.stat(root / name).st_size] for name in shards]
+
+
+def _shard_names(root: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file())
+    except OSError:  # which whatever looks for a folder of images will report
+        return []
+
+
+def _places_in(path: Path) -> Iterator[_Place]:
+    """Yield where the images of a tar file are; DataError for one that is damaged, or has a sample without a class."""
+    try:
+        num_bytes = path.stat().st_size
+        with tarfile.open(path, "r:") as tar:
+            sample: dict[str, tarfile.TarInfo] = {}
+            key = ""
+            for member in tar:
+                if not member.isreg() or member.issparse():
+                    if member.isdir():
+                        continue
+                    raise DataError(f"{printable(member.name)} is no file but a link or a device")
+                if not 0 <= member.size <= num_bytes - member.offset_data:
+                    raise DataError(f"{printable(member.name)} is cut off")
+                folder, name = os.path.split(member.name)
+                start, _, extension = name.partition(".")
+                if os.path.join(folder, start) != key:
+                    yield from _place_of(tar, key, sample)
+                    key, sample = os.path.join(folder, start), {}
+                sample[extension.lower()] = member
+            yield from _place_of(tar, key, sample)
+    except ZooError as error:
+        raise DataError(f"{error}; {printable(path)}: replace the shard, or make it anew") from error
+    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError) as error:
+        reason = printable(str(error)) or type(error).__name__
+        raise DataError(
+            f"the shard cannot be read: {reason}; {printable(path)}: replace it, or make it anew"
+        ) from error
+
+
+def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]) -> Iterator[_Place]:
+    """Yield the place of the image of a sample; none if there is no sample yet."""
+    if not sample:
+        return
+    images = [member for extension, member in sample.items() if f".{extension}" in EXTENSIONS]
+    if len(images) != 1:
+        raise DataError(f"sample {printable(key)} has {len(images)} images, not one")
+    if images[0].size > MAX_FILE_BYTES:
+        raise DataError(f"the image of sample {printable(key)} has {images[0].size:,} bytes, more than any may have")
+    label = sample.get("cls") or sample.get("json")
+    if label is None:
+        raise DataError(f"sample {printable(key)} has no class: neither {printable(key)}.cls nor .json")
+    if label.size > MAX_LABEL_BYTES:
+        raise DataError(f"the class of sample {printable(key)} takes {label.size:,} bytes")
+    content = tar.extractfile(label)
+    assert content is not None, "a regular file has a content"
+    yield _Place(
+        key, images[0].offset_data, images[0].size, _target_of(content.read(), label is sample.get("cls"), key)
+    )
+
+
+def _target_of(content: bytes, is_number: bool, key: str) -> int:
+    try:
+        target = int(content.decode("ascii")) if is_number else json.loads(content)["label"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        target = None
+    if type(target) is not int or not 0 <= target < MAX_CLASSES:
+        raise DataError(
+            f"sample {printable(key)} has no class: {'its .cls' if is_number else 'label in its .json'} is not a whole "
+            f"number from 0 to {MAX_CLASSES - 1:,}"
+        )
+    return target

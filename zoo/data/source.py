@@ -1,0 +1,153 @@
+"""Where images come from: a folder with one folder per class. `zoo.data.shards` has the other source, tar files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.data.index import Index, index_path, write_index
+from zoo.data.reading import read_bytes
+from zoo.data.scan import check_filled, scan_folder
+from zoo.errors import DataError, printable
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "folder"  # the kind of its index
+
+
+class Source(Protocol):
+    """Images with a class each, which can be read in any order.
+
+    Its arrays are numpy's and not lists of Python objects: each worker that touches an object gets a copy of its page
+    of memory.
+
+    Args:
+    - `root`: the folder that messages name.
+    - `classes`: names of the classes; their order numbers them.
+    - `names`: of the images, relative to ``root``, (n,) bytes.
+    - `targets`: numbers of the classes of the images, (n,).
+    """
+
+    root: Path
+    classes: list[str]
+    names: np.ndarray
+    targets: np.ndarray
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of the file of image ``index``; `zoo.data.reading.Unreadable` with its name otherwise."""
+        ...
+
+    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
+        """Return a random order of the images, (n,) int64; see `zoo.data.shards.Shards.order` for the ``window``."""
+        ...
+
+
+def source_digest(classes: Sequence[str], names: np.ndarray) -> str:
+    """Return the sha256 of the names of classes and images, which differs for practically all other data.
+
+    Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
+    """
+    digest = hashlib.sha256("\0".join(classes).encode("utf-8", errors="surrogateescape"))
+    digest.update(names.tobytes())
+    return digest.hexdigest()
+
+
+class FolderSource:
+    """The files below ``root``, one folder per class, as `zoo.data.scan.scan_folder` finds them, or as its index says.
+
+    An index that is out of date is not used, and this is logged. Raises DataError for a folder without usable content.
+
+    Args:
+    - `root`: the folder.
+    - `allow_empty_classes`: whether class folders may hold no image.
+    """
+
+    def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
+        self.root = root
+        index = _fresh_index(root)
+        if index is None:
+            scan = scan_folder(root, allow_empty_classes)
+            self.classes, self.names, self.targets = scan.classes, np.array(scan.names), np.array(scan.targets)
+            return
+        self._index = index  # keeps the arrays mapped in copies of this object
+        self.classes = [str(name) for name in index.header["classes"]]
+        self.names, self.targets = index.arrays["names"], index.arrays["targets"]
+        check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of the file of image ``index``."""
+        return read_bytes(self.root / os.fsdecode(self.names[index]))
+
+    def order(self, generator: torch.Generator, window: int | None) -> Tensor:
+        """Return a random order of the images; DataError for a ``window``, which only shards have."""
+        if window is not None:
+            raise DataError(
+                f"input.shuffle_shards = {window}: {printable(self.root)} is a folder and has no shards; remove the "
+                "key, or make shards with zoo data shard"
+            )
+        return torch.randperm(len(self.names), generator=generator)
+
+    def __getstate__(self) -> dict[str, object]:
+        state = dict(self.__dict__)
+        if "_index" in state:  # which has the arrays
+            del state["names"], state["targets"]
+        return state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        if "_index" in state:
+            self.names, self.targets = self._index.arrays["names"], self._index.arrays["targets"]
+
+
+def write_folder_index(root: Path) -> int:
+    """Write the index of the folder ``root``; return the number of images. Raises DataError as `scan_folder` does.
+
+    Beside the names it holds when each folder was last changed: an entry that is added, removed or renamed later
+    changes that. What it cannot notice is a file that gets another content under its name, which does not matter here,
+    and a link to a folder elsewhere whose own sub-folders change.
+    """
+    scan = scan_folder(root, allow_empty_classes=True)
+    header = {"kind": FOLDER, "classes": scan.classes}
+    path = index_path(root)
+    arrays = {
+        "names": np.array(scan.names),
+        "targets": np.array(scan.targets, dtype=np.int32),
+        "folders": np.array([os.fsencode(name) for name in scan.times]),
+        "times": np.array(list(scan.times.values()), dtype=np.int64),
+    }
+    try:
+        write_index(path, header, arrays)
+    except OSError as error:
+        raise DataError(f"the index cannot be written: {error.strerror}; {printable(path)}") from error
+    return len(scan.names)
+
+
+def _fresh_index(root: Path) -> Index | None:
+    """Return the index of the folder ``root``; None if there is none that fits."""
+    path = index_path(root)
+    if not path.is_file():
+        return None
+    index = Index(path)
+    if index.header.get("kind") != FOLDER:
+        raise DataError(f"the index is not one of a folder; {printable(path)}: remove it, or make it anew")
+    names = [os.fsdecode(name) for name in index.arrays["folders"]]
+    for name, time in zip(names, index.arrays["times"].tolist(), strict=True):
+        try:
+            changed = os.stat(root / name).st_mtime_ns != time
+        except OSError:
+            changed = True
+        if changed:
+            logger.warning(
+                "the index is not used, as %s has changed since it was made; %s: make it anew with zoo data index",
+                printable(root / name), printable(path),
+            )  # fmt: skip
+            return None
+    return index
