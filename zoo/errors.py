@@ -78,9 +78,12 @@ def printable(text: object) -> str:
     File names, keys of weights files and answers of servers come from outside. Control characters, line breaks and
     bytes that are not UTF-8 become backslash escapes, so that none of them can colour a terminal or forge a log line.
     """
+    full = str(text)
+    if full.isprintable():  # nearly all are, and each image of a data set has a name
+        return full
     escaped = (
         char if char.isprintable() else char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
-        for char in str(text)
+        for char in full
     )
     return "".join(escaped)
 

@@ -82,6 +82,7 @@ def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -
             assert int(tar.extractfile(f"{number:09}.cls").read()) == source.targets[number]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
 def test_webdataset_reads_them(shards: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     source = open_source(shards / "train")

@@ -442,3 +442,30 @@ def test_weights_beyond_float32_are_blamed_on_the_weights(tmp_path: Path, capsys
     message = capsys.readouterr().err
     assert "are not finite" in message
     assert "fault of zoo" not in message
+
+
+MANY = b"J" + (2**31 - 1).to_bytes(4, "little") + b"\x85R"  # called with this number
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("called", ["builtins.bytearray", "__builtin__.bytearray", "torch.FloatTensor", "torch.Tensor"])
+def test_a_pickle_that_asks_for_memory_by_a_number_is_refused_before_it_gets_any(
+    called: str, zipped: bool, tmp_path: Path
+) -> None:
+    """A kilobyte took two gigabytes, or was loaded as a tensor of whatever the memory held."""
+    module, _, name = called.rpartition(".")
+    pickled = b"\x80\x02}X\x01\x00\x00\x00ac" + f"{module}\n{name}\n".encode() + MANY + b"s."
+    path = tmp_path / "weights.pth"
+    torch.save({"a": torch.ones(1)}, path, _use_new_zipfile_serialization=zipped)
+    if zipped:
+        with zipfile.ZipFile(path) as archive:
+            entries = {entry: archive.read(entry) for entry in archive.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for entry, content in entries.items():
+                archive.writestr(entry.upper(), pickled if entry.endswith("data.pkl") else content)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:  # which torch does not look at, as it is not where the file begins
+            archive.writestr("a/data.pkl", b"N.")
+        path.write_bytes(pickled + path.read_bytes())
+    with pytest.raises(WeightsError, match=rf"would take more memory than the file has.*calls {module} {name}"):
+        read_state_dict(path)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from zoo.config import Decoder, Experiment
 from zoo.data.augmentation import draw_colours, finish
 from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
+from zoo.data.seeding import random_of
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
 from zoo.errors import DataError, printable
 from zoo.files import write_bytes
@@ -97,9 +98,10 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: Path, nu
     summary = results.summary
     datasets = {setting.key: _open(setting, root) for setting in settings}
     indices = _jpeg_indices(next(iter(datasets.values())), num_images)
-    results.settings[f"images of {root.name}/"] = len(indices)
     steps: dict[tuple[str, str], Step] = {}
     encoded = [datasets[settings[0].key].source.read(index) for index in indices]
+    results.settings[f"images of {root.name}/"] = len(indices)
+    results.settings[f"their bytes, {root.name}/"] = round(mean(map(len, encoded)))
     tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
     steps[root.name, BARE] = _each(decode_jpeg, tensors)
     for setting in settings:
@@ -154,10 +156,11 @@ def _stages(
     batch = whole()
     samples = images.__getitems__(keys)
     opened = partial(open_pixels, name="", decoder=setting.decoder)
+    generator = random_of(0)
     is_scaled = setting.decoder == "scaled"
     side = batch.images.shape[-1]
     if is_scaled:  # the part of an image is what is decoded
-        boxes = [random_box(image.height, image.width) for image in map(opened, encoded)]
+        boxes = [random_box(image.height, image.width, generator) for image in map(opened, encoded)]
         work: list[Any] = [(each, box) for each, box in zip(encoded, boxes, strict=True)]
         parts = [opened(each).part(box, (side, side)) for each, box in work]
         decode = _each(lambda pair: opened(pair[0]).part(pair[1], (side, side)), work)
@@ -165,7 +168,7 @@ def _stages(
     else:
         decoded: list[Pixels] = [_decoded(opened(each)) for each in encoded]
         decode = _each(lambda each: _decoded(opened(each)), encoded)
-        resize = _each(setting.transform.draw, decoded)
+        resize = _each(lambda image: setting.transform.draw(image, generator), decoded)
     stages = {
         WHOLE: _repeated(whole),
         FINISHED: _repeated(lambda: whole().on(device)),
@@ -182,7 +185,7 @@ def _stages(
         on_device, normalisation = batch.images.to(device), batch.normalisation
         stages["normalise"] = _repeated(lambda: finish(on_device, None, normalisation))
         for jitter, lighting, name in ((True, False, "jitter"), (False, True, "lighting"), (True, True, "both")):
-            colours = [draw_colours(jitter, lighting) for _ in indices]
+            colours = [draw_colours(jitter, lighting, generator) for _ in indices]
             if isinstance(setting.transform, TrainTransform):
                 change = torch.tensor([each for each in colours if each is not None], device=device)
                 stages[f"normalise with {name}"] = _repeated(partial(finish, on_device, change, normalisation))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import shlex
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import positive, whole_number
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from zoo.benchmark.network_setup import Setup
@@ -33,6 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_fit(kinds).set_defaults(measure=_measure_fit)
     _add_lean(kinds).set_defaults(measure=_measure_lean)
     _add_data(kinds).set_defaults(measure=_measure_data)
+    _add_scaling(kinds).set_defaults(measure=_measure_scaling)
     for kind, subparser in kinds.choices.items():
         _add_common(subparser, kind)
         subparser.set_defaults(parser=subparser)
@@ -169,6 +172,45 @@ def _add_data(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     return parser
 
 
+def _add_scaling(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add and return the parser of ``zoo benchmark scaling``."""
+    parser = kinds.add_parser(
+        "scaling",
+        help="training on 1 to 1,024 accelerators, predicted by a model that is checked with processes of this machine",
+        description="Predicts steps, efficiency, and what a day needs, of the speed of one accelerator, of what "
+        "connects them and of the cores that decode. The model is that of zoo/benchmark/scaling.py. It is checked "
+        "with 1, 2 and 3 processes here, on the CPU with one thread each.",
+    )
+    _add_setup(parser, batch=256, size=224)
+    parser.add_argument("--norm", choices=("standard", "inplace", "sync"), default="sync", help="default: %(default)s")
+    parser.add_argument(
+        "--images-per-s", type=_above_0, required=True, metavar="X", help="that one accelerator trains alone"
+    )
+    parser.add_argument(
+        "--bandwidth", type=_above_0, required=True, metavar="GB/S", help="of each accelerator, in each direction"
+    )
+    parser.add_argument("--latency", type=_above_0, required=True, metavar="US", help="of a message, in microseconds")
+    parser.add_argument(
+        "--decode", required=True, metavar="X",
+        help="images that a core decodes and augments in a second, or the JSON file of zoo benchmark data, of which "
+        "the training pipeline is taken",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cores", type=positive, metavar="N", help="that decode for one accelerator (default: as many as it needs)"
+    )
+    parser.add_argument(
+        "--image-kb", type=_above_0, default=110.0, metavar="KB", help="mean size of a file (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--check-batch", type=_two_or_more, default=4, metavar="N", help="images of each process (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--check-size", type=positive, default=96, metavar="PX", help="side of their images (default: %(default)s)"
+    )
+    _add_rounds(parser, 9)
+    return parser
+
+
 def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int, nargs: str | None = None) -> None:
     parser.add_argument(
         "network", metavar="NETWORK", nargs=nargs,
@@ -219,7 +261,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, write the files and print the table; returns 0."""
     if args.kind == "data":
         args.threads = 1  # rates are those of one core
-    _set_up_threads(args.threads)
+    if args.kind != "scaling":  # whose processes have a core each
+        _set_up_threads(args.threads)
     import torch
 
     from zoo.benchmark.results import Results
@@ -339,6 +382,59 @@ def _measure_data(args: argparse.Namespace, results: Results) -> None:
         write_json(args.json, results.content())
     if not args.no_picture:
         draw_plot(args.out.with_name(args.out.name + ".png"), results.summary)
+
+
+def _measure_scaling(args: argparse.Namespace, results: Results) -> None:
+    from dataclasses import replace
+
+    from zoo.benchmark.scaling import Link, check, job_of, predict
+
+    decode = _decode_rate(args.decode)
+    setup = _setup(args, results, args.network)
+    job = job_of(setup, args.norm, setup.batch / args.images_per_s)
+    if args.cores is not None:
+        job = replace(job, input_images_per_s=args.cores * decode)
+    link = Link(1e9 * args.bandwidth, 1e-6 * args.latency)
+    results.settings |= {
+        "norm": args.norm, "images/s of one accelerator": args.images_per_s, "bandwidth, GB/s": args.bandwidth,
+        "latency, us": args.latency, "images/s of a core": decode, "cores of one accelerator": args.cores,
+        "kB of an image": args.image_kb, "clock": "wall clock",
+    }  # fmt: skip
+    predict(results, setup, job, link, decode_images_per_s=decode, image_bytes=1e3 * args.image_kb)
+    results.note("all of it is derived from the settings above, but for the processes, which were measured here")
+    if args.rounds > 0:
+        here = replace(setup, batch=args.check_batch, size=args.check_size)
+        check(results, here, args.norm, args.rounds)
+
+
+def _decode_rate(text: str) -> float:
+    """Return a rate in images per second and core, given as a number or as the JSON file of ``zoo benchmark data``."""
+    from zoo.benchmark.input_pipeline import WHOLE
+
+    path = Path(text)
+    if path.suffix != ".json":
+        try:
+            return _above_0(text)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"{error}; --decode: give images per second and core, or a JSON file") from None
+    try:
+        content = json.loads(path.read_text())
+        return float(content["images_per_s"]["train"][WHOLE])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"it has no rate of the training pipeline ({printable(error)}); {printable(path)}: give the JSON file of "
+            "zoo benchmark data"
+        ) from None
+
+
+def _above_0(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def _number_or_text(text: str) -> int | float | str:

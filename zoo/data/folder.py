@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset
 from zoo.config import Decoder
 from zoo.data.augmentation import Colours, Normalisation, finish
 from zoo.data.sampler import Key
-from zoo.data.seeding import mixed_seed
+from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards
 from zoo.data.source import FolderSource, Source, source_digest
 from zoo.data.transforms import Transform, prepare
@@ -107,24 +108,30 @@ class ImageDataset(Dataset[Sample]):
 
     def path(self, index: int) -> Path:
         """Return the file of image ``index``."""
-        return self.root / os.fsdecode(self._names[index])
+        return Path(self.file_name(index))
+
+    def file_name(self, index: int) -> str:
+        """Return the name of the file of image ``index``.
+
+        Workers use this and not a Path, which makes the interpreter's table of names grow with the images read.
+        """
+        return os.path.join(self.root, os.fsdecode(self._names[index]))
 
     def names_digest(self) -> str:
         """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
         return source_digest(self.classes, self._names)
 
-    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+    def _draw(self, index: int, generator: Random) -> Sample:
         """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         try:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, index))
-            return self._draw(index, generator)
+            return self._draw(index, random_of(self.seed, epoch, index))
         except DataError as error:
             if self.on_bad_image == "skip":
-                return Sample(None, 0, str(self.path(index)), fault=str(error))
+                return Sample(None, 0, self.file_name(index), fault=str(error))
             hint = "replace or remove the file, or leave such images out with --on-bad-image skip"
             raise DataError(f"{error}; {hint}") from error
 
@@ -176,8 +183,8 @@ class ImageFolder(ImageDataset):
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
 
-    def _draw(self, index: int, generator: torch.Generator) -> Sample:
-        name, encoded = str(self.path(index)), self.source.read(index)
+    def _draw(self, index: int, generator: Random) -> Sample:
+        name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
         return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)

@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,27 +68,42 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
         return convert(image)
 
 
-def read_bytes(path: Path, what: str = "an image") -> bytes:
+def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also where it is no regular file, or far too large."""
-    # Opening a pipe would wait for its writer.
-    with naming(printable(path), what), open(path, "rb", opener=_open_without_waiting) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
-        return file.read()
+    with naming(printable(path), what):
+        # One of Python's file objects would take twice as long. Opening a pipe would wait for its writer.
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is not a regular file")
+            if status.st_size > MAX_FILE_BYTES:
+                raise ValueError(f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
+            content = os.read(file, status.st_size)
+            while len(content) < status.st_size and (more := os.read(file, status.st_size - len(content))):
+                content += more  # a network's file system may give less than was asked for
+            return content
+        finally:
+            os.close(file)
 
 
-@contextmanager
-def naming(name: str, what: str) -> Iterator[None]:
-    """Make whatever goes wrong inside an Unreadable that says that ``what`` in the file ``name`` cannot be read."""
-    try:
-        yield
-    except (MemoryError, Unreadable):
-        raise  # the fault is the machine's and not the file's, or named already
-    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more
-        raise Unreadable(f"{what} cannot be read: {_reason(error)}; {name}") from error
+class naming:
+    """Make whatever goes wrong inside an Unreadable that says that ``what`` in the file ``name`` cannot be read.
+
+    It is a class because each image passes it three times, and a generator takes several times as long.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self._name, self._what = name, what
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Raise Unreadable in place of ``error``, unless that is named already or the machine's fault, or an exit."""
+        # Decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
+        if isinstance(error, Exception) and not isinstance(error, (MemoryError, Unreadable)):
+            raise Unreadable(f"{self._what} cannot be read: {_reason(error)}; {self._name}") from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
@@ -112,10 +126,6 @@ def check_size(width: int, height: int) -> None:
     """Raise ValueError if an image may not have so many pixels."""
     if not 0 < width * height <= MAX_PIXELS:
         raise ValueError(f"it has {width} x {height} px, not between 1 and {MAX_PIXELS:,}")
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no O_NONBLOCK
 
 
 def _open_image(encoded: bytes) -> ImageFile.ImageFile:

@@ -89,7 +89,7 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
-        with naming(printable(self.root / os.fsdecode(self.names[index])), "an image"):
+        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             length = int(self._lengths[index])
             encoded = os.pread(self._file(int(self._shards[index])), length, int(self._offsets[index]))
             checksum = int(self._checksums[index])

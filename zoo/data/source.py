@@ -84,7 +84,7 @@ class FolderSource:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of the file of image ``index``."""
-        return read_bytes(self.root / os.fsdecode(self.names[index]))
+        return read_bytes(os.path.join(self.root, os.fsdecode(self.names[index])))
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images; DataError for a ``window``, which only shards have."""

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import pickle
+import pickletools
 import re
 import struct
 import warnings
@@ -32,6 +33,9 @@ REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 # The three records at the end of a zip archive: the 64-bit one that torch.save writes, its position, and the old one.
 END_64, LOCATOR_64, END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer header
+LOCAL = struct.Struct("<4s5H3L2H")  # before each entry of a zip archive
+LEGACY_PICKLES = 5  # at the beginning of a file of the format before zip; what they describe follows
+ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
 SLACK_BYTES = 2**18  # for zip directories, which are read twice
 # Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A plain DenseNet key such as
 # convs1.0.bn.weight has a number before its bn, so it is left alone; convs1.0.bn.bn.weight is not.
@@ -137,6 +141,7 @@ def load_bounded(file: IO[bytes]) -> Any:
     off, always raises one. No code in the file is run.
     """
     _check_archive(file)
+    _check_pickles(file)
     metered: Any = _Metered(file)  # it has the methods of a file that torch uses
     # Names that the user has allowed are left out, so that they stay allowed when the context ends.
     allowed = [item for item in _numpy_globals() if item not in torch.serialization.get_safe_globals()]
@@ -154,10 +159,7 @@ def _check_archive(file: IO[bytes]) -> None:
     have its checksum, which torch does not look at: wrong values would be loaded.
     """
     size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    is_zip = file.read(4) == b"PK\x03\x04"
-    file.seek(0)
-    if not is_zip:
+    if not _is_archive(file):
         return
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -173,6 +175,43 @@ def _check_archive(file: IO[bytes]) -> None:
         if any(entry.CRC for entry in entries) and (damaged := archive.testzip()) is not None:
             raise zipfile.BadZipFile(f"wrong checksum of {brief(damaged)}")
     file.seek(0)
+
+
+def _check_pickles(file: IO[bytes]) -> None:
+    """Raise Oversized if an open `torch.save` file calls a class that makes memory of any size out of a number.
+
+    Torch lets a file call these, and fills or leaves as it was whatever memory the number asks for. torch.save does not
+    call them. The file is at its start afterwards; raises ValueError for what is no pickle.
+    """
+    for start in _pickle_starts(file):
+        if start is not None:
+            file.seek(start)
+        for opcode, argument, _ in pickletools.genops(file):
+            if opcode.name == "GLOBAL" and ALLOCATES.fullmatch(str(argument)):
+                raise Oversized(f"it calls {brief(argument)}, which can take any amount")
+    file.seek(0)
+
+
+def _pickle_starts(file: IO[bytes]) -> list[int] | list[None]:
+    """Return where the pickles of an open `torch.save` file begin; None for one that follows the one before."""
+    if not _is_archive(file):
+        return [None] * LEGACY_PICKLES
+    starts = []
+    with zipfile.ZipFile(file) as archive:  # torch looks for names in small and in capital letters
+        places = [entry.header_offset for entry in archive.infolist() if entry.filename.lower().endswith("/data.pkl")]
+    for place in places:
+        file.seek(place)
+        *_, name_length, extra_length = LOCAL.unpack(file.read(LOCAL.size))
+        starts.append(place + LOCAL.size + name_length + extra_length)
+    return starts
+
+
+def _is_archive(file: IO[bytes]) -> bool:
+    """Return whether torch takes an open file for a zip archive; the file is at its start afterwards."""
+    file.seek(0)
+    magic = file.read(4)
+    file.seek(0)
+    return magic == b"PK\x03\x04"
 
 
 def _check_directory(file: IO[bytes], size: int, start: int) -> None:
