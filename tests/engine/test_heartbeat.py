@@ -85,7 +85,7 @@ def test_after_a_closed_connection_the_rank_that_beats_no_more_is_named() -> Non
     for rank in (0, 1):
         beats[rank].start()
     try:
-        assert beats[1].find_lost() == "rank 2 on hostname was killed or cannot be reached"
+        assert beats[1].find_lost() == "no sign of life from rank 2 on hostname, killed or out of reach"
     finally:
         for beat in beats:
             beat.close()
@@ -135,7 +135,7 @@ def test_when_a_rank_falls_silent_all_others_end_and_name_it(
         beat.close()
     assert codes == [EXIT_LOST_PROCESS] * 3
     assert {record.getMessage().split(";")[0] for record in caplog.records} == {
-        "rank 1 on hostname has given no sign of life for 0 s"
+        "no sign of life from rank 1 on hostname for 0 s"
     }
     assert all("--resume auto" in record.getMessage() for record in caplog.records)
 

@@ -68,7 +68,7 @@ class Heartbeat:
     a thread, with one line in the log and the exit code `EXIT_LOST_PROCESS`.
 
     Args:
-    - `store`: a store that all processes of the run share; it usually is on the machine of rank 0.
+    - `store`: a store of the processes of this attempt alone (`zoo.engine.meeting`), usually on rank 0's machine.
     - `rank`: number of this process.
     - `world_size`: number of processes.
     """
@@ -80,9 +80,9 @@ class Heartbeat:
             own.set_timeout(timedelta(seconds=LIMIT_S))
         self._rank, self._world_size = rank, world_size
         self._host = platform.node()
+        self._state, self._reason = ALIVE, ""
         self._beats = 0
         self._main_host = self._host
-        self._found = ""
         self._is_explained = False
         self._closed = threading.Event()
         self._store.set(str(rank), self._word())
@@ -99,6 +99,9 @@ class Heartbeat:
     def close(self) -> None:
         """Stop beating; the other processes have to know it by then, or stop too."""
         self._closed.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(BEAT_S)  # one that waits for a lost store is left behind
 
     def say_end(self, reason: str) -> None:
         """Tell the other processes that this one ends, and why."""
@@ -118,7 +121,7 @@ class Heartbeat:
                 words = self._words(self._asked, range(self._world_size))
                 found = self._asked.get(VERDICT).decode() or _ended(words)
                 if not found and (lost := self._silent(silences, words)):
-                    found = f"{lost} was killed or cannot be reached"
+                    found = f"no sign of life from {lost}, killed or out of reach"
             except RuntimeError:
                 found = self._no_store()
             time.sleep(0.0 if found else BEAT_S / 4)
@@ -136,7 +139,7 @@ class Heartbeat:
                 self._main_host = _host(words[0])
                 found = self._store.get(VERDICT).decode()
                 if not found and (lost := self._silent(silences, words)):
-                    found = f"{lost} has given no sign of life for {LIMIT_S:.0f} s"
+                    found = f"no sign of life from {lost} for {LIMIT_S:.0f} s"
                 if found and not self._is_explained:
                     self._publish(found)
                     return self._end(found)
@@ -154,7 +157,7 @@ class Heartbeat:
                 return self._end(self._no_store())
 
     def _end(self, found: str) -> None:
-        if not self._closed.is_set():
+        if not self._closed.is_set() and not self._is_explained:
             logger.error("%s", lost_message(found))
             os._exit(EXIT_LOST_PROCESS)
 
@@ -168,11 +171,12 @@ class Heartbeat:
             time.sleep(2 * BEAT_S)
 
     def _say(self, state: str, reason: str = "") -> None:
+        self._state, self._reason = state, reason  # what the thread says from now on, too
         with suppress(RuntimeError):  # without the store nobody can be told any more
-            self._asked.set(str(self._rank), self._word(state, reason))
+            self._asked.set(str(self._rank), self._word())
 
-    def _word(self, state: str = ALIVE, reason: str = "") -> str:
-        return "\n".join((state, self._host, reason or str(self._beats)))
+    def _word(self) -> str:
+        return "\n".join((self._state, self._host, self._reason or str(self._beats)))
 
     @staticmethod
     def _words(store: dist.Store, ranks: Any) -> dict[int, str]:
@@ -197,7 +201,7 @@ class Heartbeat:
 
 def lost_message(found: str) -> str:
     """Return the line for the user about what a `Heartbeat` found."""
-    return f"{found}; the others cannot go on without it: {ADVICE}"
+    return f"{found}; the other processes cannot go on alone: {ADVICE}"
 
 
 def _host(word: str) -> str:

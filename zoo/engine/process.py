@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from zoo.engine.heartbeat import Heartbeat, lost_message
+from zoo.engine.meeting import meet
 from zoo.errors import ConfigError, LostProcessError, ZooError, brief
 
 logger = logging.getLogger(__name__)
@@ -127,17 +128,16 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
 
 def _joined(world_size: int, local_rank: int, device: torch.device, backend: str | None) -> Iterator[Process]:
     """Yield this process as one of a group, which is left at the end; LostProcessError if another one is lost."""
-    backend = _backend(backend, device)
-    with _said_after_a_while(f"waiting for the other {world_size - 1} process(es) of the run"):
-        store, rank, _ = next(dist.rendezvous("env://"))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    store, rank = _join(world_size, _backend(backend, device))
     heartbeat = Heartbeat(store, rank, world_size)
     try:
         control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
         heartbeat.start()
         yield Process(rank, local_rank, world_size, device, control)
-        # A process that leaves first must not close the connections of one that still works. This waits after success
-        # only: after an error on this rank alone the others would not come to the barrier.
+        # A process that leaves first must not close the connections of one that still works, nor the store that it
+        # reads. This waits after success only: after an error on this rank alone the others would not come.
+        dist.barrier(control)
+        heartbeat.close()
         dist.barrier(control)
     except BaseException as error:
         if is_lost_peer(error):
@@ -149,6 +149,22 @@ def _joined(world_size: int, local_rank: int, device: torch.device, backend: str
     finally:
         heartbeat.close()
         dist.destroy_process_group()
+
+
+def _join(world_size: int, backend: str) -> tuple[dist.Store, int]:
+    """Make the default group of the run's processes; return their store and the number of this process."""
+    try:
+        with _said_after_a_while(f"waiting for the other {world_size - 1} process(es) of the run"):
+            agents_store, rank, _ = next(dist.rendezvous("env://"))
+            store = meet(agents_store, rank, world_size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        raise LostProcessError(
+            lost_message(f"the {world_size} processes of the run have not found each other ({_short(error)})")
+        ) from error
+    return store, rank
 
 
 @contextmanager
