@@ -133,13 +133,22 @@ def _open_image(encoded: bytes) -> ImageFile.ImageFile:
 
     PIL's own `Image.open` asks the formats in the same way, but prints a warning about images that are refused here.
     """
+    image = Image.OPEN[_format_of(encoded)][0](io.BytesIO(encoded), "")
+    check_size(*image.size)
+    return image
+
+
+def extension_of(encoded: bytes) -> str:
+    """Return the extension that a file with this content should have; ValueError unless it is an image."""
+    return FORMATS[_format_of(encoded)][0]
+
+
+def _format_of(encoded: bytes) -> str:
     start = encoded[:LONGEST_START].ljust(LONGEST_START, b"\0")
     for name in FORMATS:
-        factory, accepts = Image.OPEN[name]
+        accepts = Image.OPEN[name][1]
         if accepts is not None and accepts(start) is True:
-            image = factory(io.BytesIO(encoded), "")
-            check_size(*image.size)
-            return image
+            return name
     raise ValueError(f"it is empty, or in none of the formats {', '.join(FORMATS)}")
 
 
