@@ -8,6 +8,7 @@ from collections.abc import Iterable
 EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
+EXIT_LOST_PROCESS = 69  # EX_UNAVAILABLE of sysexits.h: another process of the run has ended or cannot be reached
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the state was saved, continue with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has ended
@@ -54,6 +55,12 @@ class NonFiniteLossError(ZooError):
     exit_code = EXIT_NOT_FINITE
 
 
+class LostProcessError(ZooError):
+    """Another process of the run has ended or cannot be reached (exit code 69)."""
+
+    exit_code = EXIT_LOST_PROCESS
+
+
 class TrainingInterrupted(ZooError):
     """Training was stopped by a signal after its state was saved (exit code 75)."""
 
@@ -71,9 +78,12 @@ def printable(text: object) -> str:
     File names, keys of weights files and answers of servers come from outside. Control characters, line breaks and
     bytes that are not UTF-8 become backslash escapes, so that none of them can colour a terminal or forge a log line.
     """
+    full = str(text)
+    if full.isprintable():  # nearly all are, and each image of a data set has a name
+        return full
     escaped = (
         char if char.isprintable() else char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
-        for char in str(text)
+        for char in full
     )
     return "".join(escaped)
 

@@ -6,10 +6,10 @@ import logging
 import os
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-import torch
 
 from tests.data.sample_labels import IGNORE, label_map, make_labelled
 from zoo.data import class_uniform
@@ -94,8 +94,8 @@ def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(
     with caplog.at_level(logging.WARNING):
         uniform = ClassUniform(found, np.array(INDEX, dtype=bool))
     assert "1 of 4 classes are in no training image and are not drawn: 3;" in caplog.text
-    torch.manual_seed(0)
-    draws = [uniform.draw() for _ in range(3000)]
+    generator = Random(0)
+    draws = [uniform.draw(generator) for _ in range(3000)]
     assert all(INDEX[image][number] for number, image in draws)
     counts = Counter(number for number, _ in draws)
     assert all(900 < counts[number] < 1100 for number in range(3))
@@ -105,11 +105,11 @@ def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(
 
 def test_pixels_of_a_class_are_drawn_uniformly() -> None:
     classes = np.array([[0, 1, 0], [1, 0, IGNORE]])
-    torch.manual_seed(0)
-    counts = Counter(draw_pixel(classes, 1) for _ in range(400))
+    generator = Random(0)
+    counts = Counter(draw_pixel(classes, 1, generator) for _ in range(400))
     assert set(counts) == {(0, 1), (1, 0)}
     assert min(counts.values()) > 150
-    assert draw_pixel(classes, 2) is None
+    assert draw_pixel(classes, 2, generator) is None
 
 
 def test_label_maps_that_are_void_throughout_cannot_be_sampled(found: LabelledImages) -> None:

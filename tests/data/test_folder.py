@@ -7,6 +7,7 @@ import logging
 import random
 import warnings
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_a_image_that_the_transform_cannot_use_is_like_one_that_cannot_be_read(r
 
 def test_a_fault_in_the_code_is_not_taken_for_one_of_the_data(root: Path) -> None:
     class _Broken(Transform):
-        def draw(self, image: Pixels, generator: torch.Generator | None = None) -> Drawn:
+        def draw(self, image: Pixels, generator: Random) -> Drawn:
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):

@@ -5,16 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.data.seeding import mixed_seed
+from zoo.data.seeding import mixed_seed, random_of, random_of_torch
 
 
 def test_neighbouring_words_give_different_draws() -> None:
     words = [(seed, epoch, index) for seed in range(4) for epoch in range(4) for index in range(40)]
     assert len({mixed_seed(*word) for word in words}) == len(words)
-    draws = [torch.rand((), generator=torch.Generator().manual_seed(mixed_seed(*word))).item() for word in words]
+    draws = [random_of(*word).random() for word in words]
     assert len(set(draws)) == len(words)
     assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.05)
 
 
 def test_words_are_kept_apart() -> None:
     assert len({mixed_seed(1, 11), mixed_seed(11, 1), mixed_seed(111), mixed_seed(1, 1, 1)}) == 4
+
+
+def test_the_seed_of_torch_decides_random_numbers_that_have_none_of_their_own() -> None:
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append((random_of_torch().random(), random_of_torch().random()))
+    assert draws[0] == draws[1]
+    assert len({*draws[0], *draws[2]}) == 4

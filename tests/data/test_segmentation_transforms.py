@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 import torch
@@ -44,8 +46,7 @@ def test_without_scaling_a_crop_is_a_part_of_the_image_or_of_its_mirror_image() 
     image, classes = _places(20, 30)
     seen = set()
     for seed in range(20):
-        torch.manual_seed(seed)
-        crop, target = _transform(8)(image, classes)
+        crop, target = _transform(8)(image, classes, None, Random(seed))
         assert (crop.dtype, crop.shape, target.dtype, target.shape) == (torch.float32, (3, 8, 8), torch.int64, (8, 8))
         mirrored = bool(target[0, 0] > target[0, 1])
         target = target.flip(-1) if mirrored else target
@@ -62,8 +63,7 @@ def test_without_scaling_a_crop_is_a_part_of_the_image_or_of_its_mirror_image() 
 def test_scaled_image_and_classes_stay_together(factor: float) -> None:
     image, classes = _places(40, 50)
     for seed in range(5):
-        torch.manual_seed(seed)
-        crop, target = _transform(16, factor, factor)(image, classes)
+        crop, target = _transform(16, factor, factor)(image, classes, None, Random(seed))
         _check_together(crop, target, tolerance=1.1)
 
 
@@ -76,8 +76,7 @@ def test_a_crop_has_the_values_of_the_whole_image_scaled_and_then_cut(factor: fl
     columns, rows = (((np.arange(n) + 0.5) * side / n).astype(int) for n, side in ((width, 53), (height, 41)))
     whole_classes = torch.from_numpy(classes[rows][:, columns]).long()
     for seed in range(4):
-        torch.manual_seed(seed)
-        crop, target = _transform(20, factor, factor)(image, classes)
+        crop, target = _transform(20, factor, factor)(image, classes, None, Random(seed))
         for mirrored in (target, target.flip(-1)):
             places = (whole_classes == mirrored[0, 0]).nonzero().tolist()
             fits = [(top, left) for top, left in places if torch.equal(
@@ -94,8 +93,9 @@ def test_a_crop_has_the_values_of_the_whole_image_scaled_and_then_cut(factor: fl
 def test_a_small_image_is_padded_at_the_right_and_the_bottom_with_the_mean_and_void() -> None:
     image, classes = _places(6, 5)
     for seed in range(6):
-        torch.manual_seed(seed)
-        crop, target = _transform(8, mean=MEAN, std=STD, color_jitter_train=True, lighting_train=True)(image, classes)
+        crop, target = _transform(8, mean=MEAN, std=STD, color_jitter_train=True, lighting_train=True)(
+            image, classes, None, Random(seed)
+        )
         assert torch.equal(crop[:, 6:], torch.zeros(3, 2, 8))
         assert torch.equal(crop[:, :, 5:], torch.zeros(3, 8, 3))
         assert (target[6:] == IGNORE).all()
@@ -105,9 +105,8 @@ def test_a_small_image_is_padded_at_the_right_and_the_bottom_with_the_mean_and_v
 
 def test_factors_are_uniform_in_the_range() -> None:
     image, classes = Image.new("RGB", (100, 100)), np.zeros((100, 100), dtype=np.int32)
-    torch.manual_seed(0)
-    transform = _transform(250, 0.5, 2.0)
-    sides = np.array([int((transform(image, classes)[1][0] != IGNORE).sum()) for _ in range(300)])
+    transform, generator = _transform(250, 0.5, 2.0), Random(0)
+    sides = np.array([int((transform(image, classes, None, generator)[1][0] != IGNORE).sum()) for _ in range(300)])
     assert (sides.min() >= 50, sides.max() <= 200) == (True, True)
     assert np.abs(np.quantile(sides, [0.25, 0.5, 0.75]) - [87.5, 125, 162.5]).max() < 12
 
@@ -116,10 +115,10 @@ def test_factors_are_uniform_in_the_range() -> None:
 def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
     image, classes = _places(33, 47)
     transform = _transform(12, factor, factor)
-    generator = np.random.default_rng(0)
+    generator = Random(0)
     for _ in range(60):
-        row, column = int(generator.integers(33)), int(generator.integers(47))
-        target = transform(image, classes, Pixel(row, column))[1]
+        row, column = generator.randrange(33), generator.randrange(47)
+        target = transform(image, classes, Pixel(row, column), generator)[1]
         found = target[target != IGNORE]
         near = ((torch.div(found, 64, rounding_mode="floor") - row).abs() <= 1) & ((found % 64 - column).abs() <= 1)
         assert near.any()
@@ -128,8 +127,8 @@ def test_a_crop_contains_the_pixel_that_it_was_asked_for(factor: float) -> None:
 
 def test_the_place_of_the_pixel_in_its_crop_is_drawn() -> None:
     image, classes = _places(33, 47)
-    torch.manual_seed(0)
-    targets = [_transform(8)(image, classes, Pixel(16, 20))[1] for _ in range(200)]
+    generator = Random(0)
+    targets = [_transform(8)(image, classes, Pixel(16, 20), generator)[1] for _ in range(200)]
     places = {tuple((target == 16 * 64 + 20).nonzero()[0].tolist()) for target in targets}
     assert {row for row, _ in places} == set(range(8))
     assert {column for _, column in places} == set(range(8))
@@ -138,7 +137,7 @@ def test_the_place_of_the_pixel_in_its_crop_is_drawn() -> None:
 def test_validation_keeps_the_size_of_the_image() -> None:
     image = random_image(0, 13, 9)
     classes = np.arange(13 * 9, dtype=np.int32).reshape(9, 13)
-    tensor, target = SegmentationVal(MEAN, STD)(image, classes)
+    tensor, target = SegmentationVal(MEAN, STD)(image, classes, None, Random(0))
     mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     assert torch.equal(tensor, (tvF.to_tensor(image) - mean) / std)
     assert torch.equal(target, torch.from_numpy(classes).long())
@@ -147,7 +146,9 @@ def test_validation_keeps_the_size_of_the_image() -> None:
 @pytest.mark.parametrize(("size", "scaled"), [((13, 9), (20, 13)), ((9, 13), (13, 20)), ((40, 30), (20, 15))])
 def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int], scaled: tuple[int, int]) -> None:
     image = random_image(0, *size)
-    tensor, target = SegmentationVal([0.0] * 3, [1.0] * 3, 20)(image, np.zeros((size[1], size[0]), dtype=np.int32))
+    tensor, target = SegmentationVal([0.0] * 3, [1.0] * 3, 20)(
+        image, np.zeros((size[1], size[0]), dtype=np.int32), None, Random(0)
+    )
     assert torch.equal(tensor, tvF.to_tensor(image.resize(scaled, Image.Resampling.BILINEAR)))
     assert target.shape == (size[1], size[0])
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,8 @@ from zoo.config import Decoder, Experiment
 from zoo.data.augmentation import draw_colours, finish
 from zoo.data.folder import Batch, ImageFolder, collate
 from zoo.data.pixels import ByteTensorPixels, PILPixels, Pixels, decode_jpeg, jpeg_size, load_codec, open_pixels
+from zoo.data.sampler import Key
+from zoo.data.seeding import random_of
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
 from zoo.errors import DataError, printable
 from zoo.files import write_bytes
@@ -27,6 +29,7 @@ BARE = "bare decode_jpeg"
 WHOLE = "read to collate"
 FINISHED = "read to finish"
 SPLITS = ("train", "val")
+BATCH = 16  # images that are collated at a time
 
 
 class Setting(NamedTuple):
@@ -97,9 +100,10 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: Path, nu
     summary = results.summary
     datasets = {setting.key: _open(setting, root) for setting in settings}
     indices = _jpeg_indices(next(iter(datasets.values())), num_images)
-    results.settings[f"images of {root.name}/"] = len(indices)
     steps: dict[tuple[str, str], Step] = {}
     encoded = [datasets[settings[0].key].source.read(index) for index in indices]
+    results.settings[f"images of {root.name}/"] = len(indices)
+    results.settings[f"their bytes, {root.name}/"] = round(mean(map(len, encoded)))
     tensors = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in encoded]
     steps[root.name, BARE] = _each(decode_jpeg, tensors)
     for setting in settings:
@@ -143,21 +147,22 @@ def _stages(
     setting: Setting, images: ImageFolder, indices: Sequence[int], encoded: Sequence[bytes], device: torch.device
 ) -> dict[str, Step]:
     """Return the stages of a setting, and the whole of them."""
-    keys = [(0, index) for index in indices]
+    keys = [[(0, index) for index in indices[start : start + BATCH]] for start in range(0, len(indices), BATCH)]
 
-    def whole() -> Batch:
-        batch = collate(images.__getitems__(keys), ())
+    def whole(some: Sequence[Key]) -> Batch:
+        batch = collate(images.__getitems__(some), ())
         if isinstance(batch, DataError):
             raise batch
         return batch
 
-    batch = whole()
-    samples = images.__getitems__(keys)
+    samples = [images.__getitems__(some) for some in keys]
+    batches = [whole(some) for some in keys]
+    side = batches[0].images.shape[-1]
     opened = partial(open_pixels, name="", decoder=setting.decoder)
+    generator = random_of(0)
     is_scaled = setting.decoder == "scaled"
-    side = batch.images.shape[-1]
     if is_scaled:  # the part of an image is what is decoded
-        boxes = [random_box(image.height, image.width) for image in map(opened, encoded)]
+        boxes = [random_box(image.height, image.width, generator) for image in map(opened, encoded)]
         work: list[Any] = [(each, box) for each, box in zip(encoded, boxes, strict=True)]
         parts = [opened(each).part(box, (side, side)) for each, box in work]
         decode = _each(lambda pair: opened(pair[0]).part(pair[1], (side, side)), work)
@@ -165,27 +170,28 @@ def _stages(
     else:
         decoded: list[Pixels] = [_decoded(opened(each)) for each in encoded]
         decode = _each(lambda each: _decoded(opened(each)), encoded)
-        resize = _each(setting.transform.draw, decoded)
+        resize = _each(lambda image: setting.transform.draw(image, generator), decoded)
     stages = {
-        WHOLE: _repeated(whole),
-        FINISHED: _repeated(lambda: whole().on(device)),
+        WHOLE: _each(whole, keys),
+        FINISHED: _each(lambda some: whole(some).on(device), keys),
         "read": _each(images.source.read, indices),
         "decode": decode,
         "crop and resize": resize,
-        "collate": _repeated(lambda: collate(samples, ())),
-        "to shared memory": _repeated(lambda: batch.images.clone().share_memory_()),
+        "collate": _each(lambda some: collate(some, ()), samples),
+        "to shared memory": _each(lambda batch: batch.images.clone().share_memory_(), batches),
     }
     if device.type != "cpu":
-        pinned = batch.images.pin_memory()
-        stages["transfer"] = _repeated(lambda: pinned.to(device))
-    if batch.normalisation is not None:
-        on_device, normalisation = batch.images.to(device), batch.normalisation
-        stages["normalise"] = _repeated(lambda: finish(on_device, None, normalisation))
+        pinned = [batch.images.pin_memory() for batch in batches]
+        stages["transfer"] = _each(lambda images: images.to(device), pinned)
+    normalisation = batches[0].normalisation
+    if normalisation is not None:
+        on_device = [batch.images.to(device) for batch in batches]
+        stages["normalise"] = _each(partial(finish, colours=None, normalisation=normalisation), on_device)
         for jitter, lighting, name in ((True, False, "jitter"), (False, True, "lighting"), (True, True, "both")):
-            colours = [draw_colours(jitter, lighting) for _ in indices]
             if isinstance(setting.transform, TrainTransform):
-                change = torch.tensor([each for each in colours if each is not None], device=device)
-                stages[f"normalise with {name}"] = _repeated(partial(finish, on_device, change, normalisation))
+                change = torch.tensor([draw_colours(jitter, lighting, generator) for _ in range(BATCH)], device=device)
+                changed = [(each, change[: len(each)]) for each in on_device]
+                stages[f"normalise with {name}"] = _each(lambda pair: finish(pair[0], pair[1], normalisation), changed)
     return stages
 
 
@@ -203,7 +209,3 @@ def _each(run: Callable[[Any], object], work: Sequence[Any]) -> Step:
                 run(one)
 
     return Step(repeatedly)
-
-
-def _repeated(run: Callable[[], object]) -> Step:
-    return _each(lambda _: run(), [None])

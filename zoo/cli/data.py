@@ -52,9 +52,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     index = kinds.add_parser(
         "index", help="write DATA/train.index and DATA/val.index, so that no run has to look for the images again"
     )
-    index.add_argument("data", metavar="DATA", type=Path, help="folder of images, or of shards")
+    index.add_argument("data", metavar="DATA", type=Path, help="folder of images, of shards, or of Parquet files")
     index.set_defaults(run=_index)
-    shard = kinds.add_parser("shard", help="write the images of class folders into tar files, as webdataset has them")
+    shard = kinds.add_parser(
+        "shard", help="write the images of class folders or Parquet files into tar files, as webdataset has them"
+    )
     shard.add_argument("data", metavar="DATA", type=Path, help="folder of the images, as for zoo train")
     shard.add_argument("out", metavar="OUT", type=Path, help="folder to make train/ and val/ in")
     shard.add_argument(
@@ -106,12 +108,11 @@ def _unpack_imagenet_val(args: argparse.Namespace) -> int:
 
 def _index(args: argparse.Namespace) -> int:
     """Write the index of each split that there is; returns 0."""
+    from zoo.data.folder import write_source_index
     from zoo.data.index import index_path
-    from zoo.data.shards import has_shards, write_shard_index
-    from zoo.data.source import write_folder_index
 
     for root in _splits(args.data):
-        count = (write_shard_index if has_shards(root) else write_folder_index)(root)
+        count = write_source_index(root)
         print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
     return 0
 
@@ -133,7 +134,10 @@ def _shard(args: argparse.Namespace) -> int:
 
 def _splits(data: Path) -> list[Path]:
     """Return those of DATA/train and DATA/val that there are; DataError if there is neither."""
-    found = [data / split for split in ("train", "val") if (data / split).is_dir()]
+    from zoo.data.parquet import parquet_files
+
+    roots = [data / "train", data / "val"]
+    found = [root for root in roots if root.is_dir() or parquet_files(root)]
     if not found:
         raise DataError(f"there is neither train/ nor val/; {printable(data)}: give a folder that holds one of them")
     return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from random import Random
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from torch.nn import functional as F
 from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
-Generator: TypeAlias = torch.Generator | None  # None is torch's global one
 Colours = tuple[
     float, ...
 ]  # factors of saturation, brightness and contrast, and the red, green and blue that are added
@@ -32,22 +32,20 @@ LIGHTING_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.
 PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an experiment to those of torch
 
 
-def draw_colours(jitter: bool, lighting: bool, generator: Generator = None) -> Colours | None:
+def draw_colours(jitter: bool, lighting: bool, generator: Random) -> Colours | None:
     """Return a random change of an image's colours for `finish`; None if nothing is to change.
 
     - `jitter`: saturation, brightness and contrast get factors of 1 + U(-0.4, 0.4) each.
     - `lighting`: one colour is added to the whole image, E (alpha * lambda) with alpha ~ N(0, 0.1^2) per principal
       component of ImageNet's colours.
-    - `generator`: where the random numbers come from; torch's global one if None.
+    - `generator`: where the random numbers come from.
     """
     if not (jitter or lighting):
         return None
-    # Python is faster than torch with so few numbers.
-    factors = torch.empty(3).uniform_(1 - JITTER, 1 + JITTER, generator=generator).tolist() if jitter else (1.0,) * 3
+    factors = [generator.uniform(1 - JITTER, 1 + JITTER) for _ in range(3)] if jitter else (1.0,) * 3
     if not lighting:
         return (*factors, 0.0, 0.0, 0.0)
-    alpha = (torch.randn(3, generator=generator) * LIGHTING_STD).tolist()
-    shares = [one * value for one, value in zip(alpha, LIGHTING_VALUES, strict=True)]
+    shares = [generator.gauss(0, LIGHTING_STD) * value for value in LIGHTING_VALUES]
     colour = [sum(share * part for share, part in zip(shares, row, strict=True)) for row in LIGHTING_VECTORS]
     return (*factors, *colour)
 
@@ -102,12 +100,12 @@ class PadCrop:
     pad: int
     mode: str
 
-    def __call__(self, image: Tensor, generator: Generator = None) -> Tensor:
+    def __call__(self, image: Tensor, generator: Random) -> Tensor:
         """Return (C, crop, crop) of ``image`` (C, h, w); DataError if it is too small, or too large when padded."""
         height, width = image.shape[-2:]
         self._check(height, width)
         image = F.pad(image, [self.pad] * 4, PAD_MODES[self.mode])
-        top, left = (random_below(side + 2 * self.pad - self.crop + 1, generator) for side in (height, width))
+        top, left = (generator.randrange(side + 2 * self.pad - self.crop + 1) for side in (height, width))
         return image[:, top : top + self.crop, left : left + self.crop]
 
     def _check(self, height: int, width: int) -> None:
@@ -135,14 +133,9 @@ class Cutout:
 
     side: int
 
-    def __call__(self, image: Tensor, generator: Generator = None) -> Tensor:
+    def __call__(self, image: Tensor, generator: Random) -> Tensor:
         """Return a copy of ``image`` (C, h, w) with the square blanked."""
-        top, left = (random_below(length - self.side + 1, generator) for length in image.shape[-2:])
+        top, left = (generator.randrange(length - self.side + 1) for length in image.shape[-2:])
         image = image.clone()
         image[:, top : top + self.side, left : left + self.side] = 0
         return image
-
-
-def random_below(end: int, generator: Generator = None) -> int:
-    """Return a whole number from 0 to ``end`` - 1."""
-    return int(torch.randint(end, (), generator=generator))

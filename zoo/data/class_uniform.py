@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
-from zoo.data.augmentation import Generator, random_below
 from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabelledImages, read_label
 from zoo.data.reading import read_many
@@ -59,19 +59,19 @@ class ClassUniform:
         self._starts = np.concatenate([[0], np.cumsum(holds.sum(axis=0)[self._classes])])
         self._images = np.concatenate([np.flatnonzero(holds[:, number]) for number in self._classes])
 
-    def draw(self, generator: Generator = None) -> tuple[int, int]:
+    def draw(self, generator: Random) -> tuple[int, int]:
         """Return a class and the index of an image that holds it."""
-        place = random_below(len(self._classes), generator)
+        place = generator.randrange(len(self._classes))
         start, end = self._starts[place], self._starts[place + 1]
-        return int(self._classes[place]), int(self._images[start + random_below(int(end - start), generator)])
+        return int(self._classes[place]), int(self._images[start + generator.randrange(int(end - start))])
 
 
-def draw_pixel(classes: np.ndarray, number: int, generator: Generator = None) -> Pixel | None:
+def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | None:
     """Return a random pixel of class ``number``; None where there is none."""
     places = np.flatnonzero(classes == number)
     if not len(places):
         return None
-    row, column = divmod(int(places[random_below(len(places), generator)]), classes.shape[1])
+    row, column = divmod(int(places[generator.randrange(len(places))]), classes.shape[1])
     return Pixel(row, column)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zoo.data.folder import ImageDataset
-from zoo.errors import DataError, listed, printable
+from zoo.errors import DataError, brief, listed, printable
+
+if TYPE_CHECKING:
+    from zoo.data.folder import ImageDataset
 
 logger = logging.getLogger(__name__)
 
 NUM_IMAGENET = 1000
+MAX_OTHER_NAMES = 10  # which torchvision and a list of ImageNet's classes may call differently
 
 
 def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
@@ -55,6 +59,27 @@ def imagenet_names() -> list[str]:
     return list(ResNet50_Weights.IMAGENET1K_V1.meta["categories"])
 
 
+def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
+    """Return the wnids of ImageNet if ``names`` are those of its 1000 classes in their order, otherwise ``names``.
+
+    A name may be followed by others of the same class: "tench, Tinca tinca". A few may be unknown to torchvision, which
+    has names of its own where WordNet has "crane" for two classes. Raises DataError for names of ImageNet in another
+    order, and for a name that two classes have.
+    """
+    if len(names) == NUM_IMAGENET:
+        known = imagenet_names()
+        of_class = [{part.strip() for part in name.split(",")} for name in names]
+        others = [number for number, name in enumerate(known) if name not in of_class[number]]
+        is_permuted = any(known[here] in of_class[there] for here in others for there in others)
+        if len(others) <= MAX_OTHER_NAMES and not is_permuted:
+            return imagenet_wnids()
+        if sum(not parts.isdisjoint(known) for parts in of_class) > NUM_IMAGENET // 2:
+            raise DataError("the classes are called as those of ImageNet, but are not in the order of their wnids")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"several classes have the same name: {listed(twice)}")
+    return names
+
+
 def _names_in(source: Path) -> list[str]:
     try:
         if source.is_dir():  # sorted, as `ImageFolder` numbers the classes
@@ -82,11 +107,18 @@ def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
 
 
 def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
-    """Raise DataError, naming the differences, unless both have the same classes."""
+    """Raise DataError, naming the differences, unless both have the same classes in the same order."""
+    if train.classes == val.classes:
+        return
     missing = sorted(set(train.classes) - set(val.classes))
     unknown = sorted(set(val.classes) - set(train.classes))
-    if not missing and not unknown:
-        return
+    if not missing and not unknown:  # folders are sorted, but shards number classes as they like
+        number = next(i for i, pair in enumerate(zip(train.classes, val.classes, strict=True)) if len(set(pair)) > 1)
+        raise DataError(
+            f"{train.root.name}/ and {val.root.name}/ have the same classes in another order: class {number} is "
+            f"{brief(train.classes[number])} and {brief(val.classes[number])}; {printable(train.root.parent)}: "
+            "make both with the same order"
+        )
     parts = [f"{len(missing)} only in {train.root.name}/: {listed(missing)}"] if missing else []
     parts += [f"{len(unknown)} only in {val.root.name}/: {listed(unknown)}"] if unknown else []
     raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -14,10 +15,11 @@ from torch.utils.data import Dataset
 
 from zoo.config import Decoder
 from zoo.data.augmentation import Colours, Normalisation, finish
+from zoo.data.parquet import ParquetImages, parquet_files, write_parquet_index
 from zoo.data.sampler import Key
-from zoo.data.seeding import mixed_seed
-from zoo.data.shards import Shards, has_shards
-from zoo.data.source import FolderSource, Source, source_digest
+from zoo.data.seeding import random_of
+from zoo.data.shards import Shards, has_shards, write_shard_index
+from zoo.data.source import FolderSource, Source, source_digest, write_folder_index
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, printable
 
@@ -120,15 +122,14 @@ class ImageDataset(Dataset[Sample]):
         """Return the sha256 of the names of classes and files, see `zoo.data.source.source_digest`."""
         return source_digest(self.classes, self._names)
 
-    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+    def _draw(self, index: int, generator: Random) -> Sample:
         """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
         try:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch, index))
-            return self._draw(index, generator)
+            return self._draw(index, random_of(self.seed, epoch, index))
         except DataError as error:
             if self.on_bad_image == "skip":
                 return Sample(None, 0, self.file_name(index), fault=str(error))
@@ -153,7 +154,8 @@ class ImageFolder(ImageDataset):
     Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.source`.
 
     Args:
-    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards`.
+    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards`, or a split in
+      Parquet files, see `zoo.data.parquet`.
     - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
       result does not depend on which process draws the image.
     - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
@@ -179,11 +181,15 @@ class ImageFolder(ImageDataset):
         self.decoder = decoder
         self._outputs = np.arange(len(self.classes))
 
+    def file_name(self, index: int) -> str:
+        """Return the name of the file of image ``index``, or its place in a shard."""
+        return os.path.join(self.source.root, os.fsdecode(self._names[index]))
+
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
 
-    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+    def _draw(self, index: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
         target = int(self._outputs[self.source.targets[index]])
@@ -198,8 +204,17 @@ class ImageFolder(ImageDataset):
 
 
 def open_source(root: Path, allow_empty_classes: bool = False) -> Source:
-    """Return the images in ``root``: of tar files, if it holds some, otherwise of one folder per class."""
-    return (Shards if has_shards(root) else FolderSource)(root, allow_empty_classes)
+    """Return the images in ``root``: of tar files or Parquet files, if there are some, or of one folder per class."""
+    if has_shards(root):
+        return Shards(root, allow_empty_classes)
+    return (ParquetImages if parquet_files(root) else FolderSource)(root, allow_empty_classes)
+
+
+def write_source_index(root: Path) -> int:
+    """Write the index of what `open_source` opens; return the number of images. DataError if that is impossible."""
+    if has_shards(root):
+        return write_shard_index(root)
+    return (write_parquet_index if parquet_files(root) else write_folder_index)(root)
 
 
 def collate(

@@ -212,6 +212,7 @@ def decode_jpeg(encoded: Tensor) -> Tensor:
     return pixels
 
 
+@lru_cache(maxsize=1)
 def load_codec() -> Any:
     """Return the module of nvImageCodec; ConfigError if it is not installed."""
     try:

@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,25 +70,40 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also where it is no regular file, or far too large."""
-    # Opening a pipe would wait for its writer.
-    with naming(printable(path), what), open(path, "rb", opener=_open_without_waiting) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
-        return file.read()
+    with naming(printable(path), what):
+        # One of Python's file objects would take twice as long. Opening a pipe would wait for its writer.
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is not a regular file")
+            if status.st_size > MAX_FILE_BYTES:
+                raise ValueError(f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
+            content = os.read(file, status.st_size)
+            while len(content) < status.st_size and (more := os.read(file, status.st_size - len(content))):
+                content += more  # a network's file system may give less than was asked for
+            return content
+        finally:
+            os.close(file)
 
 
-@contextmanager
-def naming(name: str, what: str) -> Iterator[None]:
-    """Make whatever goes wrong inside an Unreadable that says that ``what`` in the file ``name`` cannot be read."""
-    try:
-        yield
-    except (MemoryError, Unreadable):
-        raise  # the fault is the machine's and not the file's, or named already
-    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more
-        raise Unreadable(f"{what} cannot be read: {_reason(error)}; {name}") from error
+class naming:
+    """Make whatever goes wrong inside an Unreadable that says that ``what`` in the file ``name`` cannot be read.
+
+    It is a class because each image passes it three times, and a generator takes several times as long.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self._name, self._what = name, what
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Raise Unreadable in place of ``error``, unless that is named already or the machine's fault, or an exit."""
+        # Decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
+        if isinstance(error, Exception) and not isinstance(error, (MemoryError, Unreadable)):
+            raise Unreadable(f"{self._what} cannot be read: {_reason(error)}; {self._name}") from error
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
@@ -114,22 +128,27 @@ def check_size(width: int, height: int) -> None:
         raise ValueError(f"it has {width} x {height} px, not between 1 and {MAX_PIXELS:,}")
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no O_NONBLOCK
-
-
 def _open_image(encoded: bytes) -> ImageFile.ImageFile:
     """Return the image in ``encoded``, whose pixels are not decoded yet.
 
     PIL's own `Image.open` asks the formats in the same way, but prints a warning about images that are refused here.
     """
+    image = Image.OPEN[_format_of(encoded)][0](io.BytesIO(encoded), "")
+    check_size(*image.size)
+    return image
+
+
+def extension_of(encoded: bytes) -> str:
+    """Return the extension that a file with this content should have; ValueError unless it is an image."""
+    return FORMATS[_format_of(encoded)][0]
+
+
+def _format_of(encoded: bytes) -> str:
     start = encoded[:LONGEST_START].ljust(LONGEST_START, b"\0")
     for name in FORMATS:
-        factory, accepts = Image.OPEN[name]
+        accepts = Image.OPEN[name][1]
         if accepts is not None and accepts(start) is True:
-            image = factory(io.BytesIO(encoded), "")
-            check_size(*image.size)
-            return image
+            return name
     raise ValueError(f"it is empty, or in none of the formats {', '.join(FORMATS)}")
 
 

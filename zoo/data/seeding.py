@@ -1,11 +1,28 @@
-"""Seeds that are a function of a few whole numbers, whichever process draws random numbers from them, and when."""
+"""Random numbers that are a function of a few whole numbers, whichever process draws them, and when.
+
+Images are changed at random by Python's generator: an image needs a dozen numbers, for which a generator of torch takes
+ten times as long.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from random import Random
+
+import torch
 
 
 def mixed_seed(*words: int) -> int:
     """Return a 64-bit seed for ``words``, such as (seed, epoch, index); neighbours get unrelated seeds."""
     text = " ".join(str(word) for word in words)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def random_of(*words: int) -> Random:
+    """Return a generator of random numbers that is seeded with `mixed_seed`."""
+    return Random(mixed_seed(*words))
+
+
+def random_of_torch() -> Random:
+    """Return a generator of random numbers whose seed is drawn from torch's global generator."""
+    return Random(int(torch.randint(2**62, ())))

@@ -6,9 +6,9 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_transforms import Pixel, SegmentationTrain, SegmentationVal
 from zoo.errors import DataError, printable
 
-PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, torch.Generator], tuple[Tensor, Tensor]]
+PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
 
 
 class LabelledFolder(ImageDataset):
@@ -78,7 +78,7 @@ class LabelledFolder(ImageDataset):
         digest.update(self._table.tobytes())
         return digest.hexdigest()
 
-    def _draw(self, index: int, generator: torch.Generator) -> Sample:
+    def _draw(self, index: int, generator: Random) -> Sample:
         pixel = number = None
         if self.uniform is not None:
             number, index = self.uniform.draw(generator)

@@ -1,13 +1,13 @@
 """Transforms of an image together with the classes of its pixels.
 
-Random numbers come from a generator, or from torch's global one, so that its seed decides the result. Images are scaled
-bilinearly, classes by taking the nearest pixel: a mean of two classes would be a third one.
+Images are scaled bilinearly, classes by taking the nearest pixel: a mean of two classes would be a third one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Input
-from zoo.data.augmentation import Generator, Normalisation, draw_colours, finish
+from zoo.data.augmentation import Normalisation, draw_colours, finish
 from zoo.errors import DataError
 from zoo.limits import MAX_PIXELS
 
@@ -50,7 +50,7 @@ class SegmentationTrain:
     ignore_label: int
 
     def __call__(
-        self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None, generator: Generator = None
+        self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None, generator: Random
     ) -> tuple[Tensor, Tensor]:
         """Return crop and target of ``image`` and ``classes`` (H, W).
 
@@ -58,14 +58,14 @@ class SegmentationTrain:
         crop are scaled, which are few where the image is large.
         """
         low, high = self.scale_range
-        factor = low + (high - low) * float(torch.rand((), generator=generator))
+        factor = generator.uniform(low, high)
         rows = _drawn_axis(image.height, factor, self.settings.crop_train, pixel and pixel.row, generator)
         columns = _drawn_axis(image.width, factor, self.settings.crop_train, pixel and pixel.column, generator)
         box = (columns.start, rows.start, columns.end, rows.end)
         crop = image.resize((columns.length, rows.length), Image.Resampling.BILINEAR, box=box)
         target = torch.from_numpy(classes[np.ix_(rows.nearest(), columns.nearest())].astype(np.int64))
         tensor = tvF.pil_to_tensor(crop)
-        if float(torch.rand((), generator=generator)) < 0.5:
+        if generator.random() < 0.5:
             tensor, target = tensor.flip(-1), target.flip(-1)
         colours = draw_colours(self.settings.color_jitter_train, self.settings.lighting_train, generator)
         changes = None if colours is None else torch.tensor([colours])
@@ -89,7 +89,7 @@ class SegmentationVal:
     longest_side: int | None = None
 
     def __call__(
-        self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None = None, generator: Generator = None
+        self, image: Image.Image, classes: np.ndarray, pixel: Pixel | None, generator: Random
     ) -> tuple[Tensor, Tensor]:
         """Return the tensor and the target of ``image`` and ``classes``; nothing is cropped, and nothing random."""
         if self.longest_side is not None:
@@ -146,11 +146,11 @@ class _Axis(NamedTuple):
         return centres * self.side // (2 * self.scaled)
 
 
-def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Generator) -> _Axis:
+def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Random) -> _Axis:
     """Return a part of ``crop`` pixels, drawn among all, or among those that contain the scaled ``pixel``."""
     scaled = max(1, round(side * factor))
     least, most = 0, max(0, scaled - crop)
     if pixel is not None:
         place = (2 * pixel + 1) * scaled // (2 * side)
         least, most = max(least, place - crop + 1), min(most, place)
-    return _Axis(side, scaled, int(torch.randint(least, most + 1, (), generator=generator)), min(crop, scaled))
+    return _Axis(side, scaled, generator.randint(least, most), min(crop, scaled))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import tarfile
 import zlib
@@ -16,27 +15,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import Index, index_path, write_index
-from zoo.data.reading import EXTENSIONS, naming
+from zoo.data.index import Index, index_path, read_index, write_index
+from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.scan import check_filled
 from zoo.data.source import Source
 from zoo.errors import DataError, ZooError, printable
-from zoo.files import locked
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
 
-logger = logging.getLogger(__name__)
-
 SHARDS = "shards"  # the kind of their index
+COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
+MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
 PER_SHARD = 1000
@@ -60,6 +58,13 @@ class _Place(NamedTuple):
     length: int
     target: int
     checksum: int = UNKNOWN
+
+
+class _Member(NamedTuple):
+    """Where the bytes of a member of a tar file are."""
+
+    offset: int
+    size: int
 
 
 class Shards:
@@ -163,7 +168,7 @@ def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | No
     num_images = len(source.names)
     order: Sequence[int] = range(num_images)
     if seed is not None:
-        order = torch.randperm(num_images, generator=torch.Generator().manual_seed(seed)).tolist()
+        order = source.order(torch.Generator().manual_seed(seed), None).tolist()
     places: list[list[_Place]] = []
     with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
         (folder / CLASSES).write_text("".join(f"{name}\n" for name in source.classes), errors="surrogateescape")
@@ -182,7 +187,11 @@ def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int],
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, index in enumerate(chosen, start=start):
             key, target, encoded = f"{number:09}", int(source.targets[index]), source.read(index)
-            extension = os.path.splitext(os.fsdecode(source.names[index]))[1].lower()
+            name = os.fsdecode(source.names[index])
+            extension = os.path.splitext(name)[1].lower()
+            if extension not in EXTENSIONS:  # of a row of a Parquet file, which need not have a name
+                with naming(printable(os.path.join(source.root, name)), "an image"):
+                    extension = extension_of(encoded)
             _add(tar, key + extension, encoded)
             # The member that was added last ends where the file does, but for what fills up its last block.
             offset = tar.offset - -(-len(encoded) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
@@ -198,25 +207,12 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def _index_of(root: Path) -> Index:
     """Return the index of the shards in ``root``, which is made if there is none."""
-    path = index_path(root)
-    if not path.exists():
-        try:
-            with locked(root.with_name(f".{root.name}.index.lock"), waiting_for=f"the index of {printable(root)}"):
-                if not path.exists():  # another process may have written it meanwhile
-                    logger.info("making the index of the shards; %s", printable(root))
-                    write_shard_index(root)
-        except OSError as error:
-            raise DataError(
-                f"shards need an index, and it cannot be written: {error.strerror}; {printable(path)}: make it with "
-                "zoo data index where the folder can be written to"
-            ) from error
-    index = Index(path)
-    if index.header.get("kind") != SHARDS:
-        raise DataError(f"the index is not one of shards; {printable(path)}: make it anew with zoo data index")
-    if index.header["shards"] != _facts(root, _shard_names(root)):
-        raise DataError(
-            f"the index is not that of the shards that are there; {printable(path)}: make it anew with zoo data index"
-        )
+    shards = _facts(root, _shard_names(root))
+    index = read_index(root, SHARDS, COLUMNS, shards, write_shard_index)
+    index.check_range("shards", 0, len(shards))
+    index.check_range("lengths", 0, MAX_FILE_BYTES)
+    sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
+    index.check_range("offsets", 0, sizes - index.arrays["lengths"] + 1)
     return index
 
 
@@ -274,33 +270,57 @@ def _places_in(path: Path) -> Iterator[_Place]:
     """Yield where the images of a tar file are; DataError for one that is damaged, or has a sample without a class."""
     try:
         num_bytes = path.stat().st_size
-        with tarfile.open(path, "r:") as tar:
-            sample: dict[str, tarfile.TarInfo] = {}
-            key = ""
-            for member in tar:
-                if not member.isreg() or member.issparse():
-                    if member.isdir():
-                        continue
-                    raise DataError(f"{printable(member.name)} is no file but a link or a device")
-                if not 0 <= member.size <= num_bytes - member.offset_data:
-                    raise DataError(f"{printable(member.name)} is cut off")
-                folder, name = os.path.split(member.name)
-                start, _, extension = name.partition(".")
-                if os.path.join(folder, start) != key:
-                    yield from _place_of(tar, key, sample)
-                    key, sample = os.path.join(folder, start), {}
-                sample[extension.lower()] = member
-            yield from _place_of(tar, key, sample)
+        with path.open("rb") as file:
+            headers: Any = _Headers(file)  # it has the methods of a file that tarfile uses
+            with tarfile.open(fileobj=headers, mode="r:") as tar:
+                yield from _places_of(tar, file, num_bytes)
     except ZooError as error:
         raise DataError(f"{error}; {printable(path)}: replace the shard, or make it anew") from error
-    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError, RecursionError) as error:
         reason = printable(str(error)) or type(error).__name__
         raise DataError(
             f"the shard cannot be read: {reason}; {printable(path)}: replace it, or make it anew"
         ) from error
 
 
-def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]) -> Iterator[_Place]:
+def _places_of(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Place]:
+    """Yield where the images of an open tar file are, whose ``file`` has ``num_bytes``.
+
+    Nothing of a member is kept but its place: a member can hold as much as the longest header that came before it.
+    """
+    sample: dict[str, _Member] = {}
+    key = ""
+    while (member := tar.next()) is not None:
+        tar.members.clear()
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise DataError(f"{printable(member.name)} is no file but a link or a device")
+        if not 0 <= member.size <= num_bytes - member.offset_data:
+            raise DataError(f"{printable(member.name)} is cut off")
+        folder, name = os.path.split(member.name)
+        start, _, extension = name.partition(".")
+        if os.path.join(folder, start) != key:
+            yield from _place_of(file, key, sample)
+            key, sample = os.path.join(folder, start), {}
+        sample[extension.lower()] = _Member(member.offset_data, member.size)
+    yield from _place_of(file, key, sample)
+
+
+class _Headers:
+    """The part of a tar file that tarfile reads: headers, of which a long one is refused before it takes memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise ValueError(f"a header takes {size:,} bytes")
+        return self._file.read(size)
+
+
+def _place_of(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Place]:
     """Yield the place of the image of a sample; none if there is no sample yet."""
     if not sample:
         return
@@ -314,11 +334,9 @@ def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]
         raise DataError(f"sample {printable(key)} has no class: neither {printable(key)}.cls nor .json")
     if label.size > MAX_LABEL_BYTES:
         raise DataError(f"the class of sample {printable(key)} takes {label.size:,} bytes")
-    content = tar.extractfile(label)
-    assert content is not None, "a regular file has a content"
-    yield _Place(
-        key, images[0].offset_data, images[0].size, _target_of(content.read(), label is sample.get("cls"), key)
-    )
+    file.seek(label.offset)
+    target = _target_of(file.read(label.size), label is sample.get("cls"), key)
+    yield _Place(key, images[0].offset, images[0].size, target)
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:

@@ -136,13 +136,13 @@ def _fresh_index(root: Path) -> Index | None:
     if not path.is_file():
         return None
     index = Index(path)
-    if index.header.get("kind") != FOLDER:
-        raise DataError(f"the index is not one of a folder; {printable(path)}: remove it, or make it anew")
-    names = [os.fsdecode(name) for name in index.arrays["folders"]]
-    for name, time in zip(names, index.arrays["times"].tolist(), strict=True):
+    index.check_images(FOLDER, {"names": "S", "targets": "i"})
+    index.check_columns({"folders": "S", "times": "i"})
+    folders, times = index.arrays["folders"], index.arrays["times"].tolist()
+    for name, time in zip(map(os.fsdecode, folders), times, strict=True):
         try:
             changed = os.stat(root / name).st_mtime_ns != time
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
             changed = True
         if changed:
             logger.warning(

@@ -1,9 +1,8 @@
 """The transforms from an image file to the input of a network, as the published networks were trained and scored.
 
-Random numbers come from a generator, or from torch's global one, so that its seed decides the result. A transform has
-two halves. `Transform.draw` runs where the file is read: it decodes, cuts, resizes, and draws the random numbers.
-`zoo.data.augmentation.finish` runs on the network's device, for a whole batch: it changes colours and normalises. A
-transform that is called with an image does both.
+A transform has two halves. `Transform.draw` runs where the file is read: it decodes, cuts, resizes, and draws the
+random numbers. `zoo.data.augmentation.finish` runs on the network's device, for a whole batch: it changes colours and
+normalises. A transform that is called with an image does both, with random numbers that the seed of torch decides.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -22,25 +22,17 @@ from torch import Tensor
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Decoder, Input
-from zoo.data.augmentation import (
-    Colours,
-    Cutout,
-    Generator,
-    Normalisation,
-    PadCrop,
-    draw_colours,
-    finish,
-    random_below,
-)
+from zoo.data.augmentation import Colours, Cutout, Normalisation, PadCrop, draw_colours, finish
 from zoo.data.pixels import Box, FloatPixels, PILPixels, Pixels, open_pixels
 from zoo.data.reading import Unreadable, to_rgb
+from zoo.data.seeding import random_of_torch
 from zoo.errors import ConfigError, DataError
 from zoo.limits import MAX_PIXELS, MAX_SIDE
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # of a training crop, as parts of the image
 RATIOS = (3 / 4, 4 / 3)  # of width to height of a training crop
-LOG_RATIOS = torch.tensor(RATIOS).log().tolist()
+LOG_RATIOS = tuple(map(math.log, RATIOS))
 CROP_TRIES = 10
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
@@ -75,11 +67,8 @@ class Transform(ABC):
     """A transform from an image to the input of a network."""
 
     @abstractmethod
-    def draw(self, image: Pixels, generator: Generator = None) -> Drawn:
-        """Return the part of ``image`` that the network is to see; DataError if that is impossible.
-
-        Random numbers come from the ``generator``, or from torch's global one.
-        """
+    def draw(self, image: Pixels, generator: Random) -> Drawn:
+        """Return the part of ``image`` that the network is to see; DataError if that is impossible."""
 
     def __call__(self, image: ImageLike) -> Tensor:
         """Return the finished tensor of an image, float32, or those of a batch (N, C, H, W), stacked.
@@ -88,12 +77,10 @@ class Transform(ABC):
         """
         if isinstance(image, Tensor) and image.dim() == 4 and len(image) > 0:
             return torch.stack([self(one) for one in image])
-        return self.draw(as_pixels(image)).finished()
+        return self.draw(as_pixels(image), random_of_torch()).finished()
 
 
-def prepare(
-    encoded: bytes, name: str, transform: Transform, decoder: Decoder = "pil", generator: Generator = None
-) -> Drawn:
+def prepare(encoded: bytes, name: str, transform: Transform, decoder: Decoder, generator: Random) -> Drawn:
     """Return what ``transform`` draws of the image that the bytes ``encoded`` of the file ``name`` hold.
 
     Raises DataError, with the file's name, if that is impossible.
@@ -118,7 +105,7 @@ class TrainTransform(Transform):
 
     settings: Input
 
-    def draw(self, image: Pixels, generator: Generator = None) -> Drawn:
+    def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return a random part of ``image``; it is finished already if it is padded or has a square blanked."""
         settings, side = self.settings, self.settings.crop_train
         if settings.scale_train != KEEP_SCALE:
@@ -127,7 +114,7 @@ class TrainTransform(Transform):
             box = random_box(image.height, image.width, generator)
             image = image.part(box, least=(side, side)).resized(side, side)
         pixels = image.tensor()
-        if float(torch.rand(1, generator=generator)) < 0.5:
+        if generator.random() < 0.5:
             pixels = pixels.flip(-1)
         colours = draw_colours(settings.color_jitter_train, settings.lighting_train, generator)
         drawn = Drawn(pixels, colours, Normalisation(settings.mean, settings.std))
@@ -170,7 +157,7 @@ class ValTransform(Transform):
                 f"scale to {crop} px or more, or crop {scale} px or less"
             )
 
-    def draw(self, image: Pixels, generator: Generator = None) -> Drawn:
+    def draw(self, image: Pixels, generator: Random) -> Drawn:
         """Return the crop or the ten crops of ``image``."""
         keep = self.scale == KEEP_SCALE
         height, width = (image.height, image.width) if keep else _scaled_size(image, self.scale)
@@ -211,18 +198,15 @@ def as_pixels(image: ImageLike) -> Pixels:
         raise DataError(f"{error}; zoo.transforms: {ACCEPTED}") from error
 
 
-def random_box(height: int, width: int, generator: Generator = None) -> Box:
-    """Return a random part of an image, as torchvision's RandomResizedCrop draws it, from the same random numbers.
-
-    torchvision's own takes as long as a twentieth of the decoding of an image, for the same few numbers.
-    """
+def random_box(height: int, width: int, generator: Random) -> Box:
+    """Return a random part of an image, with the distribution of torchvision's RandomResizedCrop."""
     for _ in range(CROP_TRIES):
-        area = height * width * float(torch.empty(1).uniform_(*AREAS, generator=generator))
-        ratio = float(torch.empty(1).uniform_(*LOG_RATIOS, generator=generator).exp_())
+        area = height * width * generator.uniform(*AREAS)
+        ratio = math.exp(generator.uniform(*LOG_RATIOS))
         box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < box_width <= width and 0 < box_height <= height:
-            top = random_below(height - box_height + 1, generator)
-            left = random_below(width - box_width + 1, generator)
+            top = generator.randrange(height - box_height + 1)
+            left = generator.randrange(width - box_width + 1)
             return Box(top, left, box_height, box_width)
     # Long images: the largest part of an allowed aspect ratio, in the middle.
     least, most = RATIOS

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zoo.data.folder import Batch
 from zoo.data.reading import read_bytes
+from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, printable
 
@@ -88,7 +89,8 @@ def predict(
         names: list[str] = []
         for path in paths[start : start + BATCH_SIZE]:
             try:
-                images.append(prepare(read_bytes(path), printable(path), transform).finished())
+                encoded = read_bytes(path)
+                images.append(prepare(encoded, printable(path), transform, "pil", random_of_torch()).finished())
                 names.append(str(path))
             except DataError as error:
                 faults.append(str(error))
