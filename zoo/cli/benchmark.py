@@ -1,4 +1,4 @@
-"""``zoo benchmark``: time and memory of norms, networks and strategies; the largest batch; the input pipeline; scaling; checkpoints."""
+"""``zoo benchmark``: time and memory of networks and their parts, of the input pipeline, scaling and checkpoints."""
 
 from __future__ import annotations
 
