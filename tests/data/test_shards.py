@@ -274,6 +274,29 @@ def test_a_shard_that_is_cut_off_or_no_tar_file_is_named(shards: Path) -> None:
             write_shard_index(shards / "train")
 
 
+def _header(kind: bytes, size: int) -> bytes:
+    """Return the header of a tar member; a size beyond the octal digits is written in base 256."""
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("size", [2**33, 2**70, -512])
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_header_that_claims_to_be_very_long_takes_no_memory(tmp_path: Path, kind: bytes, size: int) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tar").write_bytes(_header(kind, size))
+    with pytest.raises(DataError, match=r"the shard cannot be read: a header takes [-\d,]+ bytes; .*train/0.tar"):
+        open_source(tmp_path / "train")
+
+
+def test_headers_that_follow_each_other_for_ever_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tar").write_bytes(_header(tarfile.GNUTYPE_LONGNAME, 0) * 5000)
+    with pytest.raises(DataError, match=r"the shard cannot be read: .*recursion.*train/0.tar"):
+        open_source(tmp_path / "train")
+
+
 def test_an_index_that_is_not_of_these_shards_is_refused(shards: Path) -> None:
     (shards / "train" / "000005.tar").unlink()
     with pytest.raises(DataError, match=r"not that of the shards that are there; .*make it anew with zoo data index"):

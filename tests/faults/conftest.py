@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ from tests.cli.conftest import finished
 __all__ = ["finished"]
 
 WIDTH = 110
+
+
+@pytest.fixture
+def count(examples: int, record_property: Callable[[str, object], None]) -> int:
+    """Return the number of cases of a test of `tests.faults.fuzz`, which the table shows."""
+    record_property("cases", examples)
+    return examples
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

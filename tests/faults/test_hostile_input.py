@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ from zoo.weights.download import number, read_form, retry_after_s, without_passw
 from zoo.weights.published import read_checksums
 from zoo.weights.read import read_checkpoint, state_dict_in
 from zoo.weights.record import NetworkRecord, record_in
-
-RecordCases = Callable[[str, object], None]
-
-
-@pytest.fixture
-def count(examples: int, record_property: RecordCases) -> int:
-    record_property("cases", examples)
-    return examples
 
 
 @EXAMPLES

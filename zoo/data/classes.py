@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zoo.data.places import Place
 from zoo.errors import DataError, brief, listed, printable
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
     return [outputs[folder] for folder in folders]
 
 
-def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Path) -> dict[str, int]:
+def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Place) -> dict[str, int]:
     """Return the output of each name that torchvision has for one of the wnids in ``outputs``.
 
     Raises DataError where a folder has a name that several classes have.

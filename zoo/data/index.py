@@ -10,13 +10,14 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, brief, printable
 from zoo.files import locked, replacing
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ DIGEST_BYTES = 32
 START = len(MAGIC) + DIGEST_BYTES
 LENGTH_BYTES = 8  # of the number that says how long the header is
 ALIGNMENT = 64
-KINDS = "iuS"  # of numpy's dtypes: whole numbers and bytes
+DTYPE = re.compile(r"[<>|][iu][1248]|\|S[1-9]\d{0,6}", re.ASCII)  # of numpy: whole numbers and bytes
+MAX_HEADER_BYTES = 2**25  # a million shards take less
 ADVICE = "make it anew with zoo data index"
 
 
@@ -46,9 +48,43 @@ class Index:
         self.path = path
         try:
             self.header, self.arrays = _read(path, check)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise DataError(f"the index cannot be used: {printable(reason)}; {printable(path)}: {ADVICE}") from error
+        except OSError as error:
+            raise self.unusable(error.strerror or str(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self.unusable(str(error)) from error
+
+    def unusable(self, reason: str) -> DataError:
+        """Return the error to raise for an index that is not what it should be."""
+        return DataError(f"the index cannot be used: {brief(reason)}; {printable(self.path)}: {ADVICE}")
+
+    def check_images(self, kind: str, columns: Mapping[str, str]) -> None:
+        """Raise DataError unless this is an index of the ``kind``, with classes and the ``columns`` of each image.
+
+        The digest says nothing about who made an index. For ``columns`` see `check_columns`; "targets" are numbers of
+        classes.
+        """
+        if self.header.get("kind") != kind:
+            raise self.unusable(f"its kind is {self.header.get('kind')!r}, not {kind!r}")
+        classes = self.header.get("classes")
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise self.unusable("it has no names of classes")
+        self.check_columns(columns)
+        self.check_range("targets", 0, len(classes))
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Raise DataError unless there is an array of each name, of one length and of the kind of numpy's dtypes."""
+        arrays = {name: self.arrays.get(name) for name in columns}
+        for name, array in arrays.items():
+            if array is None or array.ndim != 1 or array.dtype.kind != columns[name]:
+                raise self.unusable(f"it has no {name}, or they are of another kind")
+        if len({len(array) for array in arrays.values() if array is not None}) != 1:
+            raise self.unusable(f"{', '.join(columns)} are not equally many")
+
+    def check_range(self, name: str, low: int, high: int | np.ndarray) -> None:
+        """Raise DataError unless all values of an array are at least ``low`` and less than ``high``."""
+        array = self.arrays[name]
+        if not ((array >= low) & (array < high)).all():
+            raise self.unusable(f"its {name} are not from {low} to what there is")
 
     def __reduce__(self) -> tuple[type[Index], tuple[Path, bool]]:
         return Index, (self.path, False)
@@ -79,11 +115,17 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
         file.writelines([MAGIC, digest.digest(), *pieces])
 
 
-def read_index(root: Path, kind: str, shards: Sequence[Sequence[object]], write: Callable[[Path], object]) -> Index:
+def read_index(
+    root: Path,
+    kind: str,
+    columns: Mapping[str, str],
+    shards: Sequence[Sequence[object]],
+    write: Callable[[Path], object],
+) -> Index:
     """Return the index of the folder ``root``; if there is none, one process of several makes it with ``write(root)``.
 
-    ``kind`` and ``shards``, the name and size of each file, are what its header should have. Raises DataError if they
-    are others, and for an index that cannot be read or written.
+    ``kind`` and ``shards``, the name and size of each file, are what its header should have; for ``columns`` see
+    `Index.check_images`. Raises DataError if they are others, and for an index that cannot be read or written.
     """
     path = index_path(root)
     if not path.exists():
@@ -98,8 +140,7 @@ def read_index(root: Path, kind: str, shards: Sequence[Sequence[object]], write:
                 "zoo data index where the folder can be written to"
             ) from error
     index = Index(path)
-    if index.header.get("kind") != kind:
-        raise DataError(f"the index is not one of {kind}; {printable(path)}: {ADVICE}")
+    index.check_images(kind, columns)
     if index.header.get("shards") != shards:
         raise DataError(f"the index is not that of the {kind} that are there; {printable(path)}: {ADVICE}")
     return index
@@ -115,13 +156,15 @@ def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray
         raise ValueError("it is damaged, its sha256 is not the one that it should have")
     place = START + LENGTH_BYTES
     length = int.from_bytes(mapped[START:place].tobytes(), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its header has {length:,} bytes, more than any needs")
     content = json.loads(mapped[place : place + length].tobytes())
     place += length
     arrays = {}
     for name, (dtype_name, shape) in content["arrays"].items():
-        dtype = np.dtype(str(dtype_name))
-        if dtype.kind not in KINDS or dtype.itemsize == 0 or not all(type(side) is int and side >= 0 for side in shape):
+        if not DTYPE.fullmatch(dtype_name) or not all(type(side) is int and side >= 0 for side in shape):
             raise ValueError("an array is of a kind that no index has")
+        dtype = np.dtype(dtype_name)
         place += -place % ALIGNMENT
         end = place + dtype.itemsize * math.prod(shape)
         if end > len(mapped):

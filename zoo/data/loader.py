@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -16,6 +15,7 @@ from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.pixels import load_codec
+from zoo.data.places import Place
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
@@ -69,7 +69,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
 
 def build_train_loader(
-    data: Path,
+    data: Place,
     config: Experiment,
     *,
     rank: int = 0,
@@ -137,7 +137,7 @@ def loader_of_crops(
 
 
 def build_val_loader(
-    data: Path,
+    data: Place,
     *,
     scale: int,
     crop: int,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.classes import as_imagenet_wnids
-from zoo.data.index import index_path, read_index, write_index
+from zoo.data.index import Index, index_path, read_index, write_index
 from zoo.data.reading import naming
 from zoo.data.scan import check_filled
 from zoo.errors import DataError, ZooError, brief, listed, printable
@@ -71,7 +71,7 @@ class ParquetImages:
         files = parquet_files(root)
         _warn_of_missing(files)
         self.root = files[0].parent
-        self._index = read_index(root, PARQUET, _facts(files), write_parquet_index)
+        self._index = _index_of(root, files)
         self._set_state()
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
@@ -105,7 +105,7 @@ class ParquetImages:
         as each worker has to unpack these. Without a window there are as many as a worker keeps. Raises DataError for
         a window of more than that.
         """
-        largest = int(self._bytes.max())
+        largest = max(1, int(self._bytes.max()))
         most = max(1, CACHE_BYTES // largest)
         if window is not None and window > most:
             raise DataError(
@@ -190,6 +190,20 @@ def write_parquet_index(root: Path) -> int:
     except OSError as error:
         raise DataError(f"the index cannot be written: {error.strerror}; {printable(index_path(root))}") from error
     return len(targets)
+
+
+def _index_of(root: Path, files: Sequence[Path]) -> Index:
+    """Return the index of the ``files``, which is made if there is none."""
+    index = read_index(root, PARQUET, {"names": "S", "targets": "i"}, _facts(files), write_parquet_index)
+    index.check_columns({"group_ends": "i", "group_bytes": "i", "group_files": "i", "group_numbers": "i"})
+    index.check_range("group_files", 0, len(files))
+    index.check_range("group_numbers", 0, 2**31)
+    index.check_range("group_bytes", 0, MAX_GROUP_BYTES + 1)
+    ends, num_images = index.arrays["group_ends"], len(index.arrays["names"])
+    index.check_range("group_ends", 0, num_images + 1)
+    if num_images and (not len(ends) or ends[-1] != num_images or (np.diff(ends) < 0).any()):
+        raise index.unusable("its row groups do not end one after the other")
+    return index
 
 
 def _load_pyarrow(root: Path) -> Any:

@@ -15,24 +15,28 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import index_path, read_index, write_index
+from zoo.data.index import Index, index_path, read_index, write_index
+from zoo.data.places import Place
 from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.scan import check_filled
 from zoo.data.source import Source
 from zoo.errors import DataError, ZooError, printable
-from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
+from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
 SHARDS = "shards"  # the kind of their index
+COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
+MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
+MAX_SHARD_BYTES = 2**40
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
 PER_SHARD = 1000
@@ -58,6 +62,13 @@ class _Place(NamedTuple):
     checksum: int = UNKNOWN
 
 
+class _Member(NamedTuple):
+    """Where the bytes of a member of a tar file are."""
+
+    offset: int
+    size: int
+
+
 class Shards:
     """The images of the tar files in ``root``, in the order of these files and of the images in them.
 
@@ -69,9 +80,13 @@ class Shards:
     - `allow_empty_classes`: whether classes may have no image.
     """
 
+    root: Place
+
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        self.root = root
-        self._index = read_index(root, SHARDS, _facts(root, _shard_names(root)), write_shard_index)
+        self._begin(root, _index_of(root), allow_empty_classes)
+
+    def _begin(self, root: Place, index: Index, allow_empty_classes: bool) -> None:
+        self.root, self._index = root, index
         self._opened: OrderedDict[int, int] = OrderedDict()
         self._set_arrays()
         self.classes = [str(name) for name in self._index.header["classes"]]
@@ -85,13 +100,19 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
-        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
-            length = int(self._lengths[index])
-            encoded = os.pread(self._file(int(self._shards[index])), length, int(self._offsets[index]))
-            checksum = int(self._checksums[index])
-            if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
-                raise ValueError("the shard is damaged, or was changed after its index was made")
-            return encoded
+        with self._naming(index):
+            return self._read_from(self._file(int(self._shards[index])), index)
+
+    def _naming(self, index: int) -> naming:
+        return naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
+
+    def _read_from(self, file: int, index: int) -> bytes:
+        length = int(self._lengths[index])
+        encoded = os.pread(file, length, int(self._offsets[index]))
+        checksum = int(self._checksums[index])
+        if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
+            raise ValueError("the shard is damaged, or was changed after its index was made")
+        return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, (n,) int64.
@@ -110,7 +131,7 @@ class Shards:
         """Return the open file of a shard; the one that was used longest ago is closed when there are too many."""
         file = self._opened.pop(shard, None)
         if file is None:
-            file = os.open(self.root / self._index.header["shards"][shard][0], os.O_RDONLY)
+            file = os.open(os.path.join(self.root, self._index.header["shards"][shard][0]), os.O_RDONLY)
         self._opened[shard] = file
         if len(self._opened) > MAX_OPEN:
             os.close(self._opened.popitem(last=False)[1])
@@ -196,6 +217,32 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
+def check_places(index: Index) -> None:
+    """Raise DataError for an index whose shards have names that lead elsewhere, or whose images are not in them."""
+    shards = index.header.get("shards")
+    if not isinstance(shards, list) or not all(map(_is_shard, shards)):
+        raise index.unusable("its shards have names or sizes that no shards have")
+    index.check_range("shards", 0, len(shards))
+    index.check_range("lengths", 0, MAX_FILE_BYTES)
+    sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
+    index.check_range("offsets", 0, sizes - index.arrays["lengths"] + 1)
+
+
+def _is_shard(fact: object) -> bool:
+    """Return whether ``fact`` is a name that leads nowhere else, and a size."""
+    if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):
+        return False
+    name, size = fact
+    return os.path.basename(name) == name and name.endswith(SUFFIX) and is_whole(size, 0, MAX_SHARD_BYTES)
+
+
+def _index_of(root: Path) -> Index:
+    """Return the index of the shards in ``root``, which is made if there is none."""
+    index = read_index(root, SHARDS, COLUMNS, _facts(root, _shard_names(root)), write_shard_index)
+    check_places(index)
+    return index
+
+
 def _indexed(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     """Return header and arrays of the index of the tar files in ``root``, of which headers and labels are read."""
     shards = _shard_names(root)
@@ -250,33 +297,57 @@ def _places_in(path: Path) -> Iterator[_Place]:
     """Yield where the images of a tar file are; DataError for one that is damaged, or has a sample without a class."""
     try:
         num_bytes = path.stat().st_size
-        with tarfile.open(path, "r:") as tar:
-            sample: dict[str, tarfile.TarInfo] = {}
-            key = ""
-            for member in tar:
-                if not member.isreg() or member.issparse():
-                    if member.isdir():
-                        continue
-                    raise DataError(f"{printable(member.name)} is no file but a link or a device")
-                if not 0 <= member.size <= num_bytes - member.offset_data:
-                    raise DataError(f"{printable(member.name)} is cut off")
-                folder, name = os.path.split(member.name)
-                start, _, extension = name.partition(".")
-                if os.path.join(folder, start) != key:
-                    yield from _place_of(tar, key, sample)
-                    key, sample = os.path.join(folder, start), {}
-                sample[extension.lower()] = member
-            yield from _place_of(tar, key, sample)
+        with path.open("rb") as file:
+            headers: Any = _Headers(file)  # it has the methods of a file that tarfile uses
+            with tarfile.open(fileobj=headers, mode="r:") as tar:
+                yield from _places_of(tar, file, num_bytes)
     except ZooError as error:
         raise DataError(f"{error}; {printable(path)}: replace the shard, or make it anew") from error
-    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError, RecursionError) as error:
         reason = printable(str(error)) or type(error).__name__
         raise DataError(
             f"the shard cannot be read: {reason}; {printable(path)}: replace it, or make it anew"
         ) from error
 
 
-def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]) -> Iterator[_Place]:
+def _places_of(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Place]:
+    """Yield where the images of an open tar file are, whose ``file`` has ``num_bytes``.
+
+    Nothing of a member is kept but its place: a member can hold as much as the longest header that came before it.
+    """
+    sample: dict[str, _Member] = {}
+    key = ""
+    while (member := tar.next()) is not None:
+        tar.members.clear()
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise DataError(f"{printable(member.name)} is no file but a link or a device")
+        if not 0 <= member.size <= num_bytes - member.offset_data:
+            raise DataError(f"{printable(member.name)} is cut off")
+        folder, name = os.path.split(member.name)
+        start, _, extension = name.partition(".")
+        if os.path.join(folder, start) != key:
+            yield from _place_of(file, key, sample)
+            key, sample = os.path.join(folder, start), {}
+        sample[extension.lower()] = _Member(member.offset_data, member.size)
+    yield from _place_of(file, key, sample)
+
+
+class _Headers:
+    """The part of a tar file that tarfile reads: headers, of which a long one is refused before it takes memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise ValueError(f"a header takes {size:,} bytes")
+        return self._file.read(size)
+
+
+def _place_of(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Place]:
     """Yield the place of the image of a sample; none if there is no sample yet."""
     if not sample:
         return
@@ -290,11 +361,9 @@ def _place_of(tar: tarfile.TarFile, key: str, sample: dict[str, tarfile.TarInfo]
         raise DataError(f"sample {printable(key)} has no class: neither {printable(key)}.cls nor .json")
     if label.size > MAX_LABEL_BYTES:
         raise DataError(f"the class of sample {printable(key)} takes {label.size:,} bytes")
-    content = tar.extractfile(label)
-    assert content is not None, "a regular file has a content"
-    yield _Place(
-        key, images[0].offset_data, images[0].size, _target_of(content.read(), label is sample.get("cls"), key)
-    )
+    file.seek(label.offset)
+    target = _target_of(file.read(label.size), label is sample.get("cls"), key)
+    yield _Place(key, images[0].offset, images[0].size, target)
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:

@@ -1,0 +1,292 @@
+"""Images, shards and indices from anyone: whatever is in them, there is success or one message.
+
+As in tests/faults/test_hostile_input.py, each test goes through ten thousand cases in `make faults`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data.sample_images import make_folder
+from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
+from zoo.config import Decoder
+from zoo.data.folder import open_source
+from zoo.data.index import LENGTH_BYTES, MAGIC, START, index_path, write_index
+from zoo.data.parquet import write_parquet_index
+from zoo.data.pixels import Box, load_codec, open_pixels
+from zoo.data.shards import write_shard_index, write_shards
+from zoo.data.source import FolderSource, Source, write_folder_index
+from zoo.errors import ConfigError
+from zoo.report.console import Progress
+
+EDGES = [0, -1, 1, 2, 7, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1]
+NUMBERS = st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1)
+
+
+def _use(source: Source) -> None:
+    """Do with the images what training does."""
+    targets = torch.from_numpy(np.array(source.targets, dtype=np.int64))
+    num_images = len(source.names)
+    assert targets.shape == (num_images,)
+    assert int(targets.min()) >= 0
+    assert int(targets.max()) < len(source.classes)
+    for window in (None,) if isinstance(source, FolderSource) else (None, 2):
+        assert sorted(source.order(torch.Generator().manual_seed(0), window).tolist()) == list(range(num_images))
+    for index in range(min(num_images, 8)):
+        assert len(source.read(index)) < 2**20
+
+
+KINDS = pytest.mark.parametrize("kind", ["folder", "shards", "parquet"])
+
+
+def _make(kind: str, root: Path) -> None:
+    """Make the folder ``root`` with images, in folders, shards or Parquet files, and its index."""
+    make_folder(root.parent / "folder" / root.name, {"ant": 2, "bee": 3})
+    source = FolderSource(root.parent / "folder" / root.name)
+    if kind == "shards":
+        write_shards(source, root, per_shard=2, seed=0, show_progress=Progress)
+    elif kind == "parquet":
+        root.mkdir()
+        for number in range(2):
+            _write_parquet(root / f"{number}.parquet", source)
+        write_parquet_index(root)
+    else:
+        (root.parent / "folder" / root.name).rename(root)
+        write_folder_index(root)
+
+
+def _write_parquet(path: Path, source: Source) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed, which reads Parquet files")
+    images = [{"bytes": source.read(index), "path": "a.png"} for index in range(len(source.names))]
+    table = pyarrow.table({"image": images, "label": source.targets.tolist()})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=2)
+
+
+@EXAMPLES
+@KINDS
+def test_any_bytes_of_an_index_are_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
+    """The digest is right in most cases, as whoever makes an index can compute it."""
+    root = tmp_path / "train"
+    _make(kind, root)
+    whole = index_path(root).read_bytes()
+
+    def load(content: bytes) -> None:
+        index_path(root).write_bytes(content)
+        _use(open_source(root))
+
+    signed = mutated([whole[START:]]).map(lambda rest: MAGIC + hashlib.sha256(rest).digest() + rest)
+    fuzz(load, count, signed | mutated([whole]), tmp_path)
+
+
+def _text_and_arrays(whole: bytes) -> tuple[dict[str, Any], bytes]:
+    place = START + LENGTH_BYTES
+    end = place + int.from_bytes(whole[START:place], "little")
+    return json.loads(whole[place:end]), whole[end:]
+
+
+@EXAMPLES
+@KINDS
+def test_any_header_of_an_index_is_that_of_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
+    root = tmp_path / "train"
+    _make(kind, root)
+    content, arrays = _text_and_arrays(index_path(root).read_bytes())
+
+    def load(changed: Any) -> None:
+        text = json.dumps(changed).encode()
+        rest = len(text).to_bytes(LENGTH_BYTES, "little") + text + arrays
+        index_path(root).write_bytes(MAGIC + hashlib.sha256(rest).digest() + rest)
+        _use(open_source(root))
+
+    fuzz(load, count, damaged_tree(content) | JSON, tmp_path)
+
+
+@EXAMPLES
+@KINDS
+def test_any_values_in_an_index_are_those_of_images_or_a_message(kind: str, count: int, tmp_path: Path) -> None:
+    """The file is a sound one, of arrays that are too short, of other kinds, or hold impossible numbers and names."""
+    root = tmp_path / "train"
+    _make(kind, root)
+    source = open_source(root)
+    index = source._index
+    header, arrays = index.header, {name: np.array(array) for name, array in index.arrays.items()}
+    change = st.tuples(
+        st.sampled_from(sorted(arrays)),
+        st.sampled_from(("number", "number", "name", "shorter", "reshaped", "kind", "missing")),
+        NUMBERS,
+        st.sampled_from([b"", b"/etc/passwd", b"../../x", b"\xff\n", b"\x1b[31m", b"ant", b"000000.tar/x"]),
+    )
+
+    def load(changes: list[tuple[str, str, int, bytes]]) -> None:
+        changed = dict(arrays)
+        for name, what, value, text in changes:
+            if name in changed:
+                array = _changed(changed.pop(name), what, value, text)
+                changed |= {} if array is None else {name: array}
+        write_index(index_path(root), header, changed)
+        _use(open_source(root))
+
+    fuzz(load, count, st.lists(change, min_size=1, max_size=3), tmp_path)
+
+
+def _changed(array: np.ndarray, what: str, value: int, text: bytes) -> np.ndarray | None:
+    if what == "missing":
+        return None
+    if what == "shorter":
+        return array[: value % (len(array) + 1)]
+    if what == "reshaped":
+        return [array.reshape(-1, 1), array.reshape(1, -1), np.zeros((), array.dtype)][value % 3]
+    if what == "kind":
+        return np.full(array.shape, value).view("S8") if array.dtype.kind != "S" else np.full(array.shape, value)
+    if array.size and array.dtype.kind == "S":
+        return np.array([text, *array.ravel().tolist()[1:]]).reshape(array.shape)
+    if array.size:
+        array = array.astype(np.int64)
+        array.flat[value % array.size] = value
+    return array
+
+
+def _tar(tar_format: int) -> bytes:
+    with tarfile.open(fileobj=(out := io.BytesIO()), mode="w", format=tar_format) as tar:
+        for name, content in {
+            "x/1.png": b"image",
+            "x/1.cls": b"1",
+            "x/1.txt": b"words",
+            "2.json": b'{"label": 0}',
+            "2.jpg": b"an image" * 100,
+            f"{'long' * 20}/{'long' * 10}.jpg": b"3",
+            f"{'long' * 20}/{'long' * 10}.cls": b"3",
+        }.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _with_right_sums(content: bytes) -> bytes:
+    """Return a tar file whose headers have the sum of their bytes, so that they are read, whatever they say."""
+    blocks = bytearray(content)
+    for start in range(0, len(blocks) - 511, 512):
+        if blocks[start + 257 : start + 262] == b"ustar":
+            blocks[start + 148 : start + 156] = b" " * 8
+            blocks[start + 148 : start + 156] = b"%06o\0 " % sum(blocks[start : start + 512])
+    return bytes(blocks)
+
+
+def _header(name: bytes, size: int, kind: bytes) -> bytes:
+    """Return the header of a tar member; a negative or very large size is written in base 256."""
+    header = bytearray(512)
+    header[: min(100, len(name))] = name[:100]
+    header[124:136] = b"%011o\0" % size if 0 <= size < 8**11 else b"\x80" + (size % 2**88).to_bytes(11, "big")
+    header[156:157], header[257:265] = kind, b"ustar\x0000"
+    return _with_right_sums(bytes(header))
+
+
+MEMBERS = st.builds(
+    lambda name, size, kind, content: _header(name, size, kind) + content + bytes(-len(content) % 512),
+    st.sampled_from([b"1.jpg", b"1.cls", b"1.json", b"/etc/passwd.jpg", b"../../x.cls", b"\xff\n.jpg"]),
+    st.integers(0, 600) | NUMBERS,
+    st.sampled_from([b"0", b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"S", b"L", b"K", b"x", b"g"]),
+    st.binary(max_size=40) | st.sampled_from([b"1", b"11 size=9\n", b"19 GNU.sparse.map=0\n", b"99999 a=b\n"]),
+)
+
+
+@EXAMPLES
+def test_any_bytes_of_a_shard_are_images_or_a_message(count: int, tmp_path: Path) -> None:
+    root = tmp_path / "train"
+    root.mkdir()
+    originals = [_tar(tar_format) for tar_format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
+
+    def load(content: bytes) -> None:
+        (root / "0.tar").write_bytes(content)
+        write_shard_index(root)
+        _use(open_source(root, allow_empty_classes=True))
+
+    damaged = mutated(originals)
+    made = st.lists(MEMBERS, max_size=6).map(b"".join)
+    fuzz(load, count, damaged | damaged.map(_with_right_sums) | made | st.binary(max_size=1100), tmp_path)
+
+
+@EXAMPLES
+def test_any_changes_of_a_shard_after_its_index_was_made_are_noticed(count: int, tmp_path: Path) -> None:
+    root = tmp_path / "train"
+    _make("shards", root)
+    expected = [open_source(root).read(index) for index in range(5)]
+    path = root / "000000.tar"
+    whole = path.read_bytes()
+
+    def load(content: bytes) -> None:
+        path.write_bytes(content)
+        source = open_source(root)
+        assert [source.read(index) for index in range(5)] == expected
+
+    fuzz(load, count, mutated([whole]), tmp_path)
+
+
+@EXAMPLES
+def test_any_bytes_of_a_parquet_file_are_images_or_a_message(count: int, tmp_path: Path) -> None:
+    root = tmp_path / "train"
+    _make("parquet", root)
+    (root / "1.parquet").unlink()
+    path = root / "0.parquet"
+    whole = path.read_bytes()
+
+    def load(content: bytes) -> None:
+        path.write_bytes(content)
+        write_parquet_index(root)
+        _use(open_source(root, allow_empty_classes=True))
+
+    # Most of what is read is in the part at the end, whose length is in the last eight bytes.
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    ends = mutated([whole[start:-8]]).map(lambda end: whole[:start] + end + struct.pack("<I", len(end)) + b"PAR1")
+    fuzz(load, count, ends | mutated([whole]), tmp_path)
+
+
+def _jpegs() -> list[bytes]:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (19, 26, 3), dtype=np.uint8))
+    files = []
+    for options in ({}, {"progressive": True}, {"subsampling": 0, "optimize": True}, {"restart_marker_blocks": 1}):
+        for mode in ("RGB", "L", "CMYK"):
+            noise.convert(mode).save(out := io.BytesIO(), "JPEG", **options)
+            files.append(out.getvalue())
+    return files
+
+
+def _with_size(encoded: bytes, height: int, width: int) -> bytes:
+    """Return a JPEG file that claims another size."""
+    for marker in (b"\xff\xc0", b"\xff\xc2"):
+        if (place := encoded.find(marker)) >= 0:
+            return encoded[: place + 5] + struct.pack(">HH", height, width) + encoded[place + 9 :]
+    return encoded
+
+
+@EXAMPLES
+@pytest.mark.filterwarnings("ignore")  # PIL warns of metadata that it cannot read
+@pytest.mark.parametrize("decoder", ["pil", "torchvision", "scaled"])
+def test_any_bytes_of_a_jpeg_file_are_pixels_or_a_message(decoder: Decoder, count: int, tmp_path: Path) -> None:
+    if decoder == "scaled":
+        try:
+            load_codec()
+        except ConfigError as error:
+            pytest.skip(str(error))
+    sizes = st.integers(0, 65535) | st.sampled_from([0, 1, 19, 26, 65500, 65535])
+    claimed = st.builds(_with_size, st.sampled_from(_jpegs()), sizes, sizes)
+
+    def load(encoded: bytes) -> None:
+        pixels = open_pixels(encoded, "a.jpg", decoder)
+        height, width = pixels.height, pixels.width
+        part = pixels.part(Box(0, 0, max(1, height // 2), max(1, width // 2)), (8, 8))
+        assert part.resized(8, 8).tensor().shape == (3, 8, 8)
+
+    fuzz(load, count, mutated(_jpegs()) | claimed, tmp_path)
