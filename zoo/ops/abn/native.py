@@ -21,6 +21,10 @@ from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 # The order of csrc/numbers.h; the last three only from x.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
 
+reduce_gradients = None
+local_statistics = None
+group_statistics = None
+
 SETTINGS = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
 GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS}"
 FROM_INPUT = "Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps, int activation"
