@@ -266,6 +266,19 @@ def test_a_synchronised_norm_starts_at_most_four_things_more(dtype):
 
 
 @needs_triton
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_gradient_in_another_layout_is_copied_once(shortcut):
+    x, joined = torch.randn(2, 64, 14, 14, requires_grad=True), torch.randn(2, 80, 14, 14)
+    layer = InPlaceABN(64)
+    layer.inplace = False
+    with stubbed(), Operations() as operations:
+        out = layer(x, lay_out(torch.randn(x.shape), "channels_last") if shortcut else None)
+        operations.launched.clear()
+        torch.autograd.grad(out, x, joined[:, 16:])
+    assert operations.launched == {"copy_": 2 if shortcut else 1}
+
+
+@needs_triton
 @pytest.mark.slow  # a ratio of times, which other work on the machine disturbs
 def test_the_host_is_busy_for_at_most_twice_as_long_as_with_the_norm_of_torch():
     ours, theirs = measure_host_time()

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, name-defined"
 """The kernels of triton.py as they run on the device, and the two that combine their partial results.
 
 A tensor's memory is seen as (outer, groups, inner): (N, C, S) where it is contiguous, (N S, 1, C) where the channels
