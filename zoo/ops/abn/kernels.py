@@ -9,7 +9,7 @@ can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is t
 weight g = 1, without bias b = 0. The derivation of the backward formulas is in csrc/README.md.
 
 A back end is a module with these functions: reference.py (plain torch), native.py (C++, CPU), triton.py (CUDA) and
-meta.py (bytes without numbers). None of them knows autograd, running averages or process groups.
+meta.py (bytes without numbers). None of them knows autograd or communicates.
 """
 
 from __future__ import annotations
