@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
+EXIT_LOST_PROCESS = 69  # EX_UNAVAILABLE of sysexits.h: another process of the run has ended or cannot be reached
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the state was saved, continue with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has ended
@@ -54,6 +56,12 @@ class NonFiniteLossError(ZooError):
     exit_code = EXIT_NOT_FINITE
 
 
+class LostProcessError(ZooError):
+    """Another process of the run has ended or cannot be reached (exit code 69)."""
+
+    exit_code = EXIT_LOST_PROCESS
+
+
 class TrainingInterrupted(ZooError):
     """Training was stopped by a signal after its state was saved (exit code 75)."""
 
@@ -79,6 +87,11 @@ def printable(text: object) -> str:
         for char in full
     )
     return "".join(escaped)
+
+
+def hide_password(url: str) -> str:
+    """Return ``url`` without the name and password that it may contain."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
 def brief(text: object) -> str:

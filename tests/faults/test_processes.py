@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -23,7 +24,7 @@ from zoo.engine import process
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import one_line_breakdowns
 from zoo.engine.state import build_state
-from zoo.errors import CheckpointError, ZooError
+from zoo.errors import EXIT_LOST_PROCESS, CheckpointError, ZooError
 from zoo.report.console import set_up_console
 from zoo.tasks import task_of
 
@@ -147,16 +148,16 @@ def test_ranks_that_would_score_different_weights_are_refused(tmp_path: Path, da
         assert "rank 1: val.images = 4, not 2 as on rank 0" in printed
 
 
-def test_when_a_rank_fails_the_others_say_in_one_line_that_it_did(tmp_path: Path, data: Path) -> None:
+def test_when_a_rank_fails_the_others_say_in_one_line_which_and_why(tmp_path: Path, data: Path) -> None:
     file, broken = _write_settings(tmp_path / "a.json"), Path(shutil.copytree(data, tmp_path / "broken"))
     for path in broken.glob("train/*/*.png"):
         path.write_bytes(b"")
     command = ["train", file, "-j", "0", "--log-dir", "log"]
     (code, printed, seconds), (other_code, cause, _) = _run([[*command, str(data)], [*command, str(broken)]], tmp_path)
-    assert code == other_code == 2
+    assert (code, other_code) == (EXIT_LOST_PROCESS, 2)
     assert "cannot be read" in cause
     last = printed.splitlines()[-1]
-    assert last.startswith("zoo train: another process of the run ended")
+    assert re.match(r"zoo train: rank 1 on \S+ has ended \(.*cannot be read.*--resume auto$", last)
     assert "Traceback" not in printed
     assert seconds < END_S
 

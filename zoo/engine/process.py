@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from zoo.errors import ConfigError, ZooError, brief
+from zoo.engine.heartbeat import Heartbeat, lost_message
+from zoo.engine.meeting import meet
+from zoo.errors import ConfigError, LostProcessError, ZooError, brief
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +108,9 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
     """Join the run that the launcher's environment describes, or run alone without one; leave it at the end.
 
     Each process gets the CUDA device of its local rank, or the CPU. Raises ConfigError if the environment is half set
-    or contradicts the argument, if there are fewer devices than local ranks, or if the backend cannot work here; and
-    ZooError, in one line, if another process of the run, or one that reads images, has ended.
+    or contradicts the argument, if there are fewer devices than local ranks, or if the backend cannot work here;
+    LostProcessError if another process of the run has ended or cannot be reached; and ZooError, in one line, if one
+    that reads images has ended. Where torch waits in vain for a lost process, `zoo.engine.heartbeat` ends this one.
 
     Args:
     - `local_rank_arg`: the value of ``--local-rank``, None without it; the variable LOCAL_RANK may be set instead.
@@ -124,29 +127,55 @@ def open_process(local_rank_arg: int | None = None, backend: str | None = None) 
 
 
 def _joined(world_size: int, local_rank: int, device: torch.device, backend: str | None) -> Iterator[Process]:
-    """Yield this process as one of a group, which is left at the end."""
-    with _said_after_a_while(f"waiting for the other {world_size - 1} process(es) of the run"):
-        dist.init_process_group(_backend(backend, device))
+    """Yield this process as one of a group, which is left at the end; LostProcessError if another one is lost."""
+    store, rank = _join(world_size, _backend(backend, device))
+    heartbeat = Heartbeat(store, rank, world_size)
     try:
         control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
-        yield Process(dist.get_rank(), local_rank, world_size, device, control)
-        # A process that leaves first must not close the connections of one that still works. This waits after success
-        # only: after an error on this rank alone the others would not come to the barrier.
+        heartbeat.start()
+        yield Process(rank, local_rank, world_size, device, control)
+        # A process that leaves first must not close the connections of one that still works, nor the store that it
+        # reads. This waits after success only: after an error on this rank alone the others would not come.
         dist.barrier(control)
+        heartbeat.close()
+        dist.barrier(control)
+    except BaseException as error:
+        if is_lost_peer(error):
+            found = heartbeat.find_lost() or f"another process of the run has ended ({_short(error)})"
+            raise LostProcessError(lost_message(found)) from error
+        reason = _dead_worker_message(error) if is_dead_worker(error) else str(error)
+        heartbeat.say_end(reason or type(error).__name__)
+        raise
     finally:
+        heartbeat.close()
         dist.destroy_process_group()
+
+
+def _join(world_size: int, backend: str) -> tuple[dist.Store, int]:
+    """Make the default group of the run's processes; return their store and the number of this process."""
+    try:
+        with _said_after_a_while(f"waiting for the other {world_size - 1} process(es) of the run"):
+            agents_store, rank, _ = next(dist.rendezvous("env://"))
+            store = meet(agents_store, rank, world_size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        raise LostProcessError(
+            lost_message(f"the {world_size} processes of the run have not found each other ({_short(error)})")
+        ) from error
+    return store, rank
 
 
 @contextmanager
 def one_line_breakdowns() -> Iterator[None]:
-    """Raise ZooError in place of the RuntimeError with which torch reports a dead worker or a lost process."""
+    """Raise ZooError in place of the RuntimeError with which torch reports a dead worker."""
     try:
         yield
     except RuntimeError as error:
-        explanation = _explanation(error)
-        if explanation is None:
+        if not is_dead_worker(error):
             raise
-        raise ZooError(explanation) from error
+        raise ZooError(_dead_worker_message(error)) from error
 
 
 def is_dead_worker(error: BaseException) -> bool:
@@ -154,18 +183,21 @@ def is_dead_worker(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and DEAD_WORKER.search(str(error)) is not None
 
 
-def _explanation(error: RuntimeError) -> str | None:
-    if is_dead_worker(error):
-        return (
-            f"a process that reads images has ended ({_short(error)}); --workers: was the memory full? give fewer "
-            "workers, then continue with --resume auto"
-        )
-    if isinstance(error, dist.DistError) or LOST_PEER.search(str(error)):
-        return f"another process of the run ended or cannot be reached; see its message ({_short(error)})"
-    return None
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether ``error`` is torch's report that another process of the run has ended or cannot be reached."""
+    if not isinstance(error, RuntimeError) or is_dead_worker(error):
+        return False
+    return isinstance(error, dist.DistError) or LOST_PEER.search(str(error)) is not None
 
 
-def _short(error: RuntimeError) -> str:
+def _dead_worker_message(error: BaseException) -> str:
+    return (
+        f"a process that reads images has ended ({_short(error)}); --workers: was the memory full? give fewer "
+        "workers, then continue with --resume auto"
+    )
+
+
+def _short(error: BaseException) -> str:
     """Return the first sentence of torch's text, without the place in torch's sources before it."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return brief(SOURCE_PLACE.sub("", line).split(". ")[0].strip())
