@@ -314,7 +314,8 @@ class _NumberType:
     def to_dtype(self) -> np.dtype[Any]:
         if not NUMBER_TYPE.fullmatch(self._name) or self._order not in ("<", ">", "=", "|"):
             raise ValueError(f"{brief(self._name)} is no kind of number")
-        return np.dtype(self._name).newbyteorder(self._order)
+        order: Any = self._order  # one of those that numpy knows
+        return np.dtype(self._name).newbyteorder(order)
 
 
 def _number_of(kind: _NumberType | np.dtype[Any], content: bytes) -> Any:
