@@ -459,9 +459,10 @@ def checkpoint_pause() -> str:
     name, beside = "checkpoint_resnet50", "written beside a step"
     pause, waiting = (median(name, "pause", provider=provider) for provider in (beside, "written while training waits"))
     share = _with_spread(*records(name, "pause / waiting"))
+    alone, slowed = (median(name, "step", provider=provider) for provider in ("none", beside))
     return (
         f"{pause:.0f} ms for a ResNet-50 with momentum and moving average, and for {waiting:,.0f} ms where it waited "
-        f"for the disk; the ratio is {share}"
+        f"for the disk; the ratio is {share}. A step beside the write took {slowed / alone:.1f} times as long as others"
     )
 
 
