@@ -42,7 +42,7 @@ STALE_S = 3600.0  # a download that nothing was added to for so long is one of a
 PIECE_BYTES = 2**20
 MAX_INDEX_BYTES = 2**33
 ADVICE = (
-    "check the address: train.index has to be beside train/; zoo data index makes it where the shards are written, "
+    "check the address: the index has to be beside the folder of the shards; zoo data index makes it where these are, "
     "upload them together"
 )
 
