@@ -255,6 +255,10 @@ def _fetched_index(root: RemoteFolder) -> Index:
         raise Unreachable(f"ZOO_OFFLINE is set; {printable(root)}: unset it, or give a folder of this machine")
     folder, name = root.parent, f"{root.name}.index"
     _cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in _cache().glob("*.part"):  # by processes that were killed
+        with suppress(FileNotFoundError):  # removed by another process
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
     part = _cache() / f"{secrets.token_hex(8)}.part"
     try:
         _receive(folder, name, part, max_bytes=START, is_head=True)
