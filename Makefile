@@ -1,5 +1,5 @@
 # `make quickstart` and `make test` set up .venv once; `make wheel` builds dist/*.whl, for every Python and torch from
-# those of pyproject.toml on. `make faults` takes a quarter of an hour.
+# those of pyproject.toml on. `make faults` takes about an hour.
 
 PYTHON ?= python3
 BIN := .venv/bin
