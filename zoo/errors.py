@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
@@ -86,6 +87,11 @@ def printable(text: object) -> str:
         for char in full
     )
     return "".join(escaped)
+
+
+def hide_password(url: str) -> str:
+    """Return ``url`` without the name and password that it may contain."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
 def brief(text: object) -> str:

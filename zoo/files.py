@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,17 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("zoo")
+_lock_files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def _close_locks() -> None:
+    """Close the lock files of the parent: a forked process shares them, and would hold them after it was killed."""
+    for file in list(_lock_files):
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks)
 
 
 class LockedElsewhereError(Exception):
@@ -27,6 +39,11 @@ class LockedElsewhereError(Exception):
 def cache_dir() -> Path:
     """Return $ZOO_CACHE, or ~/.cache/zoo when it is not set; the folder need not exist."""
     return Path(os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "zoo")
+
+
+def is_offline() -> bool:
+    """Return whether $ZOO_OFFLINE says that nothing is to be downloaded."""
+    return os.environ.get("ZOO_OFFLINE", "").strip().lower() not in ("", "0", "false", "no")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -84,15 +101,14 @@ def _open_no_link(path: str, flags: int) -> int:
 def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
     """Hold the lock file ``path``, made where it is missing, and yield True; the system frees it if the process dies.
 
-    While another process holds it: wait and say so in the log if ``waiting_for`` names what is waited for, otherwise
-    raise LockedElsewhereError. Yields False where neither the system nor the file system has locks. The lock file
-    is left behind: if it were removed, a third process could lock a new file while a second waits for the old one.
+    While another process holds it: wait and say so in the log if ``waiting_for`` names what is waited for, wait without
+    a word if it is empty, and raise LockedElsewhereError if it is None. Yields False where neither the system nor the
+    file system has locks. The lock file is left behind: if it were removed, a third process could lock a new file while
+    a second waits for the old one.
     Raises OSError if it cannot be made, or is a symbolic link.
     """
     with open_own(path, "a+b") as file:
-        # A forked process shares the lock, and would hold it after this process was killed.
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=file.close)
+        _lock_files.add(file)
         is_alone = fcntl is not None and _acquire(file, waiting_for)
         if is_alone:
             file.truncate(0)
@@ -109,7 +125,8 @@ def _acquire(file: IO[bytes], waiting_for: str | None) -> bool:
             file.seek(0)
             holder = file.read().decode(errors="backslashreplace").strip()
             raise LockedElsewhereError(holder or "another process") from None
-        logger.info("%s: another process is fetching it; waiting", waiting_for)
+        if waiting_for:
+            logger.info("%s: another process is fetching it; waiting", waiting_for)
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:  # some network file systems
         return False

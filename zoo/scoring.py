@@ -16,6 +16,7 @@ from zoo.architectures import ARCHITECTURES, is_elsewhere
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
+from zoo.data.places import place_of
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.task import Result, ScoringProtocol, Task
@@ -216,8 +217,9 @@ def score(
 
     Args:
     - `network`: what `load_network` returned; its model is moved to the device of ``process``.
-    - `data`: the folder that holds val/ with a folder per class; of segmentation a folder as
-      ``segmentation.layout`` says. Classes are matched to the network's outputs by name, see `match_classes`.
+    - `data`: the folder that holds val/ with a folder per class, or with shards, whose folder may also be given by its
+      address (https://host/path, s3://bucket/path); of segmentation a folder as ``segmentation.layout`` says.
+      Classes are matched to the network's outputs by name, see `match_classes`.
     - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224" or, of
       segmentation, "whole-flip"; default what the network's experiment validates with.
     - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
@@ -240,7 +242,7 @@ def score(
         model = registry.build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
-        Path(data),
+        place_of(data),
         protocol,
         batch_size=batch_size,
         rank=process.rank,

@@ -116,6 +116,7 @@ def test_files_are_found_where_hugging_face_has_them(tmp_path: Path) -> None:
         path = tmp_path / str(number) / name
         path.parent.mkdir(parents=True)
         pq.write_table(table, path)
+        (path.parent / ".hidden.parquet").write_bytes(b"")
         other = {"train": "val", "val": "train"}[split]
         assert parquet_files(path.parents[name.count("/")] / split) == [path]
         assert parquet_files(path.parents[name.count("/")] / other) == []
@@ -407,7 +408,7 @@ def test_without_pyarrow_one_message_says_what_to_install(data: Path, monkeypatc
 def _synonyms() -> list[str]:
     """Return the names of ImageNet as WordNet and Hugging Face have them, as far as they differ from torchvision's."""
     names = [f"{name}, another name of it" for name in imagenet_names()]
-    names[134], names[639] = "crane", "maillot, tank suit"
+    names[134], names[517], names[639] = "crane", "crane2", "maillot, tank suit"
     return names
 
 
@@ -420,7 +421,8 @@ def test_classes_of_imagenet_are_wnids(tmp_path: Path) -> None:
 def test_names_of_imagenet_in_another_order_are_refused() -> None:
     names = _synonyms()
     assert as_imagenet_wnids(names) == imagenet_wnids()
-    for changed in (names[1:] + names[:1], [names[1], names[0], *names[2:]], sorted(names)):
+    swapped = [[*names[:here], names[here + 1], names[here], *names[here + 2 :]] for here in (0, 134, 516, 638, 639)]
+    for changed in (names[1:] + names[:1], sorted(names), *swapped):
         with pytest.raises(DataError, match="are not in the order of their wnids"):
             as_imagenet_wnids(changed)
     others = [f"class {number}" for number in range(1000)]

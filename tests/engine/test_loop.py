@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from zoo.config import Network
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.optim import lr_factor
 from zoo.engine.reporting import TrainMetrics
+from zoo.engine.state import all_finite
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted
 
@@ -169,6 +171,16 @@ def test_a_bad_loss_between_two_reports_is_found_before_a_save(data: Path, tmp_p
     with pytest.raises(NonFiniteLossError, match=r"not finite at step 3; .* has no checkpoint yet"):
         run(config, data, tmp_path, MemoryLog(), build=_exploding_net(3), log_interval=100)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
+def test_one_number_that_is_not_finite_is_found(value: float, name: str) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(4, 2).bfloat16())
+    network.register_buffer("empty", torch.zeros(0))
+    assert all_finite(network)
+    network.state_dict()[name].view(-1)[3] = value
+    assert not all_finite(network)
 
 
 def test_weights_ruined_by_a_finite_loss_are_not_saved(data: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_confirmed_download_is_resumed_with_another_confirmation(drive_server:
 
 def test_a_page_after_the_confirmation_is_an_error(drive_server: Server) -> None:
     drive_server.script = [sends(CONFIRM, HTML)] * 2
-    with pytest.raises(WeightsError, match=r"a web page came in place of the weights \('Google Drive - Virus scan"):
+    with pytest.raises(WeightsError, match=r"a web page came in place of the file \('Google Drive - Virus scan"):
         fetch_weights(NAME)
     assert len(drive_server.requests) == 2
 

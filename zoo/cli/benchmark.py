@@ -1,4 +1,4 @@
-"""``zoo benchmark``: time and memory of norms, networks and strategies; the largest batch; the input pipeline."""
+"""``zoo benchmark``: time and memory of networks and their parts, of the input pipeline, scaling and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import positive, whole_number
+from zoo.data.places import place_of
 from zoo.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_lean(kinds).set_defaults(measure=_measure_lean)
     _add_data(kinds).set_defaults(measure=_measure_data)
     _add_scaling(kinds).set_defaults(measure=_measure_scaling)
+    _add_checkpoint(kinds).set_defaults(measure=_measure_checkpoint)
     for kind, subparser in kinds.choices.items():
         _add_common(subparser, kind)
         subparser.set_defaults(parser=subparser)
@@ -161,7 +163,7 @@ def _add_data(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
         "published networks were scored, by each decoder, on one core.",
     )
     parser.add_argument("config", metavar="CONFIG", help="experiment whose input section is measured: its file or name")
-    parser.add_argument("data", metavar="DATA", type=Path, help="data, as for zoo train")
+    parser.add_argument("data", metavar="DATA", type=place_of, help="data, as for zoo train")
     parser.add_argument(
         "--images", type=positive, default=64, metavar="N",
         help="files of each split, spread over all of them (default: %(default)s)",
@@ -208,6 +210,19 @@ def _add_scaling(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--check-size", type=positive, default=96, metavar="PX", help="side of their images (default: %(default)s)"
     )
     _add_rounds(parser, 9)
+    return parser
+
+
+def _add_checkpoint(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add and return the parser of ``zoo benchmark checkpoint``."""
+    parser = kinds.add_parser(
+        "checkpoint",
+        help="how long training stands still for a checkpoint",
+        description="Takes steps of training with SGD, momentum and a moving average of the weights, and writes "
+        "checkpoints to the folder of --out, beside steps and waited for. They are removed again.",
+    )
+    _add_setup(parser, batch=4, size=128)
+    _add_rounds(parser, 15, least=1)
     return parser
 
 
@@ -261,7 +276,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, write the files and print the table; returns 0."""
     if args.kind == "data":
         args.threads = 1  # rates are those of one core
-    if args.kind != "scaling":  # whose processes have a core each
+    if args.kind not in ("scaling", "checkpoint"):  # whose processes and threads would share a core
         _set_up_threads(args.threads)
     import torch
 
@@ -405,6 +420,14 @@ def _measure_scaling(args: argparse.Namespace, results: Results) -> None:
     if args.rounds > 0:
         here = replace(setup, batch=args.check_batch, size=args.check_size)
         check(results, here, args.norm, args.rounds)
+
+
+def _measure_checkpoint(args: argparse.Namespace, results: Results) -> None:
+    from zoo.benchmark.checkpoint_pause import measure_pauses
+
+    results.settings["clock"] = "wall clock"
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    measure_pauses(results, _setup(args, results, args.network), args.out.parent, args.rounds)
 
 
 def _decode_rate(text: str) -> float:

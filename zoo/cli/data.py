@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_workers_option, positive, whole_number
+from zoo.data.places import local, place_of
 from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "check", help="read every image and label map of DATA; print sizes, classes, and everything that is wrong"
     )
     check.add_argument("config", metavar="CONFIG", help="an experiment that is to train on them: its file or name")
-    check.add_argument("data", metavar="DATA", type=Path, help="folder of the images, as for zoo train")
+    check.add_argument("data", metavar="DATA", type=place_of, help="folder of the images, as for zoo train")
     add_workers_option(check, 4, "threads that read files")
     check.set_defaults(run=_check)
     for kind, archive in {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}.items():
@@ -52,12 +53,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     index = kinds.add_parser(
         "index", help="write DATA/train.index and DATA/val.index, so that no run has to look for the images again"
     )
-    index.add_argument("data", metavar="DATA", type=Path, help="folder of images, of shards, or of Parquet files")
+    index.add_argument("data", metavar="DATA", type=place_of, help="folder of images, of shards, or of Parquet files")
     index.set_defaults(run=_index)
     shard = kinds.add_parser(
         "shard", help="write the images of class folders or Parquet files into tar files, as webdataset has them"
     )
-    shard.add_argument("data", metavar="DATA", type=Path, help="folder of the images, as for zoo train")
+    shard.add_argument("data", metavar="DATA", type=place_of, help="folder of the images, as for zoo train")
     shard.add_argument("out", metavar="OUT", type=Path, help="folder to make train/ and val/ in")
     shard.add_argument(
         "--per-shard", type=positive, default=1000, metavar="N", help="images in a tar file (default: %(default)s)"
@@ -111,7 +112,7 @@ def _index(args: argparse.Namespace) -> int:
     from zoo.data.folder import write_source_index
     from zoo.data.index import index_path
 
-    for root in _splits(args.data):
+    for root in _splits(local(args.data)):
         count = write_source_index(root)
         print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
     return 0
@@ -122,7 +123,7 @@ def _shard(args: argparse.Namespace) -> int:
     from zoo.data.folder import open_source
     from zoo.data.shards import write_shards
 
-    for root in _splits(args.data):
+    for root in _splits(local(args.data)):
         is_train = root.name == "train"
         source, target = open_source(root, allow_empty_classes=not is_train), args.out / root.name
         count = write_shards(

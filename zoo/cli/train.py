@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from zoo.cli.options import add_loader_options, add_process_options, whole_number
+from zoo.data.places import place_of
 from zoo.errors import EXIT_NOT_FINITE, ConfigError, printable
 
 logger = logging.getLogger(__name__)
@@ -22,9 +23,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "data",
         metavar="DATA",
-        type=Path,
+        type=place_of,
         help="folder with train/ and val/: in each a folder per class, or of segmentation images/ and labels/ (see "
-        "segmentation.layout)",
+        "segmentation.layout); or shards, also by their address (https://, s3://, gs://)",
     )
     add_loader_options(parser, workers=2)
     parser.add_argument(

@@ -45,7 +45,7 @@ class Input(Section):
 
     shuffle_shards: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
     """Of data in shards: how many shards are shuffled together, which have to be at hand at a time; null: all of
-    them."""
+    them. The shards of Parquet files are their row groups; null: as many as a worker keeps."""
     scale_train: Scale = -1
     """Shorter side that training images are resized to before the crop; -1: not resized."""
     crop_train: Side = 224

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from zoo.data.classes import check_same_classes
 from zoo.data.folder import ImageDataset, ImageFolder
 from zoo.data.label_maps import Split, find_labelled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.places import Place, local
 from zoo.data.reading import decode_as, load_rgb, read_many
 from zoo.errors import DataError, printable
 
@@ -63,7 +63,7 @@ class _Content(NamedTuple):
     counts: np.ndarray
 
 
-def check_data(config: Experiment, data: Path, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+def check_data(config: Experiment, data: Place, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
     """Read every image of ``data`` that a run of ``config`` would read, by ``workers`` threads, and return what it is.
 
     ``show_progress(split, number of images)`` returns a context manager whose `advance` is called for each image.
@@ -76,18 +76,18 @@ def check_data(config: Experiment, data: Path, workers: int, show_progress: Show
 
 
 def _check_labelled(
-    config: Experiment, data: Path, split: Split, workers: int, show_progress: ShowProgress
+    config: Experiment, data: Place, split: Split, workers: int, show_progress: ShowProgress
 ) -> SplitReport:
     settings, num_classes = config.segmentation, config.network.classes
     assert settings is not None
     try:
-        found, faults = find_labelled_images(data, split, settings.layout, num_classes, settings.ignore_label)
+        found, faults = find_labelled_images(local(data), split, settings.layout, num_classes, settings.ignore_label)
     except DataError as error:
         return SplitReport(split, faults=[str(error)])
 
     def _read(index: int) -> _Content | str:
         try:
-            image, classes = read_pair(data / found.images[index], data / found.labels[index], found.table)
+            image, classes = read_pair(found.root / found.images[index], found.root / found.labels[index], found.table)
         except DataError as error:
             return str(error)
         is_void = classes == settings.ignore_label
@@ -110,7 +110,7 @@ def _check_labelled(
     return report
 
 
-def _check_folders(config: Experiment, data: Path, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
+def _check_folders(config: Experiment, data: Place, workers: int, show_progress: ShowProgress) -> list[SplitReport]:
     reports, datasets = [], []
     for split in SPLITS:
         try:
@@ -128,13 +128,13 @@ def _check_folders(config: Experiment, data: Path, workers: int, show_progress: 
     return reports
 
 
-def _class_folders(config: Experiment, data: Path, split: Split) -> ImageFolder:
+def _class_folders(config: Experiment, data: Place, split: Split) -> ImageFolder:
     dataset = _dataset(config, data, split)
     assert isinstance(dataset, ImageFolder), "that is what classification trains on"
     return dataset
 
 
-def _dataset(config: Experiment, data: Path, split: Split) -> ImageDataset:
+def _dataset(config: Experiment, data: Place, split: Split) -> ImageDataset:
     if split == "train":
         return build_train_loader(data, config).dataset
     size = config.input
@@ -149,7 +149,7 @@ def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_
         one_hot[dataset.source.targets[index]] = 1
         try:
             encoded = dataset.source.read(index)
-            return _Content(decode_as(encoded, printable(dataset.path(index)), load_rgb, "an image").size, one_hot)
+            return _Content(decode_as(encoded, printable(dataset.file_name(index)), load_rgb, "an image").size, one_hot)
         except DataError as error:
             return str(error)
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zoo.data.places import Place
 from zoo.errors import DataError, brief, listed, printable
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_IMAGENET = 1000
-MAX_OTHER_NAMES = 10  # which torchvision and a list of ImageNet's classes may call differently
+OF_WORDNET = {"crane bird": "crane", "maillot tank suit": "maillot, tank suit"}  # where torchvision's names are its own
+MAX_OTHER_NAMES = 10  # that no class of ImageNet has, in a list of all of them; Hugging Face has one, "crane2"
 
 
 def class_names(num_classes: int, source: Path | None = None, known: Sequence[str] | None = None) -> list[str]:
@@ -62,18 +64,16 @@ def imagenet_names() -> list[str]:
 def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
     """Return the wnids of ImageNet if ``names`` are those of its 1000 classes in their order, otherwise ``names``.
 
-    A name may be followed by others of the same class: "tench, Tinca tinca". A few may be unknown to torchvision, which
-    has names of its own where WordNet has "crane" for two classes. Raises DataError for names of ImageNet in another
-    order, and for a name that two classes have.
+    A name may be followed by others of the same class: "tench, Tinca tinca". A few may be unknown. Raises DataError for
+    names of ImageNet in another order, and for a name that two classes have.
     """
     if len(names) == NUM_IMAGENET:
-        known = imagenet_names()
-        of_class = [{part.strip() for part in name.split(",")} for name in names]
-        others = [number for number, name in enumerate(known) if name not in of_class[number]]
-        is_permuted = any(known[here] in of_class[there] for here in others for there in others)
-        if len(others) <= MAX_OTHER_NAMES and not is_permuted:
+        known = [OF_WORDNET.get(name, name) for name in imagenet_names()]
+        first = [name.split(",")[0].strip() for name in names]
+        others = [first[number] for number in range(len(names)) if known[number] not in (first[number], names[number])]
+        if len(others) <= MAX_OTHER_NAMES and set(known).isdisjoint(others):
             return imagenet_wnids()
-        if sum(not parts.isdisjoint(known) for parts in of_class) > NUM_IMAGENET // 2:
+        if sum(name in known for name in first) > NUM_IMAGENET // 2:
             raise DataError("the classes are called as those of ImageNet, but are not in the order of their wnids")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"several classes have the same name: {listed(twice)}")
@@ -212,7 +212,7 @@ def _outputs_of(folders: Sequence[str], names: Sequence[str], images: ImageDatas
     return [outputs[folder] for folder in folders]
 
 
-def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Path) -> dict[str, int]:
+def _outputs_by_imagenet_name(folders: Sequence[str], outputs: Mapping[str, int], root: Place) -> dict[str, int]:
     """Return the output of each name that torchvision has for one of the wnids in ``outputs``.
 
     Raises DataError where a folder has a name that several classes have.

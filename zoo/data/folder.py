@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal, NamedTuple
@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from zoo.config import Decoder
 from zoo.data.augmentation import Colours, Normalisation, finish
 from zoo.data.parquet import ParquetImages, parquet_files, write_parquet_index
+from zoo.data.places import Place, RemoteFolder
+from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards, write_shard_index
@@ -92,7 +94,7 @@ class ImageDataset(Dataset[Sample]):
     class_kind: ClassVar[str] = "class folders"
 
     def __init__(
-        self, root: Path, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
+        self, root: Place, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
     ) -> None:
         self.root = root
         self.classes = classes
@@ -130,6 +132,8 @@ class ImageDataset(Dataset[Sample]):
         epoch, index = key
         try:
             return self._draw(index, random_of(self.seed, epoch, index))
+        except Unreachable:
+            raise
         except DataError as error:
             if self.on_bad_image == "skip":
                 return Sample(None, 0, self.file_name(index), fault=str(error))
@@ -154,8 +158,8 @@ class ImageFolder(ImageDataset):
     Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.source`.
 
     Args:
-    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards`, or a split in
-      Parquet files, see `zoo.data.parquet`.
+    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards` (which may be
+      elsewhere, see `zoo.data.remote`), or a split in Parquet files, see `zoo.data.parquet`.
     - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
       result does not depend on which process draws the image.
     - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
@@ -167,7 +171,7 @@ class ImageFolder(ImageDataset):
 
     def __init__(
         self,
-        root: Path,
+        root: Place,
         transform: Transform,
         *,
         decoder: Decoder = "pil",
@@ -203,18 +207,32 @@ class ImageFolder(ImageDataset):
         self._names = self.source.names
 
 
-def open_source(root: Path, allow_empty_classes: bool = False) -> Source:
-    """Return the images in ``root``: of tar files or Parquet files, if there are some, or of one folder per class."""
-    if has_shards(root):
-        return Shards(root, allow_empty_classes)
-    return (ParquetImages if parquet_files(root) else FolderSource)(root, allow_empty_classes)
+def open_source(root: Place, allow_empty_classes: bool = False) -> Source:
+    """Return the images in ``root``: of tar files or Parquet files, if there are some, or of one folder per class.
+
+    What is not of this machine's file systems are tar files. Raises DataError for files of both kinds, and as the
+    sources do.
+    """
+    if isinstance(root, RemoteFolder):
+        return RemoteShards(root, allow_empty_classes)
+    return _kind_of(root)[0](root, allow_empty_classes)
 
 
 def write_source_index(root: Path) -> int:
     """Write the index of what `open_source` opens; return the number of images. DataError if that is impossible."""
-    if has_shards(root):
-        return write_shard_index(root)
-    return (write_parquet_index if parquet_files(root) else write_folder_index)(root)
+    return _kind_of(root)[1](root)
+
+
+def _kind_of(root: Path) -> tuple[Callable[[Path, bool], Source], Callable[[Path], int]]:
+    """Return what opens the images in ``root`` and what writes their index."""
+    tars, parquet = has_shards(root), parquet_files(root)
+    if tars and parquet:
+        raise DataError(
+            f"there are tar files and Parquet files ({parquet[0].name} is one); {printable(root)}: keep one kind"
+        )
+    if tars:
+        return Shards, write_shard_index
+    return (ParquetImages, write_parquet_index) if parquet else (FolderSource, write_folder_index)
 
 
 def collate(

@@ -28,6 +28,7 @@ START = len(MAGIC) + DIGEST_BYTES
 LENGTH_BYTES = 8  # of the number that says how long the header is
 ALIGNMENT = 64
 DTYPE = re.compile(r"[<>|][iu][1248]|\|S[1-9]\d{0,6}", re.ASCII)  # of numpy: whole numbers and bytes
+MAX_HEADER_BYTES = 2**25  # a million shards take less
 ADVICE = "make it anew with zoo data index"
 
 
@@ -155,6 +156,8 @@ def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray
         raise ValueError("it is damaged, its sha256 is not the one that it should have")
     place = START + LENGTH_BYTES
     length = int.from_bytes(mapped[START:place].tobytes(), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its header has {length:,} bytes, more than any needs")
     content = json.loads(mapped[place : place + length].tobytes())
     place += length
     arrays = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -16,6 +15,7 @@ from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
 from zoo.data.pixels import load_codec
+from zoo.data.places import Place
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
@@ -69,7 +69,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
 
 def build_train_loader(
-    data: Path,
+    data: Place,
     config: Experiment,
     *,
     rank: int = 0,
@@ -80,8 +80,8 @@ def build_train_loader(
 ) -> Loader[TrainBatches]:
     """Return the loader of ``data``/train for one process; its ``batch_sampler`` holds the epoch and the position.
 
-    Raises DataError for a folder that cannot be used or has more classes than the network, and ConfigError if the
-    decoder is not installed.
+    Raises DataError for a folder that cannot be used, has more classes than the network, or cannot be shuffled as the
+    experiment says, and ConfigError if the decoder is not installed.
     """
     if config.input.decoder_train == "scaled":
         load_codec()  # workers inherit it
@@ -93,6 +93,8 @@ def build_train_loader(
         on_bad_image=on_bad_image,
     )
     check_num_classes(images, config.network.classes)
+    order = partial(images.source.order, window=config.input.shuffle_shards)
+    order(torch.Generator())  # a window that is impossible is an error now, and not when the workers have started
     return loader_of_crops(
         images,
         config,
@@ -100,7 +102,7 @@ def build_train_loader(
         world_size=world_size,
         workers=workers,
         pin_memory=pin_memory,
-        order=partial(images.source.order, window=config.input.shuffle_shards),
+        order=order,
     )
 
 
@@ -135,7 +137,7 @@ def loader_of_crops(
 
 
 def build_val_loader(
-    data: Path,
+    data: Place,
     *,
     scale: int,
     crop: int,

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
 from zoo.data.index import Index, index_path, read_index, write_index
+from zoo.data.places import Place
 from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.scan import check_filled
 from zoo.data.source import Source
 from zoo.errors import DataError, ZooError, printable
-from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES
+from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
 SHARDS = "shards"  # the kind of their index
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
@@ -35,6 +36,7 @@ SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
 MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
+MAX_SHARD_BYTES = 2**40
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
 PER_SHARD = 1000
@@ -78,9 +80,13 @@ class Shards:
     - `allow_empty_classes`: whether classes may have no image.
     """
 
+    root: Place
+
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
-        self.root = root
-        self._index = _index_of(root)
+        self._begin(root, _index_of(root), allow_empty_classes)
+
+    def _begin(self, root: Place, index: Index, allow_empty_classes: bool) -> None:
+        self.root, self._index = root, index
         self._opened: OrderedDict[int, int] = OrderedDict()
         self._set_arrays()
         self.classes = [str(name) for name in self._index.header["classes"]]
@@ -94,13 +100,19 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
-        with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
-            length = int(self._lengths[index])
-            encoded = os.pread(self._file(int(self._shards[index])), length, int(self._offsets[index]))
-            checksum = int(self._checksums[index])
-            if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
-                raise ValueError("the shard is damaged, or was changed after its index was made")
-            return encoded
+        with self._naming(index):
+            return self._read_from(self._file(int(self._shards[index])), index)
+
+    def _naming(self, index: int) -> naming:
+        return naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
+
+    def _read_from(self, file: int, index: int) -> bytes:
+        length = int(self._lengths[index])
+        encoded = os.pread(file, length, int(self._offsets[index]))
+        checksum = int(self._checksums[index])
+        if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
+            raise ValueError("the shard is damaged, or was changed after its index was made")
+        return encoded
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
         """Return a random order of the images, (n,) int64.
@@ -119,7 +131,7 @@ class Shards:
         """Return the open file of a shard; the one that was used longest ago is closed when there are too many."""
         file = self._opened.pop(shard, None)
         if file is None:
-            file = os.open(self.root / self._index.header["shards"][shard][0], os.O_RDONLY)
+            file = os.open(os.path.join(self.root, self._index.header["shards"][shard][0]), os.O_RDONLY)
         self._opened[shard] = file
         if len(self._opened) > MAX_OPEN:
             os.close(self._opened.popitem(last=False)[1])
@@ -205,14 +217,29 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _index_of(root: Path) -> Index:
-    """Return the index of the shards in ``root``, which is made if there is none."""
-    shards = _facts(root, _shard_names(root))
-    index = read_index(root, SHARDS, COLUMNS, shards, write_shard_index)
+def check_places(index: Index) -> None:
+    """Raise DataError for an index whose shards have names that lead elsewhere, or whose images are not in them."""
+    shards = index.header.get("shards")
+    if not isinstance(shards, list) or not all(map(_is_shard, shards)):
+        raise index.unusable("its shards have names or sizes that no shards have")
     index.check_range("shards", 0, len(shards))
     index.check_range("lengths", 0, MAX_FILE_BYTES)
     sizes = np.array([size for _, size in shards], dtype=np.int64)[index.arrays["shards"]]
     index.check_range("offsets", 0, sizes - index.arrays["lengths"] + 1)
+
+
+def _is_shard(fact: object) -> bool:
+    """Return whether ``fact`` is a name that leads nowhere else, and a size."""
+    if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str)):
+        return False
+    name, size = fact
+    return os.path.basename(name) == name and name.endswith(SUFFIX) and is_whole(size, 0, MAX_SHARD_BYTES)
+
+
+def _index_of(root: Path) -> Index:
+    """Return the index of the shards in ``root``, which is made if there is none."""
+    index = read_index(root, SHARDS, COLUMNS, _facts(root, _shard_names(root)), write_shard_index)
+    check_places(index)
     return index
 
 

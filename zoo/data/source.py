@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.index import Index, index_path, write_index
+from zoo.data.places import Place
 from zoo.data.reading import read_bytes
 from zoo.data.scan import check_filled, scan_folder
 from zoo.errors import DataError, printable
@@ -30,16 +31,19 @@ class Source(Protocol):
     of memory.
 
     Args:
-    - `root`: the folder that messages name.
     - `classes`: names of the classes; their order numbers them.
     - `names`: of the images, relative to ``root``, (n,) bytes.
     - `targets`: numbers of the classes of the images, (n,).
     """
 
-    root: Path
     classes: list[str]
     names: np.ndarray
     targets: np.ndarray
+
+    @property
+    def root(self) -> Place:
+        """The folder that messages name."""
+        ...
 
     def read(self, index: int) -> bytes:
         """Return the bytes of the file of image ``index``; `zoo.data.reading.Unreadable` with its name otherwise."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +20,7 @@ import torch
 from zoo.architectures import ARCHITECTURES
 from zoo.engine.process import Process
 from zoo.engine.snapshot import Snapshots
-from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state
+from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state, tensors_of_updates
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
 from zoo.limits import is_number
@@ -44,7 +45,9 @@ class CheckpointWriter:
     A context; every rank has to open it and to call the same methods, rank 0 writes. A write that fails raises
     CheckpointError, on every rank, in the next `save`, `check` or `settle`; the earlier files are then still there.
     The end of the context waits for the write, also after an error, which a failure of the write does not replace: it
-    is logged. Rank 0 keeps a copy of the state in host memory, see `Snapshots`.
+    is logged. Rank 0 keeps a copy of the state in host memory, see `Snapshots`. On a CPU the thread takes the copy of
+    what only an update changes while the gradients of the next step are computed, and `TrainState.before_update` waits
+    for the copy.
     """
 
     def __init__(self, process: Process, folder: Path) -> None:
@@ -78,8 +81,10 @@ class CheckpointWriter:
         settle_buffers(state)
         ranks = state.process.gather(rank_state(state))
         if state.process.is_main:
-            content = self._snapshots.take(_content(state, ranks))
-            self._write = self._thread.submit(write, content, self._folder, is_best)
+            content, complete = self._snapshots.take(_content(state, ranks), tensors_of_updates(state))
+            completed = threading.Event()
+            state.before_update = completed.wait
+            self._write = self._thread.submit(_complete_and_write, complete, completed, content, self._folder, is_best)
 
     def check(self) -> None:
         """Raise the failure of a write that has ended, and do not wait for one that goes on."""
@@ -126,6 +131,17 @@ def _network(state: TrainState) -> dict[str, Any] | None:
     if state.config.network.arch not in ARCHITECTURES:
         return None
     return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
+
+
+def _complete_and_write(
+    complete: Callable[[], None], completed: threading.Event, content: dict[str, Any], folder: Path, is_best: bool
+) -> None:
+    """Complete the copy of a state, tell so, and write it."""
+    try:
+        complete()
+    finally:
+        completed.set()
+    write(content, folder, is_best)
 
 
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:

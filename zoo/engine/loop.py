@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from itertools import chain, count, repeat
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.data.folder import Batch
 from zoo.data.loader import Loader
@@ -19,7 +18,7 @@ from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading, reconstruction_errors
 from zoo.engine.optim import clamp_notice, lr_factor, set_lr
 from zoo.engine.reporting import Log, Pace, metrics_since
-from zoo.engine.state import TrainState, settle_buffers
+from zoo.engine.state import TrainState, all_finite, settle_buffers
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
@@ -276,10 +275,7 @@ def _save(run: _Run, is_best: bool = False) -> None:
     """Write a checkpoint; NonFiniteLossError, on every rank, if a loss of the epoch or any weight is not finite."""
     _checked_reading(run)
     # A finite loss can have gradients that are not finite, which only the next loss would show.
-    tensors: list[Tensor] = [*run.state.model.parameters(), *run.state.model.buffers()]
-    floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-    largest = nn.utils.get_total_norm(floating, norm_type=math.inf)
-    if run.state.process.any_rank(not math.isfinite(largest)):
+    if run.state.process.any_rank(not all_finite(run.state.model)):
         raise _not_finite(run, f"the weights are not finite after step {run.state.step}")
     run.writer.save(run.state, is_best)
 

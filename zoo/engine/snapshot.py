@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 _Key = tuple[torch.device, int, int]
+_Pair = tuple[Tensor, UntypedStorage]  # a buffer, and what is copied to it
 
 
 class Snapshots:
@@ -21,46 +24,56 @@ class Snapshots:
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
 
-    def take(self, tree: Any) -> Any:
-        """Return a copy of ``tree``, of dicts, lists and tuples, with all tensors on the CPU; the one before is lost.
+    def take(self, tree: Any, later: Iterable[Tensor] = ()) -> tuple[Any, Callable[[], None]]:
+        """Return a copy of ``tree``, of dicts, lists and tuples, with all tensors on the CPU, and what completes it.
 
-        Tensors that share memory in ``tree`` do so in the copy, so that both make the same file. It waits for the
-        device.
+        The copy before is lost. Tensors that share memory in ``tree`` do so in the copy, so that both make the same
+        file. Those of ``later`` that are on the CPU are copied when the function that is returned is called, in any
+        thread, and must not change before. All others have been copied, and the device has been waited for.
         """
-        copies: dict[_Key, torch.UntypedStorage] = {}
-        taken = self._copy(tree, copies)
-        del self._buffers[len(copies) :]
-        for device in {key[0] for key in copies if key[0].type == "cuda"}:
+        pairs: dict[_Key, _Pair] = {}
+        taken = self._copy(tree, pairs)
+        del self._buffers[len(pairs) :]
+        postponed = {_key(tensor.untyped_storage()) for tensor in later if tensor.device.type == "cpu"}
+        _fill([pair for key, pair in pairs.items() if key not in postponed])
+        for device in {key[0] for key in pairs if key[0].type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
-        return taken
+        return taken, partial(_fill, [pair for key, pair in pairs.items() if key in postponed])
 
-    def _copy(self, tree: Any, copies: dict[_Key, torch.UntypedStorage]) -> Any:
+    def _copy(self, tree: Any, pairs: dict[_Key, _Pair]) -> Any:
+        """Return ``tree`` with tensors in the buffers, which are still to be filled as ``pairs`` tells."""
         if isinstance(tree, Tensor):
-            storage = self._copy_storage(tree.untyped_storage(), copies)
+            storage = self._copy_storage(tree.untyped_storage(), pairs)
             place = tree.storage_offset(), tree.size(), tree.stride()
             return torch.empty(0, dtype=tree.dtype).set_(storage, *place)
         if isinstance(tree, dict):
             taken = copy.copy(tree)  # with the version numbers of modules, which are an attribute of a state dict
             for key, value in tree.items():
-                taken[key] = self._copy(value, copies)
+                taken[key] = self._copy(value, pairs)
             return taken
         if isinstance(tree, (list, tuple)):
-            return type(tree)(self._copy(value, copies) for value in tree)
+            return type(tree)(self._copy(value, pairs) for value in tree)
         return tree
 
-    def _copy_storage(
-        self, storage: torch.UntypedStorage, copies: dict[_Key, torch.UntypedStorage]
-    ) -> torch.UntypedStorage:
-        key = storage.device, storage.data_ptr(), storage.nbytes()
-        if key not in copies:
-            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            copies[key] = self._buffer(len(copies), source).copy_(source, non_blocking=True).untyped_storage()
-        return copies[key]
+    def _copy_storage(self, storage: UntypedStorage, pairs: dict[_Key, _Pair]) -> UntypedStorage:
+        key = _key(storage)
+        if key not in pairs:
+            pairs[key] = self._buffer(len(pairs), storage), storage
+        return pairs[key][0].untyped_storage()
 
-    def _buffer(self, index: int, source: Tensor) -> Tensor:
+    def _buffer(self, index: int, source: UntypedStorage) -> Tensor:
         """Return the buffer of that number, made anew unless it has the size of ``source``."""
-        if index == len(self._buffers) or self._buffers[index].shape != source.shape:
+        if index == len(self._buffers) or self._buffers[index].numel() != source.nbytes():
             self._buffers[index : index + 1] = [
-                torch.empty(source.shape, dtype=torch.uint8, pin_memory=source.device.type == "cuda")
+                torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=source.device.type == "cuda")
             ]
         return self._buffers[index]
+
+
+def _key(storage: UntypedStorage) -> _Key:
+    return storage.device, storage.data_ptr(), storage.nbytes()
+
+
+def _fill(pairs: Iterable[_Pair]) -> None:
+    for buffer, storage in pairs:
+        buffer.copy_(buffer.new_empty(0, device=storage.device).set_(storage), non_blocking=True)

@@ -6,13 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.data.loader import Loader
+from zoo.data.places import Place
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 
@@ -108,7 +108,7 @@ class Task(ABC):
         self.config = config
 
     @abstractmethod
-    def build_train_loader(self, data: Path, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of the training images of one process; DataError for data that do not fit.
 
         ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
@@ -117,7 +117,7 @@ class Task(ABC):
     @abstractmethod
     def build_val_loader(
         self,
-        data: Path,
+        data: Place,
         protocol: Any,
         *,
         batch_size: int | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.data.loader import NUM_CROPS, Loader, build_train_loader, build_val_loader
+from zoo.data.places import Place
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
@@ -61,13 +61,13 @@ class ClassificationTask(Task):
     protocols = PROTOCOLS
     num_counts = 2
 
-    def build_train_loader(self, data: Path, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train."""
         return build_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: Path,
+        data: Place,
         protocol: Protocol,
         *,
         batch_size: int | None = None,

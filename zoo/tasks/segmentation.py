@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.config import Experiment, Segmentation
 from zoo.data.loader import Loader
+from zoo.data.places import Place
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.engine.meters import Reading
@@ -95,13 +95,13 @@ class SegmentationTask(Task):
         assert self.config.segmentation is not None
         return self.config.segmentation
 
-    def build_train_loader(self, data: Path, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of the training crops and their label maps."""
         return build_segmentation_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: Path,
+        data: Place,
         protocol: WholeImage,
         *,
         batch_size: int | None = None,

@@ -18,7 +18,7 @@ from typing import IO, Literal
 from urllib.parse import quote
 
 from zoo.errors import ConfigError, WeightsError, brief, printable
-from zoo.files import cache_dir, locked, open_own
+from zoo.files import cache_dir, is_offline, locked, open_own
 from zoo.weights.download import Download, DownloadError, Sleep, without_password
 from zoo.weights.published import REPLACED_MD5, SUFFIX, entry_of, published
 
@@ -90,7 +90,7 @@ def _download(name: str, path: Path, sleep: Sleep) -> IO[bytes] | None:
 
     Returns None if another process has put the file there in the meantime.
     """
-    if os.environ.get("ZOO_OFFLINE", "").strip().lower() not in ("", "0", "false", "no"):
+    if is_offline():
         raise WeightsError(
             f"{name}: the weights are not in the cache and ZOO_OFFLINE is set; unset it, or {_by_hand(name, path)}"
         )

@@ -27,7 +27,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 
-from zoo.errors import WeightsError, brief
+from zoo.errors import WeightsError, brief, hide_password
 from zoo.files import open_own
 
 logger = logging.getLogger("zoo")
@@ -81,13 +81,28 @@ class Download:
     - `part`: where the file is written; if it exists, it holds the beginning of the file.
     - `title`: name of the file in messages.
     - `sleep`: waits for a number of seconds between two tries.
+    - `max_bytes`: a larger file is refused; None for more than any weights have.
+    - `head_bytes`: no more of the beginning is received; None for the whole file.
+    - `is_quiet`: whether neither the size nor a bar is shown.
 
     ``was_resumed`` tells whether the file was put together from several answers; it is then a mixture if the file
     changed on the server in between.
     """
 
-    def __init__(self, url: str, part: Path, title: str, sleep: Sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        part: Path,
+        title: str,
+        sleep: Sleep,
+        *,
+        max_bytes: int | None = None,
+        head_bytes: int | None = None,
+        is_quiet: bool = False,
+    ) -> None:
         self.url, self.part, self.title, self.sleep = url, part, title, sleep
+        self.max_bytes = MAX_FILE_BYTES if max_bytes is None else max_bytes
+        self.head_bytes, self.is_quiet = head_bytes, is_quiet
         self.was_resumed = False
 
     def run(self, is_whole: Callable[[Path], bool]) -> None:
@@ -157,7 +172,7 @@ class Download:
         """Return the answer with the file from ``offset`` on; a page that asks for confirmation gets it once."""
         url, may_confirm = self.url, True
         while True:
-            response = request(session, watchdog, url, offset)
+            response = request(session, watchdog, url, offset, self.head_bytes)
             if not response.headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml")):
                 return response
             with response:
@@ -184,7 +199,10 @@ class Download:
                 size, checked = start, start
                 while chunk:
                     size += len(chunk)
-                    if size > MAX_FILE_BYTES:
+                    if self.head_bytes is not None and size >= self.head_bytes:
+                        file.write(chunk[: len(chunk) - (size - self.head_bytes)])
+                        return
+                    if size > self.max_bytes:
                         raise self._too_large("sends")
                     file.write(chunk)
                     bar.update(len(chunk))
@@ -206,15 +224,16 @@ class Download:
 
     def _check_room(self, start: int, total: int | None) -> None:
         """Log how large the file is; raise DownloadError for an impossible size, OSError where the disk is too full."""
-        if total is None:
+        if total is None or self.head_bytes is not None:
             return
-        if total > MAX_FILE_BYTES:
+        if total > self.max_bytes:
             raise self._too_large(f"announces {total:,} bytes, which is")
         free = shutil.disk_usage(self.part.parent).free + (0 if start else self._size())
         if total - start > free:
             raise OSError(errno.ENOSPC, f"{total - start:,} bytes are to come and {free:,} bytes of disk are free")
         have = f", {start / 1e6:.1f} MB of them are there" if start else ""
-        logger.info("%s: %.1f MB%s", self.title, total / 1e6, have)
+        if not self.is_quiet:
+            logger.info("%s: %.1f MB%s", self.title, total / 1e6, have)
 
     def _start(self, response: requests.Response) -> int:
         """Return the position in the file at which the answer starts."""
@@ -234,27 +253,33 @@ class Download:
         return int(match[1])
 
     def _bar(self, start: int, total: int | None) -> tqdm:
-        return tqdm(desc=self.title, initial=start, total=total, unit="B", unit_scale=True, disable=None, leave=False)
+        hidden = True if self.is_quiet else None  # None: where there is no terminal
+        return tqdm(desc=self.title, initial=start, total=total, unit="B", unit_scale=True, disable=hidden, leave=False)
 
     def _size(self) -> int:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _too_large(self, what: str) -> DownloadError:
         return DownloadError(
-            f"the server {what} more than {MAX_FILE_BYTES:,} bytes, no weights; {without_password(self.url)}"
+            f"the server {what} more than {self.max_bytes:,} bytes, not the file; {without_password(self.url)}"
         )
 
     def _web_page(self, title: str = "") -> DownloadError:
         called = f" ('{brief(title)}')" if title else ""
-        return DownloadError(f"a web page came in place of the weights{called}; {without_password(self.url)}")
+        return DownloadError(f"a web page came in place of the file{called}; {without_password(self.url)}")
 
 
-def request(session: requests.Session, watchdog: Watchdog, url: str, offset: int) -> requests.Response:
+def request(
+    session: requests.Session, watchdog: Watchdog, url: str, offset: int, end: int | None = None
+) -> requests.Response:
     """Return the answer to a request for ``url`` from byte ``offset`` on; its status is 200, 206 or 416.
 
-    Raises Transient and DownloadError for other answers.
+    The bytes from ``end`` on are not asked for, but a server may send them. Raises Transient and DownloadError for
+    other answers.
     """
-    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={offset}-"} if offset else {})}
+    last = "" if end is None else end - 1
+    wanted = {"Range": f"bytes={offset}-{last}"} if offset or end is not None else {}
+    headers = {"Accept-Encoding": "identity", **wanted}
     address = url
     for _ in range(MAX_REDIRECTS + 1):
         watchdog.expect(HEADERS_S)
@@ -308,7 +333,7 @@ def retry_after_s(header: str | None) -> float | None:
 
 def without_password(url: str) -> str:
     """Return ``url`` for a message: without the name and password that it may contain, cut and escaped by `brief`."""
-    return brief(re.sub(r"(?<=://)[^/?#]*@", "", url))
+    return brief(hide_password(url))
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -1,0 +1,550 @@
+"""Shards on a server are read as those of a folder, through a cache of bounded size, whatever the server does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from tests.data.sample_images import make_folder
+from zoo.cli import main
+from zoo.config import Segmentation, parse_experiment
+from zoo.data import remote
+from zoo.data.folder import open_source
+from zoo.data.index import MAGIC, Index, write_index
+from zoo.data.loader import build_train_loader, build_val_loader
+from zoo.data.places import RemoteFolder, place_of
+from zoo.data.remote import RemoteShards, Unreachable
+from zoo.data.segmentation_loader import build_segmentation_train_loader
+from zoo.data.shards import Shards
+from zoo.errors import ConfigError, DataError
+from zoo.weights import download
+
+CLASSES = {"ant": 7, "bee": 5, "cat": 9}
+CPU = torch.device("cpu")
+SIZES = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
+FETCH_TURN = RemoteShards._fetch_turn
+Answer = Callable[["Handler"], None]
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Gives the files of a folder; Range is ignored, as by the server that Python has on the command line."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        script = self.server.script.get(self.path, [])
+        if script:
+            script.pop(0)(self)
+        else:
+            super().do_GET()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.asked: list[str] = []
+        self.script: dict[str, list[Answer]] = {}
+        self.is_over = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *args: Any) -> None:
+        pass
+
+
+def _sends(content: bytes, length: int | None = None) -> Answer:
+    def answer(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+def _fails(status: int) -> Answer:
+    return lambda handler: handler.send_error(status)
+
+
+def _stalls(handler: Handler) -> None:
+    handler.server.is_over.wait(20)
+
+
+@pytest.fixture(scope="module")
+def local_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("data")
+    for split in ("train", "val"):
+        make_folder(base / "folder" / split, CLASSES)
+    assert main(["data", "shard", str(base / "folder"), str(base / "shards"), "--per-shard", "4"]) == 0
+    return base / "shards"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.delenv("ZOO_OFFLINE", raising=False)
+    monkeypatch.setattr(download, "READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(remote, "sleep", lambda seconds: None)
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", lambda self, turn: None)  # what is fetched is what is read
+    return tmp_path / "cache" / "shards"
+
+
+@pytest.fixture
+def server(local_shards: Path) -> Iterator[Server]:
+    with Server(local_shards) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def memory(local_shards: Path) -> Iterator[str]:
+    system = fsspec.filesystem("memory")
+    for path in local_shards.glob("**/*.*"):
+        system.pipe_file(f"/bucket/shards/{path.relative_to(local_shards)}", path.read_bytes())
+    yield "memory://bucket/shards"
+    system.store.clear()
+
+
+def _config(**settings: object) -> Any:
+    content = {"network": {"classes": 3}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 8, **settings}}
+    return parse_experiment(content, "x")
+
+
+def _copies(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("*/*.tar*"))
+
+
+def test_an_address_is_told_from_a_path() -> None:
+    assert place_of("data") == Path("data")
+    assert place_of("c:/data//x") == Path("c:/data/x")
+    place = place_of("https://me:secret@host/a//b/")
+    assert isinstance(place, RemoteFolder)
+    assert place.url == "https://me:secret@host/a//b"
+    assert str(place / "train") == os.fspath(place / "train") == "https://host/a//b/train"
+    assert ((place / "train").name, (place / "train").parent) == ("train", place)
+    assert place_of(place) is place
+
+
+@pytest.mark.parametrize("protocol", ["http", "memory"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_folder_to_the_bit(
+    local_shards: Path, server: Server, memory: str, protocol: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", FETCH_TURN)
+    data = place_of(server.url if protocol == "http" else memory)
+    config = _config(shuffle_shards=2, color_jitter_train=True)
+    pairs = [
+        (build_train_loader(place, config, workers=workers), build_val_loader(place, workers=workers, **SIZES))
+        for place in (local_shards, data)
+    ]
+    for ours, theirs in zip(*pairs, strict=True):
+        assert ours.dataset.names_digest() == theirs.dataset.names_digest()
+        for expected, batch in zip(ours, theirs, strict=True):
+            assert torch.equal(batch.on(CPU), expected.on(CPU))
+            assert torch.equal(batch.targets, expected.targets)
+            names = [os.path.relpath(path, local_shards) for path in expected.paths]
+            assert list(batch.paths) == [f"{data}/{name}" for name in names]
+    if protocol == "http":  # every shard once, however many workers there are
+        assert sorted(path for path in server.asked if path.endswith(".tar")) == sorted(
+            f"/{split}/{number:06}.tar" for split in ("train", "val") for number in range(6)
+        )
+
+
+def test_an_epoch_goes_on_in_the_middle_on_any_number_of_processes(server: Server) -> None:
+    config, data = _config(shuffle_shards=2), place_of(server.url)
+    alone = [list(batch.paths) for batch in build_train_loader(data, config)]
+    for rank in range(2):
+        loader = build_train_loader(data, config, rank=rank, world_size=2)
+        loader.batch_sampler.skip_to(2)
+        assert [list(batch.paths) for batch in loader] == [paths[rank::2] for paths in alone[2:]]
+    seen = [
+        path
+        for rank in range(3)
+        for batch in build_val_loader(data, rank=rank, world_size=3, **SIZES)
+        for path in batch.paths
+    ]
+    assert len(seen) == len(set(seen)) == 21
+
+
+def _fetched(server: Server, num_shards: int) -> list[int]:
+    """Return the shards of train/ that were asked for, once there are so many, which are given a moment to be more."""
+    deadline = time.monotonic() + 10
+    while True:
+        time.sleep(0.05)
+        found = sorted(int(path[7:13]) for path in server.asked if path.startswith("/train/"))
+        if len(found) >= num_shards or time.monotonic() > deadline:
+            return found
+
+
+def test_the_shards_of_the_next_window_are_fetched_while_one_is_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", FETCH_TURN)
+    source = open_source(place_of(server.url) / "train")
+    worker = pickle.loads(pickle.dumps(source))
+    worker._turns = source._turns  # as processes share it
+    for seed in (1, 2):
+        order = source.order(torch.Generator().manual_seed(seed), 2)
+        shards = source._shards[order.numpy()]
+        following = list(dict.fromkeys(shards.tolist()))[2:4]
+        for path in worker._index.path.parent.glob("*.tar"):
+            path.unlink()
+        server.asked.clear()
+        worker.read(int(order[0]))
+        assert _fetched(server, 3) == sorted([int(shards[0]), *following])
+        worker.read(int(order[len(order) - 1]))
+        assert _fetched(server, 4) == sorted({int(shards[0]), *following, int(shards[-1])})
+
+
+def test_without_an_order_a_few_shards_are_fetched_ahead_and_no_more_than_fit(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", FETCH_TURN)
+    source = open_source(place_of(server.url) / "train")
+    source.read(0)
+    assert _fetched(server, 3) == [0, 4, 5]
+    _limit(monkeypatch, 3 * 10240)
+    assert not open_source(place_of(server.url) / "train")._turns.any()
+    source.order(torch.Generator(), 2)
+    assert not source._turns.any()
+
+
+def test_a_second_run_asks_for_the_beginning_of_the_index_alone(server: Server) -> None:
+    first = open_source(place_of(server.url) / "train")
+    expected = [first.read(index) for index in range(21)]
+    server.asked.clear()
+    second = pickle.loads(pickle.dumps(open_source(place_of(server.url) / "train")))
+    assert [second.read(index) for index in range(21)] == expected
+    assert server.asked == ["/train.index"]
+
+
+def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path, cache: Path) -> None:
+    root = place_of(server.url) / "train"
+    open_source(root).read(0)
+    index = (local_shards / "val.index").read_bytes()
+    server.script["/train.index"] = [_sends(index)] * 2
+    val = open_source(root)
+    assert val.names.tolist() == Shards(local_shards / "val").names.tolist()
+    assert len(list(cache.glob("*/index"))) == 2
+
+
+def test_zoo_trains_validates_and_checks_shards_of_a_server(
+    server: Server, local_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {
+        "network": {"arch": "resnet18", "classes": 3},
+        "input": {"crop_train": 8, "scale_val": 12, "crop_val": 8, "shuffle_shards": 2},
+        "optimizer": {"batch_size": 11, "schedule": {"epochs": 1}},
+    }
+    config, log = tmp_path / "a.json", tmp_path / "log"
+    config.write_text(json.dumps(content))
+    assert main(["train", str(config), server.url, "--log-dir", str(log), "-j", "0"]) == 0
+    results = []
+    for number, data in enumerate([str(local_shards), server.url]):
+        out = tmp_path / f"{number}.json"
+        words = ["--weights", str(log / "checkpoint.pth.tar"), "-j", "0", "--json", str(out)]
+        assert main(["validate", str(config), data, *words, "--predictions", str(tmp_path / f"{number}.csv")]) == 0
+        results.append([json.loads(out.read_text())[key] for key in ("top1", "loss", "count")])
+    assert results[0] == results[1]
+    assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
+    assert main(["data", "check", str(config), server.url]) == 0
+    assert "train: 21 images" in capsys.readouterr().out
+
+
+def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:
+    for words in (["data", "index", server.url], ["data", "shard", server.url, str(tmp_path / "out")]):
+        assert main(words) == 2
+        assert "this needs a folder of this machine" in capsys.readouterr().err
+    config = _config().model_copy(update={"segmentation": Segmentation()})
+    with pytest.raises(DataError, match="this needs a folder of this machine"):
+        build_segmentation_train_loader(place_of(server.url), config)
+
+
+def _refusal(root: Any, read: int | None = None) -> str:
+    with pytest.raises(Unreachable) as caught:  # noqa: PT012
+        source = open_source(root)
+        if read is not None:
+            source.read(read)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert str(root.parent) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (_fails(404), "the server answered 404 Not Found; .*train.index: check the address"),
+        (_fails(403), "the server answered 403 Forbidden; .*train.index: check the address"),
+        (_fails(500), "the server answered 500 Internal Server Error, 5 times in a row; .*train.index"),
+        (_stalls, "the connection failed .*, 5 times in a row"),
+        (_sends(b"<html>"), "a web page came in place of the file"),
+        (_sends(b"hello"), "the file is no index, or one of another version; .*train.index: check the address"),
+        (_sends(MAGIC + bytes(100)), "it is damaged, its sha256 is not the one"),
+        (_sends(b"x" * 10, 100), "the connection ended after"),
+    ],
+)
+def test_an_index_that_does_not_come_is_one_error(server: Server, cache: Path, answer: Answer, message: str) -> None:
+    server.script["/train.index"] = [answer] * 10
+    assert re.search(message, _refusal(place_of(server.url) / "train"))
+    assert not list(cache.rglob("*.part"))
+    assert not list(cache.rglob("index"))
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_one_error(server: Server, local_shards: Path) -> None:
+    other = (local_shards / "val.index").read_bytes()
+    server.script["/train.index"] = [_sends(other)]
+    assert "the index is changing" in _refusal(place_of(server.url) / "train")
+
+
+def _damaged(content: bytes, index: Index) -> bytes:
+    damaged = bytearray(content)
+    damaged[int(index.arrays["offsets"][0]) + 20] ^= 1
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("fault", ["damaged", "short", "long", "cut"])
+def test_a_damaged_shard_is_fetched_again_once(
+    server: Server, local_shards: Path, cache: Path, fault: str, times: int
+) -> None:
+    content, size = (local_shards / "train" / "000000.tar").read_bytes(), 10240
+    assert len(content) == size
+    answer = {
+        "damaged": _sends(_damaged(content, Index(local_shards / "train.index"))),
+        "short": _sends(content[:5000]),
+        "long": _sends(content + b"more"),
+        "cut": _sends(content[:5000], size),
+    }[fault]
+    server.script["/train/000000.tar"] = [answer] * (times if fault != "cut" else 5 * (times - 1) + 1)
+    root = place_of(server.url) / "train"
+    if fault == "long" or times == 2:
+        message = {
+            "damaged": "a shard came damaged, or was changed after its index was made, twice",
+            "short": "a shard of 5,000 bytes came, and its index says 10,240, twice",
+            "long": "announces 10,244 bytes, which is more than 10,240 bytes, not the file",
+            "cut": "the connection ended after 5,000 of 10,240 bytes, 5 times in a row",
+        }[fault]
+        assert message in _refusal(root, 0)
+        assert [name for name in _copies(cache) if name.endswith(".tar")] == []
+    else:
+        assert open_source(root).read(0) == Shards(local_shards / "train").read(0)
+
+
+def test_no_image_is_skipped_because_the_server_is_gone(server: Server) -> None:
+    loader = build_train_loader(place_of(server.url), _config(shuffle_shards=2), on_bad_image="skip")
+    server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
+    with pytest.raises(DataError, match=r"the server answered 404 Not Found; .*\.tar: check the address"):
+        list(loader)
+
+
+def test_a_copy_that_is_damaged_later_is_fetched_again(server: Server, cache: Path) -> None:
+    source = open_source(place_of(server.url) / "train")
+    expected = source.read(0)
+    (copy,) = cache.glob("*/000000.*.tar")
+    copy.write_bytes(b"short")
+    assert source.read(0) == expected
+    assert copy.stat().st_size == 10240
+
+
+def _index_with(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None]) -> None:
+    index = Index(path)
+    header, arrays = index.header, {name: array.copy() for name, array in index.arrays.items()}
+    change(header, arrays)
+    write_index(path, header, arrays)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header, arrays: header["shards"].__setitem__(0, ["../../../evil.tar", 10240]),
+        lambda header, arrays: header["shards"].__setitem__(0, ["/etc/evil.tar", 10240]),
+        lambda header, arrays: header["shards"].__setitem__(0, ["evil", 10240]),
+        lambda header, arrays: header["shards"].__setitem__(0, ["000000.tar", -1]),
+        lambda header, arrays: header["shards"].__setitem__(0, ["000000.tar", 10**30]),
+        lambda header, arrays: header["shards"].__setitem__(0, "000000.tar"),
+        lambda header, arrays: header.__setitem__("shards", 3),
+        lambda header, arrays: header.__setitem__("classes", [["ant"]]),
+        lambda header, arrays: arrays.pop("lengths"),
+        lambda header, arrays: arrays.__setitem__("lengths", arrays["lengths"][1:]),
+        lambda header, arrays: arrays.__setitem__("names", arrays["targets"]),
+        lambda header, arrays: arrays["shards"].__setitem__(0, 6),
+        lambda header, arrays: arrays["shards"].__setitem__(0, -1),
+        lambda header, arrays: arrays["targets"].__setitem__(0, 3),
+        lambda header, arrays: arrays["offsets"].__setitem__(0, 2**62),
+        lambda header, arrays: arrays["offsets"].__setitem__(0, -5),
+        lambda header, arrays: arrays["lengths"].__setitem__(0, 2**30 + 1),
+    ],
+)
+def test_an_index_of_impossible_names_and_numbers_is_refused(local_shards: Path, tmp_path: Path, change: Any) -> None:
+    for name in ("train.index", "train"):
+        (tmp_path / name).symlink_to(local_shards / name)
+    index = (local_shards / "train.index").read_bytes()
+    (tmp_path / "train.index").unlink()
+    (tmp_path / "train.index").write_bytes(index)
+    _index_with(tmp_path / "train.index", change)
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/hostile/train.index", (tmp_path / "train.index").read_bytes())
+    assert re.search(
+        r"the index cannot be used: .*; memory://hostile/train.index: check the address",
+        _refusal(place_of("memory://hostile/train")),
+    )
+    with pytest.raises(DataError, match=r"the index (cannot be used|is not that of the shards)"):
+        open_source(tmp_path / "train")
+
+
+def _limit(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setenv("ZOO_SHARDS_GB", str(num_bytes / 1e9))
+
+
+def test_the_cache_stays_within_its_bound(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _limit(monkeypatch, 2 * 10240)
+    source = open_source(place_of(server.url) / "train")
+    held = []
+    for index in (0, 4, 0, 8, 0, 4):
+        source.read(index)
+        held.append({int(name[:6]) for name in _copies(cache)})
+        time.sleep(0.02)  # the clock of a file system has steps
+        assert sum(path.stat().st_size for path in cache.glob("*/*.tar*")) <= 2 * 10240
+    assert held == [{0}, {0, 1}, {0, 1}, {0, 2}, {0, 2}, {0, 1}]
+
+
+def test_downloads_count_with_their_size_and_those_of_killed_processes_are_removed(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _limit(monkeypatch, 3 * 10240)
+    source = open_source(place_of(server.url) / "train")
+    for index in (0, 4):
+        source.read(index)
+    place = next(cache.glob("*/index")).parent
+    part = place / "000005.10240.tar.part"
+    part.touch()
+    source.read(8)  # two copies and the download fill the cache
+    assert _copies(cache) == ["000001.10240.tar", "000002.10240.tar", "000005.10240.tar.part"]
+    os.utime(part, (0, 0))
+    source.read(0)
+    assert _copies(cache) == ["000000.10240.tar", "000001.10240.tar", "000002.10240.tar"]
+
+
+def test_the_index_that_a_killed_process_was_receiving_is_removed(server: Server, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for name in ("old.part", "new.part"):
+        (cache / name).touch()
+    os.utime(cache / "old.part", (0, 0))
+    open_source(place_of(server.url) / "train")
+    assert [path.name for path in cache.glob("*.part")] == ["new.part"]
+
+
+def test_a_cache_that_is_too_small_is_one_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = place_of(server.url) / "train"
+    generator = torch.Generator()
+    _limit(monkeypatch, 3 * 10240)
+    source = open_source(root)
+    assert len(source.order(generator, 3)) == 21
+    with pytest.raises(ConfigError, match=r"4 shards, which are .*set input.shuffle_shards to 3 or less, .*ZOO_S"):
+        source.order(generator, 4)
+    with pytest.raises(ConfigError, match=r"all 6 shards, which are .*set input.shuffle_shards to 3 or less, .*"):
+        source.order(generator, None)
+    _limit(monkeypatch, 10000)
+    with pytest.raises(ConfigError, match=r"a shard of .* may take 1\.02e-05 GB, .*set ZOO_SHARDS_GB to 0.1 or more"):
+        open_source(root)
+    for text in ("many", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv("ZOO_SHARDS_GB", text)
+        with pytest.raises(ConfigError, match="ZOO_SHARDS_GB must be a number of gigabytes"):
+            open_source(root)
+
+
+def test_a_full_disk_and_a_cache_that_cannot_be_made_are_one_error(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = place_of(server.url) / "train"
+    source = open_source(root)
+    usage = shutil.disk_usage(cache)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    with pytest.raises(Unreachable, match=r"shards cannot be kept: .*ZOO_SHARDS_GB"):
+        source.read(0)
+    monkeypatch.setenv("ZOO_CACHE", str(Path(__file__) / "x"))
+    with pytest.raises(Unreachable, match=r"shards cannot be kept: Not a directory; .*ZOO_CACHE to another folder"):
+        open_source(root)
+
+
+def test_nothing_is_fetched_offline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert "ZOO_OFFLINE is set" in _refusal(place_of(server.url) / "train")
+    assert server.asked == []
+
+
+def test_a_password_is_sent_and_not_shown(server: Server) -> None:
+    address = server.url.replace("://", "://me:secret@")
+    source = open_source(place_of(address) / "train")
+    assert source.read(0)
+    server.script["/val.index"] = [_fails(404)]
+    assert "secret" not in _refusal(place_of(address) / "val")
+
+
+def test_other_protocols_fail_with_one_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    assert re.search(
+        r"s3:// needs a package that is not installed \(Install s3fs.*pip install s3fs",
+        _refusal(place_of("s3://a/b/train")),
+    )
+    assert "Protocol not known" in _refusal(place_of("nothing://a/b/train"))
+    assert "there is no such file" in _refusal(place_of("memory://nobody/train"))
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", _raises(PermissionError("denied")))
+    assert "the file may not be read (denied)" in _refusal(place_of(memory) / "train")
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", _raises(RuntimeError("a socket broke")))
+    assert "the file cannot be read (a socket broke), 5 times in a row" in _refusal(place_of(memory) / "train")
+
+
+def test_another_protocol_that_fails_sometimes_or_sends_too_much(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = fsspec.filesystem("memory")
+    faults = [OSError("reset")] * 4
+    opened = system._open
+
+    def fails_at_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(type(system), "_open", fails_at_first)
+    root = place_of(memory) / "train"
+    assert open_source(root).read(0)
+    assert faults == []
+    system.pipe_file("/bucket/shards/train/000001.tar", bytes(10241))
+    assert "the file has more than 10,240 bytes" in _refusal(root, 4)
+
+
+def _raises(error: Exception) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return function
