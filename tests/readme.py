@@ -411,10 +411,9 @@ def _scaling_table(providers: Sequence[str]) -> str:
             f"{median(SCALING, f'efficiency, {which} hidden', provider=provider):.2f}"
             for which in ("nothing", "gradients")
         )
-        values = [
-            f"{math.ceil(median(SCALING, metric, provider=provider)):,}"
-            for metric in ("cores that decode", "network of each", "disk")
-        ]
+        cores = math.ceil(median(SCALING, "cores that decode", provider=provider))
+        rates = [median(SCALING, metric, provider=provider) for metric in ("network of each", "disk")]
+        values = [f"{cores:,}", *(f"{rate:,.0f}" for rate in rates)]
         images = f"{median(SCALING, 'images in a day', provider=provider):,.0f}"
         rows.append([f"{int(provider.split()[0]):,}", low if low == high else f"{low} to {high}", images, *values])
     headers = ["accelerators", "efficiency", "million images in a day", "cores that decode", "network of each, MB/s"]
