@@ -86,6 +86,11 @@ class ParquetImages:
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def details(self) -> tuple[np.ndarray, ...]:
+        """What distinguishes the images besides their names, which may be the numbers of rows."""
+        return self.targets, self._ends, self._bytes
+
     def read(self, index: int) -> bytes:
         """Return the bytes of the file of image ``index``; Unreadable also if the row has none."""
         with naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
