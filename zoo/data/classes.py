@@ -28,11 +28,11 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
     """Return a name for each class of a network, in the order of its outputs.
 
     The names are those of ``source``: a folder with one folder per class, such as the one that the network was trained
-    on (DATA/train), a folder of shards with a file of names, or a text file with one name per line. Without a source they are the ``known`` names from the
-    network's weights file, followed by numbers for the classes that it does not name. If nothing is known either, 1000
-    classes have the names of ImageNet, and any other count has numbers. If the known names are the wnids of all of
-    ImageNet, the names of ImageNet take their place. Raises DataError unless the source has as many names as the
-    network has classes.
+    on (DATA/train), a folder of shards with a file of names, or a text file with one name per line. Without a source
+    they are the ``known`` names from the network's weights file, followed by numbers for the classes that it does not
+    name. If nothing is known either, 1000 classes have the names of ImageNet, and any other count has numbers. If the
+    known names are the wnids of all of ImageNet, the names of ImageNet take their place. Raises DataError unless the
+    source has as many names as the network has classes.
     """
     if source is None:
         of_imagenet = num_classes == NUM_IMAGENET and tuple(known or imagenet_wnids()) == imagenet_wnids()
