@@ -26,7 +26,7 @@ FLOATS = ["float32", "bfloat16", "float16"]
 
 
 class Case(NamedTuple):
-    """Arguments of the kernels; ``layout`` is that of x, ``gradient`` that of dz, ``programs`` how many to start."""
+    """Arguments of the kernels; ``layout`` is that of x, ``gradient`` that of dz, ``programs`` how many run at once."""
 
     dtype: str = "float32"
     layout: str = "contiguous"
@@ -73,6 +73,23 @@ CASES = {
     "many rows": Case("float64", "channels_last", shape=(1300, 3)),
     "many steps contiguous": Case("float64", shape=(19, 2, 33, 41), shortcut=True, programs=12),
     "many steps channels_last": Case("float64", "channels_last", shape=(4000, 3), shortcut=True, programs=3),
+    "more strips than programs contiguous": Case("float64", shape=(3, 5, 8, 6), shortcut=True, programs=2),
+    "more strips than programs channels_last": Case("float64", "channels_last", shape=(2, 200, 3, 3), programs=1),
+    **{
+        f"odd planes {dtype} {activation}{' with shortcut' if shortcut else ''}": Case(
+            dtype, activation=activation, shape=(13, 16, 3, 5), shortcut=shortcut
+        )
+        for dtype in ("float64", *FLOATS)
+        for activation in ACTIVATIONS
+        for shortcut in (False, True)
+        if shortcut == (activation == "leaky_relu")
+    },
+    "odd planes in evaluation": Case("bfloat16", shape=(13, 16, 3, 5), training=False, shortcut=True),
+    "odd planes of few images": Case("bfloat16", shape=(3, 16, 7, 7), shortcut=True),
+    "odd planes in many steps": Case("float64", shape=(70, 6, 7, 3), shortcut=True, programs=5),
+    "odd planes in more strips than programs": Case("float64", shape=(20, 6, 7, 11), shortcut=True, programs=3),
+    "halves of vectors": Case("float16", shape=(14, 5, 14, 14), shortcut=True),
+    "misaligned odd planes": Case("float64", "misaligned", shape=(5, 4, 3, 3)),
     "three spatial dimensions": Case("float64", "channels_last", shape=(2, 3, 2, 3, 4)),
     "transposed input": Case("float64", "transposed", shortcut=True, shape=(3, 4, 6, 6)),
     "strided input": Case("float64", "strided", shortcut=True),
@@ -159,7 +176,7 @@ def run_formula(case: Case, device: str = "cpu") -> dict[str, Tensor]:
 def measure(case: Case, device: str = "cpu") -> dict[str, dict[str, float]]:
     """Return the errors of every result against the formula and, from the same output, against the reference."""
     truth, plain = run_formula(case, device), run(reference, case, device)
-    few = dict.fromkeys(("REDUCING_PROGRAMS", "ELEMENTWISE_PROGRAMS"), case.programs) | {"COMBINED_SPLITS": 2}
+    few = {"_places": lambda *_: case.programs, "_compiled": {}, "COMBINED_SPLITS": 2}
     with patch.multiple(triton, **few) if case.programs else nullcontext():
         ours = run(triton, case, device)
     half = case.dtype in ("bfloat16", "float16")

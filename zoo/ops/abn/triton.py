@@ -5,10 +5,13 @@ one contiguous copy per tensor. A result per channel is reduced in two stages, p
 their combination in a fixed order, without atomic operations, so that runs repeat bit for bit. Nothing waits for the
 device, and memory comes from torch, so that CUDA graphs can record the kernels (after a first call, which compiles).
 
-How a tensor is cut into tiles depends on its shape alone; nothing is tuned at run time. A tile has 2048 elements, 16
-per thread of 4 warps. It is as wide as possible with at most a quarter of its lanes unused: up to 128 channels, or 1024
-positions of one channel. The reductions start about 1024 programs and the other two kernels about 4096, in view of 132
-processors (H100) that hold 4 to 8 each. Their speed was not measured.
+How a tensor is cut into tiles depends on its shape and dtype alone; nothing is tuned at run time. A tile has 2048
+elements, 16 per thread of 4 warps, or half of that in float64. Where memory is contiguous and no vector of 128 bits
+divides a channel's positions, a tile holds several channels, and what is reduced is folded per channel afterwards.
+
+The programs of a kernel are all on the device at once (`split`), as many as fit on its processors by the registers and
+the shared memory of the compiled code (`resident_blocks`). Into how many splits a sum is cut, and so its last bits,
+depends on the device and on the version of Triton, but is the same from run to run. Their speed was not measured.
 
 The kernels are registered as operators (zoo_triton::) that torch.compile does not look into. There is nothing to fuse
 them with, and so a compiled network runs the same kernels as any other.
@@ -30,8 +33,9 @@ from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 TILE = 2048
 WARPS = 4
-REDUCING_PROGRAMS = 1024
-ELEMENTWISE_PROGRAMS = 4096
+PLACES = 132 * 6  # the programs of a kernel where no device says how many fit: those of an H100, a usual number on each
+LONGEST_ROW = 1024
+MOST_PIECES = 8  # of each strip, where there are more strips than places
 COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
 COMBINED_CHANNELS = 8  # of so many channels
 COMBINING_WARPS = 8
@@ -205,12 +209,11 @@ def _launch_statistics(
         for result in (mean, var) if count is None else (mean, var, count):
             result.zero_()
         return
-    x = _dense(x)
-    tiling = tiling_of(x, REDUCING_PROGRAMS)
-    splits, channels = tiling.splits, x.shape[1]
-    partial = x.new_empty((3, splits, channels), dtype=accumulate_dtype(x.dtype))
-    _launch("statistics", x, tiling, (x, partial), (splits * channels,))
-    places = channels, splits * channels, 2 * splits * channels, 1
+    x, channels = _dense(x), x.shape[1]
+    tiling = tiling_of(x, reducing=True)
+    partial, splits = _launch("statistics", x, tiling, (x,), planes=3)
+    columns, size = channels * tiling.per_channel, partial[0].numel()
+    places = columns, size, 2 * size, True, tiling.per_channel
     _combine_statistics(partial, splits, channels, places, (mean, var, count), running, momentum)
 
 
@@ -230,7 +233,7 @@ def _run_group_statistics(
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = _vectors_of_group(gathered, dtype)
     channels = results[0].numel()
-    places = 2 * channels + 1, channels, 2 * channels, 0
+    places = 2 * channels + 1, channels, 2 * channels, False, 1
     _combine_statistics(gathered, len(gathered), channels, places, results, (running_mean, running_var), momentum)
     return results
 
@@ -239,14 +242,14 @@ def _combine_statistics(
     partial: Tensor,
     splits: int,
     channels: int,
-    places: tuple[int, int, int, int],
+    places: tuple[int, int, int, bool, int],
     results: tuple[Tensor | None, ...],
     running: tuple[Tensor | None, Tensor | None],
     momentum: float,
 ) -> None:
     """Write ``results`` and move the running statistics; ``places`` says where things are in ``partial``."""
     moved = _vector(running[0]), _vector(running[1])
-    rows = min(power_above(splits), COMBINED_SPLITS)
+    rows = min(power_above(splits * places[-1]), COMBINED_SPLITS)
     numbers = momentum, splits, channels, *places, rows, COMBINED_CHANNELS
     programs = -(-channels // COMBINED_CHANNELS)
     _start("combine_statistics", partial, programs, COMBINING_WARPS, (partial, *results, *moved), numbers)
@@ -276,7 +279,7 @@ def _launch_apply(
 ) -> None:
     if x.numel():
         tensors = x, z, _laid_out(shortcut, x), *map(_vector, (mean, var, settings.weight, settings.bias))
-        _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), tensors, (), settings[2:])
+        _launch("apply", x, tiling_of(x), tensors, settings[2:])
 
 
 def _new_gradients(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -297,16 +300,15 @@ def _run_reduce_gradients(
     means, dweight, dbias = _new_gradients(z, settings.weight, settings.bias)
     if z.numel() == 0:
         return means.zero_(), dweight.zero_(), dbias.zero_()
-    z = _dense(z)
-    tiling = tiling_of(z, REDUCING_PROGRAMS)
-    splits, channels = tiling.splits, z.shape[1]
-    partial = z.new_empty((2, splits, channels), dtype=means.dtype)
+    z, channels = _dense(z), z.shape[1]
+    tiling = tiling_of(z, reducing=True)
     weight = _vector(settings.weight)
-    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), weight, _vector(settings.bias), partial
+    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), weight, _vector(settings.bias)
     constants = *settings[2:], _rounding(z.dtype)
-    _launch("backward_reduce", z, tiling, tensors, (splits * channels,), constants)
+    partial, splits = _launch("backward_reduce", z, tiling, tensors, constants, planes=2)
     results = means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
-    numbers = splits, channels, divisor, min(power_above(splits), COMBINED_SPLITS), COMBINED_CHANNELS
+    rows = min(power_above(splits * tiling.per_channel), COMBINED_SPLITS)
+    numbers = splits, channels, divisor, tiling.per_channel, rows, COMBINED_CHANNELS
     programs = -(-channels // COMBINED_CHANNELS)
     _start("combine_sums", partial, programs, COMBINING_WARPS, (partial, weight, *results), numbers)
     return means, dweight, dbias
@@ -334,8 +336,7 @@ def _run_backward_apply(
         vectors = map(_vector, (var, settings.weight, settings.bias, mean_dy, mean_dy_xhat))
         outputs = dx, None if shortcut is None else dshortcut
         constants = *settings[2:], _rounding(z.dtype)
-        tiling = tiling_of(dense, ELEMENTWISE_PROGRAMS)
-        _launch("backward_apply", dense, tiling, (*tensors, *vectors, *outputs), (), constants)
+        _launch("backward_apply", dense, tiling_of(dense), (*tensors, *vectors, *outputs), constants)
     return _restored(dx, z, dense), dshortcut if shortcut is None else _restored(dshortcut, z, dense)
 
 
@@ -370,11 +371,33 @@ def _launch(
     x: Tensor,
     tiling: Tiling,
     tensors: tuple[Tensor | None, ...],
-    numbers: tuple[int, ...],
     constants: tuple[Any, ...] = (),
-) -> None:
-    """Start one of the kernels that read the dense tensor x."""
-    _start(name, x, tiling.programs, WARPS, tensors, (*tiling[:4], *numbers, *tiling[4:8], *constants))
+    planes: int = 0,
+) -> tuple[Tensor, int]:
+    """Start one of the kernels that read the dense tensor x, with so many programs as are on its device at once.
+
+    Return the partial results of a reduction, (planes, splits, columns), and the number of splits.
+    """
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(x):
+            return _launch(name, x, tiling, tensors, constants, planes)
+    key = name, x.get_device(), tiling, constants, *map(_compiled_for, tensors)
+    found = _compiled.get(key)
+    if found is None:
+        stand_ins = (*tensors, accumulate_dtype(x.dtype)) if planes else tensors
+        numbers = 1, *tiling.numbers, *([1] if planes else []), *tiling.constants, *constants
+        kernel, accumulate = _compile(name, x, WARPS, stand_ins, numbers)
+        found = kernel, accumulate, *split(tiling, _places(kernel, x.device))
+        _remember(key, found)
+    kernel, accumulate, pieces, programs = found
+    if planes == 0:
+        kernel[programs, 1, 1](*tensors, pieces, *tiling.numbers, *tiling.constants, *constants, accumulate)
+        return x, 0
+    splits, columns = tiling.results(pieces)
+    partial = x.new_empty((planes, splits, columns), dtype=accumulate_dtype(x.dtype))
+    numbers = pieces, *tiling.numbers, splits * columns, *tiling.constants, *constants
+    kernel[programs, 1, 1](*tensors, partial, *numbers, accumulate)
+    return partial, splits
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -391,35 +414,71 @@ def _start(
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
             return _start(name, x, programs, warps, tensors, numbers)
-    key = name, x.get_device(), numbers, *[t if t is None else (t.dtype, t.data_ptr() % 16) for t in tensors]
+    key = name, x.get_device(), numbers, *map(_compiled_for, tensors)
     found = _compiled.get(key)
     if found is None:
-        _compile_and_start(key, x, programs, warps, tensors, numbers)
-    else:
-        kernel, accumulate = found
-        kernel[programs, 1, 1](*tensors, *numbers, accumulate)
+        found = _compile(name, x, warps, tensors, numbers)
+        _remember(key, found)
+    kernel, accumulate = found
+    kernel[programs, 1, 1](*tensors, *numbers, accumulate)
 
 
-def _compile_and_start(
-    key: tuple[Any, ...],
-    x: Tensor,
-    programs: int,
-    warps: int,
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[Any, ...],
-) -> None:
+def _compiled_for(x: Tensor | None) -> tuple[torch.dtype, int] | None:
+    """Return what the code of a kernel depends on in a tensor: its dtype, and whether its address is aligned."""
+    return x if x is None else (x.dtype, x.data_ptr() % 16)
+
+
+def _compile(name: str, x: Tensor, warps: int, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return a kernel for arguments such as these, and its accumulation dtype; a dtype stands for an aligned tensor."""
     import triton.language as tl  # type: ignore
 
     from zoo.ops.abn import triton_kernels
 
     accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
+    jitted = getattr(triton_kernels, name)
     # Fused multiply-add is the default of the present Triton, but not of the next one.
     options = {"num_warps": warps, "enable_fp_fusion": True}
-    kernel = getattr(triton_kernels, key[0])[(programs,)](*tensors, *numbers, accumulate, **options)
-    if kernel is not None:  # the interpreter compiles nothing
-        if len(_compiled) >= MOST_COMPILED:
-            _compiled.clear()
-        _compiled[key] = kernel, accumulate
+    kernel = jitted.warmup(*tensors, *numbers, accumulate, grid=(1,), **options)
+    return jitted if kernel is None else kernel, accumulate  # the interpreter compiles nothing
+
+
+def _remember(key: tuple[Any, ...], found: tuple[Any, ...]) -> None:
+    if len(_compiled) >= MOST_COMPILED:
+        _compiled.clear()
+    _compiled[key] = found
+
+
+def _places(kernel: Any, device: torch.device) -> int:
+    """Return how many programs of a compiled kernel are on a device at once; `PLACES` where there is none."""
+    if device.type != "cuda":
+        return PLACES
+    kernel._init_handles()  # loads the code, which the number of its registers is known after
+    properties = torch.cuda.get_device_properties(device)
+    room = Room(
+        properties.regs_per_multiprocessor,
+        properties.shared_memory_per_multiprocessor,
+        properties.max_threads_per_multi_processor,
+    )
+    return properties.multi_processor_count * resident_blocks(kernel.n_regs, kernel.metadata.shared, WARPS, room)
+
+
+class Room(NamedTuple):
+    """What one processor of a device has for its blocks: registers of 32 bits, bytes of shared memory, threads."""
+
+    registers: int
+    shared_bytes: int
+    threads: int
+
+
+def resident_blocks(registers: int, shared_bytes: int, warps: int, room: Room) -> int:
+    """Return how many blocks of a kernel with so many registers per thread are on one processor at once.
+
+    Registers are given out to warps in units of 256, by each of the four quarters of a processor, and 1024 bytes of
+    shared memory are taken by the system for each block (CUDA's occupancy calculator).
+    """
+    per_warp = -(-32 * registers // 256) * 256
+    by_registers = 4 * (room.registers // 4 // per_warp) // warps
+    return max(1, min(by_registers, room.shared_bytes // (shared_bytes + 1024), room.threads // (32 * warps)))
 
 
 @functools.cache
@@ -428,48 +487,87 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 class Tiling(NamedTuple):
-    """How a tensor is cut into the programs of one kernel, by its shape alone; the words are in triton_kernels.py.
+    """How a tensor is cut into tiles; the words are in triton_kernels.py.
 
-    ``splits`` is how many programs share a channel, ``programs`` how many there are.
+    ``strips`` is how many strips there are and ``tiles`` how many tiles each of them has.
     """
 
     outer: int
     groups: int
     units: int
-    span: int
-    channels_last: bool
+    period: int
     unit: int
     rows: int
     cols: int
-    splits: int
-    programs: int
+    strips: int
+    tiles: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers that a kernel takes for one tensor as for any other of its kind: outer, groups, units."""
+        return self[:3]
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The numbers that a kernel is compiled for."""
+        return self[3:7]
+
+    @property
+    def per_channel(self) -> int:
+        """The number of partial results of a channel in each split."""
+        return max(1, self.period)
+
+    def results(self, pieces: int) -> tuple[int, int]:
+        """Return the number of splits of a reduction, and how many results each of them has."""
+        if self.period:
+            return pieces, self.units * self.unit
+        return pieces * self.strips // self.groups, self.groups
 
 
-def tiling_of(x: Tensor, programs: int) -> Tiling:
-    """Return the tiling of a contiguous or channels_last tensor for about ``programs`` programs."""
-    return _tiling_of(x.shape, x.stride(), programs)
+def split(tiling: Tiling, places: int) -> tuple[int, int]:
+    """Return into how many pieces each strip is cut, and the number of programs.
+
+    There are at most ``places`` of them. If there are more strips, then there is the number up to `MOST_PIECES` that
+    leaves the fewest places empty at the end.
+    """
+    strips, tiles = tiling.strips, tiling.tiles
+
+    def time(pieces: int) -> int:  # in tiles that the busiest place has to do
+        return -(-strips * pieces // places) * -(-tiles // pieces)
+
+    most = min(tiles, max(places // strips, 1 if strips <= places else MOST_PIECES))
+    pieces = min(range(1, most + 1), key=time)
+    return pieces, strips * pieces
+
+
+def tiling_of(x: Tensor, reducing: bool = False) -> Tiling:
+    """Return the tiling of a contiguous or channels_last tensor, for a reduction or for an elementwise kernel."""
+    return _tiling_of(x.shape, x.stride(), x.element_size(), reducing)
 
 
 @functools.lru_cache(maxsize=4096)
-def _tiling_of(shape: torch.Size, stride: tuple[int, ...], programs: int) -> Tiling:
+def _tiling_of(shape: torch.Size, stride: tuple[int, ...], item_bytes: int, reducing: bool) -> Tiling:
     batch, channels = shape[:2]
     area = math.prod(shape[2:])
     if _is_channels_last(shape, stride):
-        return _tiling(batch * area, 1, channels, True, programs)
-    return _tiling(batch, channels, area, False, programs)
+        return _tiling(batch * area, 1, channels, 1, _width(channels, 32, 128), item_bytes)
+    vector = 16 // item_bytes
+    widened = math.gcd(area, vector) < math.gcd(channels * area, vector)
+    # Three partial results of 4 bytes per column, written and read again, may be as many bytes as the tensor.
+    if widened and (not reducing or batch * item_bytes >= 24):
+        row = channels * area
+        cols = power_above(min(max(-(-row // PLACES), 64), LONGEST_ROW, row))
+        return _tiling(batch, 1, row, area, cols, item_bytes)
+    return _tiling(batch, channels, area, 0, _width(area, 256, LONGEST_ROW), item_bytes)
 
 
-def _tiling(outer: int, groups: int, inner: int, channels_last: bool, programs: int) -> Tiling:
-    cols = _width(inner, 32, 128) if channels_last else _width(inner, 256, 1024)
-    rows = min(TILE // cols, power_above(outer))
-    pieces = max(1, programs // (groups * -(-inner // cols)))
-    span = rows * -(-outer // (rows * pieces))
+def _tiling(outer: int, groups: int, inner: int, period: int, cols: int, item_bytes: int) -> Tiling:
+    rows = min((TILE if item_bytes < 8 else TILE // 2) // cols, power_above(outer))
     # A row whose last tile ends beyond 32-bit numbers gets the unit 1, so that its units have 64 bits, and its indices,
     # too.
     unit = math.gcd(inner, 16) if inner + cols <= 2**31 else 1
-    chunks, pieces = -(-inner // cols), -(-outer // span)
-    splits = pieces if channels_last else pieces * chunks
-    return Tiling(outer, groups, inner // unit, span, channels_last, unit, rows, cols, splits, pieces * groups * chunks)
+    strips = groups * -(-inner // cols)
+    return Tiling(outer, groups, inner // unit, period, unit, rows, cols, strips, -(-outer // rows))
 
 
 def _width(length: int, smallest: int, largest: int) -> int:

@@ -1,57 +1,82 @@
 # mypy: disable-error-code="no-untyped-def, name-defined"
 """The kernels of triton.py as they run on the device, and the two that combine their partial results.
 
-A tensor's memory is seen as (outer, groups, inner): (N, C, S) where it is contiguous, (N S, 1, C) where the channels
-are last, S being the number of positions of a channel. Each program works on one group, on COLS inner indices and
-``span`` outer indices, in a tile of ROWS by COLS that moves along the outer ones. So a tile holds one channel (the
-group) or, with ``CHANNELS_LAST``, COLS channels; except in the last step its lanes are masked by the inner index alone.
-``inner`` is passed as ``units`` times the constant UNIT, which tells the compiler by what offsets are divisible:
-without it loads are not 128 bits wide. Offsets of rows have 64 bits.
+A tensor's memory is seen as (outer, groups, inner), and a tile of ROWS by COLS of it moves along the outer indices.
 
-Nothing is added up atomically: each program stores its own result, and a second kernel combines them in a fixed order.
-ACC is the accumulation dtype. Names and formulas are those of reference.py.
+| memory | outer, groups, inner | PERIOD | a tile holds |
+|---|---|---|---|
+| channels last | N S, 1, C | 1 | COLS channels |
+| contiguous | N, C, S | 0 | one channel, the group |
+| contiguous, and no vector divides S | N, 1, C S | S | the channels of COLS neighbours, S columns each |
+
+S is the number of positions of a channel. The tiles of one group and one set of COLS columns are a strip. A program
+does every ``pieces``-th tile of a strip, so that all programs together walk through memory from its start to its end;
+the elementwise kernels walk back, and meet first what the cache still holds.
+
+``inner`` is passed as ``units`` times the constant UNIT, which tells the compiler by what offsets are divisible:
+without it loads are not 128 bits wide. Offsets have 64 bits.
+
+Nothing is added up atomically: each program stores its own result, per column where PERIOD is not 0, and a second
+kernel combines them in a fixed order. ACC is the accumulation dtype. Names and formulas are those of reference.py.
 """
 
 import triton  # type: ignore
 import triton.language as tl  # type: ignore
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
-def locate(program, outer, groups, units, span, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+def locate(program, pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.constexpr,
            ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     """Return where a program works, in nine values.
 
-    - channel: the channels of the tile, (1, COLS), or with contiguous memory one number
+    - channel: the channels of the tile, (1, COLS), or with PERIOD = 0 one number
     - valid: the mask of these channels
-    - place: where their results go in a (splits, C) tensor
+    - place: where their results go in a (splits, groups) or (splits, inner) tensor
     - inside: the mask of the tile's columns, (1, COLS)
-    - rows: the outer indices of the first step, (ROWS, 1)
-    - end: the outer index at which the program stops
-    - offsets: the offsets in memory of the first step, (ROWS, COLS)
-    - stride: how far the offsets move from one step to the next
-    - steps: the number of steps
+    - rows: the outer indices of the first tile, (ROWS, 1)
+    - step: how far the rows move from one tile to the next
+    - offsets: the offsets in memory of the first tile, (ROWS, COLS)
+    - stride: how far the offsets move from one tile to the next
+    - steps: the number of tiles; in all but the last one, all rows are there
     """
     inner = units * UNIT
     chunks = tl.cdiv(inner, COLS)
     chunk = program % chunks
     group = program // chunks % groups
-    piece = (program // chunks // groups).to(tl.int64)
-    cols = (chunk.to(tl.int64) * COLS + tl.arange(0, COLS))[None, :]
+    piece = program // chunks // groups
+    first = chunk.to(tl.int64) * COLS
+    cols = (first + tl.arange(0, COLS))[None, :]
     inside = cols < inner
-    if CHANNELS_LAST:
-        channel = cols
-        valid = inside
-        place = piece * inner + cols
-    else:
+    if PERIOD == 0:
         channel = group
         valid = group < groups
-        place = (piece * chunks + chunk) * groups + group
-    start = piece * span
-    rows = (start + tl.arange(0, ROWS))[:, None]
-    end = tl.minimum(start + span, outer)
+        place = (piece.to(tl.int64) * chunks + chunk) * groups + group
+    else:
+        # Only one division has 64 bits.
+        channel = first // PERIOD + (((first % PERIOD).to(tl.int32) + tl.arange(0, COLS)) // PERIOD)[None, :]
+        valid = inside
+        place = piece.to(tl.int64) * inner + cols
+    rows = (piece.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    step = pieces.to(tl.int64) * ROWS
     stride = groups.to(tl.int64) * inner
     offsets = rows * stride + (group.to(tl.int64) * inner + cols)
-    return channel, valid, place, inside, rows, end, offsets, stride * ROWS, tl.cdiv(end - start, ROWS).to(tl.int32)
+    tiles = (outer.to(tl.int64) + ROWS - 1) // ROWS
+    steps = ((tiles - piece + pieces - 1) // pieces).to(tl.int32)
+    return channel, valid, place, inside, rows, step, offsets, stride * step, steps
+
+
+@triton.jit
+def locate_last(pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.constexpr,
+                ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Return what `locate` does for the programs in reversed order, each from its last tile to its first."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    channel, valid, place, inside, rows, step, offsets, stride, steps = locate(
+        program, pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
+    )
+    back = steps.to(tl.int64) - 1
+    return channel, valid, place, inside, rows + back * step, -step, offsets + back * stride, -stride, steps
 
 
 @triton.jit
@@ -81,19 +106,47 @@ def is_lost(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.constexpr):
 
 @triton.jit
 def expm1(y):
-    """Return exp(y) - 1 for y <= 0 without cancellation: the rounding of exp(y) drops out of Kahan's quotient."""
+    """Return exp(y) - 1 for y <= 0 without cancellation, and anything for y > 0.
+
+    Near 0 this is a polynomial in float32, whose error and that of exp(y), which is approximate, are below 1e-6 of the
+    result. In float64 it is Kahan's quotient, out of which the rounding of exp(y) drops.
+    """
     power = tl.exp(y)
-    usable = (power > 0.25) & (power < 1)
-    quotient = (power - 1) * y / tl.log(tl.where(usable, power, 0.5))
-    return tl.where(usable, quotient, tl.where(power < 1, power - 1, y))
+    if y.dtype == tl.float64:
+        usable = (power > 0.25) & (power < 1)
+        quotient = (power - 1) * y / tl.log(tl.where(usable, power, 0.5))
+        result = tl.where(usable, quotient, tl.where(power < 1, power - 1, y))
+    else:
+        near = 0.0072049615 * y + 0.041327447
+        near = near * y + 0.16662432
+        near = near * y + 0.49999812
+        result = tl.where(y > -0.35, near * (y * y) + y, power - 1)
+    return result
 
 
 @triton.jit
 def log1p(y):
-    """Return log(1 + y) for y <= 0 without cancellation, in the same way as `expm1`."""
+    """Return log(1 + y) for -1 < y <= 0 without cancellation, in the two ways of `expm1`, and anything for y > 0."""
     total = 1 + y
-    usable = total < 1
-    return tl.where(usable, tl.log(total) * y / tl.where(usable, total - 1, 1), y)
+    if y.dtype == tl.float64:
+        usable = total < 1
+        result = tl.where(usable, tl.log(total) * y / tl.where(usable, total - 1, 1), y)
+    else:
+        near = 0.31409043 * y - 0.22801182
+        near = near * y + 0.33498055
+        near = near * y - 0.49995765
+        result = tl.where(y > -0.2, near * (y * y) + y, log2(total) * 0.6931471805599453)
+    return result
+
+
+@triton.jit
+def log2(x):
+    """Return the logarithm to base 2 of float32 numbers, with an absolute error of 2^-22 between 0.5 and 2."""
+    if INTERPRETED:
+        result = tl.log2(x)
+    else:  # tl.log2 is exact to a unit in the last place, which takes more instructions than all else in its loop
+        result = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return result
 
 
 @triton.jit
@@ -102,7 +155,7 @@ def activate(y, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
     if ACTIVATION == "leaky_relu":
         y = tl.where(y < 0, y * PARAM, y)
     if ACTIVATION == "elu":
-        y = tl.where(y < 0, expm1(tl.where(y < 0, y, 0)) * PARAM, y)
+        y = tl.where(y < 0, expm1(y) * PARAM, y)
     return y
 
 
@@ -112,7 +165,7 @@ def invert(z, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.conste
     if ACTIVATION == "leaky_relu":
         z = tl.where(z < 0, z * (1 / PARAM), z)
     if ACTIVATION == "elu":
-        ratio = tl.maximum(tl.where(z < 0, z / PARAM, 0), tl.full((), ROUNDING - 1, z.dtype))
+        ratio = tl.maximum(z * (1 / PARAM), tl.full((), ROUNDING - 1, z.dtype))
         z = tl.where(z < 0, log1p(ratio), z)
     return z
 
@@ -128,47 +181,49 @@ def differentiate(z, dz, ACTIVATION: tl.constexpr, PARAM: tl.constexpr):
 
 
 @triton.jit
-def fold(tile, CHANNELS_LAST: tl.constexpr):
-    """Return a tile's sums per channel: over its rows (shape (1, COLS)), or over all of it (a number)."""
-    return tl.sum(tile, 0, keep_dims=True) if CHANNELS_LAST else tl.sum(tl.sum(tile, 1), 0)
+def fold(tile, PERIOD: tl.constexpr):
+    """Return a tile's sums: per column (shape (1, COLS)), or with PERIOD = 0 over all of it (a number)."""
+    return tl.sum(tl.sum(tile, 1), 0) if PERIOD == 0 else tl.sum(tile, 0, keep_dims=True)
 
 
 @triton.jit
-def merge(mean, squares, count, CHANNELS_LAST: tl.constexpr):
+def merge(mean, squares, count, PERIOD: tl.constexpr):
     """Return mean, biased variance and number of the values of lanes with ``count`` each (Chan et al., 1979)."""
-    total = fold(count, CHANNELS_LAST)
+    total = fold(count, PERIOD)
     divisor = tl.maximum(total, 1)
-    centre = fold(mean * count, CHANNELS_LAST) / divisor
+    centre = fold(mean * count, PERIOD) / divisor
     distance = mean - centre
-    return centre, fold(squares + distance * distance * count, CHANNELS_LAST) / divisor, total
+    return centre, fold(squares + distance * distance * count, PERIOD) / divisor, total
 
 
-@triton.jit(do_not_specialize=["outer", "groups", "units", "span", "places"])
-def statistics(x, partial, outer, groups, units, span, places,
-               CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+@triton.jit(do_not_specialize=["pieces", "outer", "groups", "units", "places"])
+def statistics(x, partial, pieces, outer, groups, units, places,
+               PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                ACC: tl.constexpr):  # fmt: skip
     """Write mean, biased variance and number of values of each split, by Welford's update in every lane and a merge.
 
-    ``partial`` is (3, splits, C), where splits C = ``places``.
+    ``partial`` is (3, splits, columns), where splits times columns = ``places``.
     """
-    _, valid, place, inside, rows, end, offsets, stride, steps = locate(
-        tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    _, valid, place, inside, rows, step, offsets, stride, steps = locate(
+        tl.program_id(0), pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
     mean = tl.zeros((ROWS, COLS), ACC)
     squares = tl.zeros((ROWS, COLS), ACC)
     seen = tl.full((), 0, ACC)
-    count = (tl.maximum(end - rows + ROWS - 1, 0) // ROWS).to(ACC) * inside.to(ACC)
+    # A thread's element of the tile is masked always or in the last step only, so that all that go on have seen as
+    # many values.
+    last = rows + (steps - 1) * step
+    count = tl.where(last < outer, steps, steps - 1).to(ACC) * inside.to(ACC)
     for _ in range(steps):
-        mask = (rows < end) & inside
+        mask = (rows < outer) & inside
         value = tl.load(x + offsets, mask=mask, other=0).to(ACC)
-        # A lane is masked in all steps or in the last one only, so that all lanes that go on have seen as many values.
         seen += 1
         distance = tl.where(mask, value - mean, 0)
         mean += distance * (1 / seen)
         squares += distance * (value - mean)
-        rows += ROWS
+        rows += step
         offsets += stride
-    centre, variance, total = merge(mean, squares, count, CHANNELS_LAST)
+    centre, variance, total = merge(mean, squares, count, PERIOD)
     tl.store(partial + place, centre, mask=valid)
     tl.store(partial + places + place, variance, mask=valid)
     tl.store(partial + 2 * places.to(tl.int64) + place, total, mask=valid)
@@ -176,23 +231,24 @@ def statistics(x, partial, outer, groups, units, span, places,
 
 @triton.jit(do_not_specialize=["splits", "channels", "row", "second", "third"])
 def combine_statistics(partial, mean, var, count, running_mean, running_var, momentum: "fp64",  # noqa: F821
-                       splits, channels, row, second, third, COUNT_STEP: tl.constexpr,
-                       ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+                       splits, channels, row, second, third, OWN_COUNTS: tl.constexpr,
+                       PERIOD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
     """Write mean and biased variance of the union of all splits, and move the running ones towards them.
 
-    The means of a split are at ``partial`` + split ``row``, its variances ``second`` behind them and its numbers of
-    values ``third`` behind them: one per channel, or with COUNT_STEP = 0 one for all, as it was gathered from a
-    process. ``count``, the number of values of all splits, and the running statistics may be None.
+    The means of a split are at ``partial`` + split ``row``, PERIOD of them per channel, its variances ``second`` behind
+    them and its numbers of values ``third`` behind them: one per mean, or without OWN_COUNTS one for all, as it was
+    gathered from a process. ``count``, the number of values of all splits, and the running statistics may be None.
     """
     cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     centre = tl.zeros((ROWS, COLS), ACC)
     squares = tl.zeros((ROWS, COLS), ACC)
     seen = tl.zeros((ROWS, COLS), ACC)
-    for _ in range(0, splits, ROWS):
-        place = rows * row + cols
-        mask = (rows < splits) & (cols < channels)
-        added = tl.load(partial + third + rows * row + cols * COUNT_STEP, mask=mask, other=0).to(ACC)
+    for _ in range(0, splits * PERIOD, ROWS):
+        start = rows // PERIOD * row
+        place = start + (cols.to(tl.int64) * PERIOD + rows % PERIOD)
+        mask = (rows < splits * PERIOD) & (cols < channels)
+        added = tl.load(partial + third + (place if OWN_COUNTS else start + cols * 0), mask=mask, other=0).to(ACC)
         distance = tl.load(partial + place, mask=mask, other=0).to(ACC) - centre
         share = added / tl.maximum(seen + added, 1)
         centre += distance * share
@@ -200,7 +256,7 @@ def combine_statistics(partial, mean, var, count, running_mean, running_var, mom
         squares += variance * added + distance * distance * seen * share
         seen += added
         rows += ROWS
-    centre, variance, total = merge(centre, squares, seen, True)
+    centre, variance, total = merge(centre, squares, seen, 1)
     valid = cols < channels
     tl.store(mean + cols, centre.to(mean.dtype.element_ty), mask=valid)
     tl.store(var + cols, variance.to(var.dtype.element_ty), mask=valid)
@@ -218,42 +274,42 @@ def move(running, new, momentum, valid, ACC: tl.constexpr):
     tl.store(running, (old + (new - old) * momentum).to(running.dtype.element_ty), mask=valid)
 
 
-@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
-def apply(x, out, shortcut, mean, var, weight, bias, outer, groups, units, span,
-          CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+@triton.jit(do_not_specialize=["pieces", "outer", "groups", "units"])
+def apply(x, out, shortcut, mean, var, weight, bias, pieces, outer, groups, units,
+          PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
           EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
-    """Write z into ``out``, which may be x. Programs start at the end, which the kernel before left in the cache."""
-    channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
-        tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    """Write z into ``out``, which may be x, from the end, which the kernel before left in the cache."""
+    channel, valid, _, inside, rows, step, offsets, stride, steps = locate_last(
+        pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
     centre = tl.load(mean + channel, mask=valid, other=0).to(ACC)
     variance = tl.load(var + channel, mask=valid, other=0).to(ACC)
     slope = scale_of(weight, channel, valid, EPS, ACC) * tl.rsqrt(variance + EPS)
     shift = bias_of(bias, channel, valid, ACC)
     for _ in range(steps):
-        mask = (rows < end) & inside
+        mask = (rows < outer) & inside
         y = (tl.load(x + offsets, mask=mask, other=0).to(ACC) - centre) * slope + shift
         if shortcut is not None:
             y += tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)
         tl.store(out + offsets, activate(y, ACTIVATION, PARAM).to(out.dtype.element_ty), mask=mask)
-        rows += ROWS
+        rows += step
         offsets += stride
 
 
-@triton.jit(do_not_specialize=["outer", "groups", "units", "span", "places"])
-def backward_reduce(z, dz, shortcut, weight, bias, partial, outer, groups, units, span, places,
-                    CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+@triton.jit(do_not_specialize=["pieces", "outer", "groups", "units", "places"])
+def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, groups, units, places,
+                    PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                     EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                     ACC: tl.constexpr):  # fmt: skip
-    """Write sum(dy) and sum(dy x_hat) of each split to ``partial``, (2, splits, C), where splits C = ``places``."""
-    channel, valid, place, inside, rows, end, offsets, stride, steps = locate(
-        tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    """Write sum(dy) and sum(dy x_hat) of each split to ``partial``, (2, splits, columns), as `statistics` does."""
+    channel, valid, place, inside, rows, step, offsets, stride, steps = locate(
+        tl.program_id(0), pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
     shift = bias_of(bias, channel, valid, ACC)
     sum_dy = tl.zeros((ROWS, COLS), ACC)
     sum_dy_scaled = tl.zeros((ROWS, COLS), ACC)
     for _ in range(steps):
-        mask = (rows < end) & inside
+        mask = (rows < outer) & inside
         value = tl.load(z + offsets, mask=mask, other=0).to(ACC)
         gradient = tl.load(dz + offsets, mask=mask, other=0).to(ACC)
         rest = shift
@@ -266,18 +322,20 @@ def backward_reduce(z, dz, shortcut, weight, bias, partial, outer, groups, units
             sum_dy_scaled += dy * (invert(value, ACTIVATION, PARAM, ROUNDING) - rest)
         else:
             sum_dy_scaled += gradient * value - dy * rest  # dy y = dz z needs no inversion
-        rows += ROWS
+        rows += step
         offsets += stride
     scale = scale_of(weight, channel, valid, EPS, ACC)
     divisor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), float("inf"), scale)
-    tl.store(partial + place, fold(sum_dy, CHANNELS_LAST), mask=valid)
-    tl.store(partial + places + place, fold(sum_dy_scaled, CHANNELS_LAST) / divisor, mask=valid)
+    tl.store(partial + place, fold(sum_dy, PERIOD), mask=valid)
+    tl.store(partial + places + place, fold(sum_dy_scaled, PERIOD) / divisor, mask=valid)
 
 
 @triton.jit(do_not_specialize=["splits", "channels", "divisor"])
 def combine_sums(partial, weight, means, dweight, dbias, splits, channels, divisor,
-                 ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+                 PERIOD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
     """Write the two sums over all splits, over ``divisor``, into the (2, C) ``means``, and the parameters' gradients.
+
+    ``partial`` is (2, splits, C PERIOD).
 
     Those of weight and bias are sign(weight) sum(dy x_hat), the sign of 0 being +1, and sum(dy); either may be None.
     """
@@ -285,16 +343,17 @@ def combine_sums(partial, weight, means, dweight, dbias, splits, channels, divis
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     first = tl.zeros((ROWS, COLS), ACC)
     second = tl.zeros((ROWS, COLS), ACC)
-    places = splits.to(tl.int64) * channels
-    for _ in range(0, splits, ROWS):
-        place = rows * channels + cols
-        mask = (rows < splits) & (cols < channels)
+    columns = channels.to(tl.int64) * PERIOD
+    places = splits * columns
+    for _ in range(0, splits * PERIOD, ROWS):
+        place = rows // PERIOD * columns + (cols.to(tl.int64) * PERIOD + rows % PERIOD)
+        mask = (rows < splits * PERIOD) & (cols < channels)
         first += tl.load(partial + place, mask=mask, other=0)
         second += tl.load(partial + places + place, mask=mask, other=0)
         rows += ROWS
     valid = cols < channels
-    sum_dy = fold(first, True)
-    sum_dy_xhat = fold(second, True)
+    sum_dy = fold(first, 1)
+    sum_dy_xhat = fold(second, 1)
     number = divisor.to(ACC)
     tl.store(means + cols, sum_dy / number, mask=valid)
     tl.store(means + channels + cols, sum_dy_xhat / number, mask=valid)
@@ -305,15 +364,15 @@ def combine_sums(partial, weight, means, dweight, dbias, splits, channels, divis
         tl.store(dbias + cols, sum_dy.to(dbias.dtype.element_ty), mask=valid)
 
 
-@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
+@triton.jit(do_not_specialize=["pieces", "outer", "groups", "units"])
 def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx, dshortcut,
-                   outer, groups, units, span,
-                   CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+                   pieces, outer, groups, units,
+                   PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                    ACC: tl.constexpr):  # fmt: skip
-    """Write dx and, with a shortcut, its gradient, starting at the end as in `apply`."""
-    channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
-        tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
+    """Write dx and, with a shortcut, its gradient, from the end as `apply` does."""
+    channel, valid, _, inside, rows, step, offsets, stride, steps = locate_last(
+        pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
     inverse_std = tl.rsqrt(tl.load(var + channel, mask=valid, other=0).to(ACC) + EPS)
     scale = scale_of(weight, channel, valid, EPS, ACC)
@@ -324,7 +383,7 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
         factor = -inverse_std * tl.load(mean_dy_xhat + channel, mask=valid, other=0).to(ACC)  # of g x_hat
         factor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), factor * 0, factor)  # NaN stays NaN
     for _ in range(steps):
-        mask = (rows < end) & inside
+        mask = (rows < outer) & inside
         value = tl.load(z + offsets, mask=mask, other=0).to(ACC)
         dy = differentiate(value, tl.load(dz + offsets, mask=mask, other=0).to(ACC), ACTIVATION, PARAM)
         gradient = dy * slope
@@ -336,5 +395,5 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
         tl.store(dx + offsets, gradient.to(dx.dtype.element_ty), mask=mask)
         if dshortcut is not None:
             tl.store(dshortcut + offsets, dy.to(dshortcut.dtype.element_ty), mask=mask)
-        rows += ROWS
+        rows += step
         offsets += stride
