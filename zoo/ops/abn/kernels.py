@@ -34,10 +34,11 @@ class NormSettings(NamedTuple):
 Backward = Callable[[Tensor, Tensor, Tensor, bool, NormSettings], tuple[Tensor, Tensor, Tensor]]
 Means = tuple[Tensor, Tensor] | None  # of dy and dy x_hat over a channel
 TrackStatistics = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+TrainingForward = Callable[[Tensor, Tensor, Tensor, float, NormSettings, Tensor | None], Tensor]
 
 
 class Kernels(Protocol):
-    """The kernels of one back end; the last two are optional, and None where a back end does not have them.
+    """The kernels of one back end; the last three are optional, and None where a back end does not have them.
 
     x, z, their gradients and the shortcut are (N, C, ...) tensors of one shape and dtype, of any strides; vectors are
     (C,). Statistics, sums and means are computed in the accumulation dtype (`accumulate_dtype`).
@@ -89,6 +90,13 @@ class Kernels(Protocol):
 
         It returns what `statistics` does, and moves the running ones, (C,), in place by ``momentum`` towards those of
         the batch, the variance towards the unbiased one.
+        """
+
+    @property
+    def forward_(self) -> TrainingForward | None:
+        """forward_(x, running_mean, running_var, momentum, settings, shortcut): forward in training, in one kernel.
+
+        It does what `track_statistics` does, then `apply_` with these statistics, and returns the variance.
         """
 
 

@@ -35,6 +35,7 @@ COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
 
 backward = None
 track_statistics = None
+forward_ = None
 
 
 @functools.cache
