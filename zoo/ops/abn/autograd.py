@@ -111,7 +111,8 @@ class TrainingNorm(torch.autograd.Function):
         ctx.scalars = eps, activation, activation_param
         return x
 
-    backward = staticmethod(ActivatedBatchNorm.backward)  # it returns a gradient for as many arguments
+    # It returns a gradient for as many arguments.
+    backward = staticmethod(ActivatedBatchNorm.backward)  # type: ignore[assignment]
 
 
 # At every call torch binds the arguments to the signature, to fill in defaults; this one without names saves that.
