@@ -455,6 +455,15 @@ def test_downloads_count_with_their_size_and_those_of_killed_processes_are_remov
     assert _copies(cache) == ["000000.10240.tar", "000001.10240.tar", "000002.10240.tar"]
 
 
+def test_the_index_that_a_killed_process_was_receiving_is_removed(server: Server, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for name in ("old.part", "new.part"):
+        (cache / name).touch()
+    os.utime(cache / "old.part", (0, 0))
+    open_source(place_of(server.url) / "train")
+    assert [path.name for path in cache.glob("*.part")] == ["new.part"]
+
+
 def test_a_cache_that_is_too_small_is_one_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     root = place_of(server.url) / "train"
     generator = torch.Generator()

@@ -42,7 +42,7 @@ STALE_S = 3600.0  # a download that nothing was added to for so long is one of a
 PIECE_BYTES = 2**20
 MAX_INDEX_BYTES = 2**33
 ADVICE = (
-    "check the address: train.index has to be beside train/; zoo data index makes it where the shards are written, "
+    "check the address: the index has to be beside the folder of the shards; zoo data index makes it where these are, "
     "upload them together"
 )
 
@@ -255,6 +255,10 @@ def _fetched_index(root: RemoteFolder) -> Index:
         raise Unreachable(f"ZOO_OFFLINE is set; {printable(root)}: unset it, or give a folder of this machine")
     folder, name = root.parent, f"{root.name}.index"
     _cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in _cache().glob("*.part"):  # by processes that were killed
+        with suppress(FileNotFoundError):  # removed by another process
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
     part = _cache() / f"{secrets.token_hex(8)}.part"
     try:
         _receive(folder, name, part, max_bytes=START, is_head=True)
