@@ -8,10 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.autograd import ActivatedBatchNorm
+from zoo.ops.abn.autograd import ActivatedBatchNorm, TrainingNorm
+from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.statistics import Momentum, Statistics, take_statistics
-from zoo.ops.context import can_work_in_place
+from zoo.ops.abn.statistics import (
+    Momentum,
+    Statistics,
+    check_input,
+    check_num_values,
+    take_statistics,
+    values_per_channel,
+)
+from zoo.ops.context import can_work_in_place, is_eager
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -64,8 +72,18 @@ def inplace_abn(
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     _check_shortcut(x, shortcut, inplace)
     _check_overwritable(x, inplace)
+    settings = NormSettings(weight, bias, eps, activation, activation_param)
+    forward_ = kernels_for(x).forward_ if inplace and training and group is None else None
+    if forward_ is not None and running_mean is not None and running_var is not None and is_eager():
+        check_input(x, [weight, bias, running_mean, running_var])
+        num_values = values_per_channel(x)
+        check_num_values(x, num_values)
+        momentum = momentum() if callable(momentum) else momentum
+        if not isinstance(momentum, Tensor):
+            running = running_mean, running_var
+            return TrainingNorm.apply(x, shortcut, *settings, *running, momentum, num_values, forward_)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, group)
-    return normalise(x, statistics, NormSettings(weight, bias, eps, activation, activation_param), inplace, shortcut)
+    return normalise(x, statistics, settings, inplace, shortcut)
 
 
 def inplace_abn_sync(
