@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -157,7 +158,7 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
     """Raise ValueError unless the shortcut has the shape and dtype of x, and stays as it is when x is overwritten."""
     if shortcut is None:
         return
-    if inplace and not torch.compiler.is_compiling() and torch._C._is_alias_of(x, shortcut):  # type: ignore[attr-defined]
+    if inplace and not torch.compiler.is_compiling() and _may_overlap(x, shortcut):
         raise ValueError(
             f"x and the shortcut, of shape {tuple(x.shape)}, share memory, and backward needs the shortcut as it is; "
             "set inplace = False"
@@ -167,6 +168,28 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
             f"the shortcut, {shortcut.dtype} of shape {tuple(shortcut.shape)}, has not the dtype and shape of the "
             f"normalised tensor, {x.dtype} of shape {tuple(x.shape)}"
         )
+
+
+def _may_overlap(x: Tensor, shortcut: Tensor) -> bool:
+    """Return whether two tensors may have an element in common; of strides that differ this is not found out."""
+    if not torch._C._is_alias_of(x, shortcut):  # type: ignore[attr-defined]
+        return False  # their memory is not the same
+    if (x.shape, x.stride(), x.dtype) != (shortcut.shape, shortcut.stride(), shortcut.dtype):
+        return True
+    steps = sorted(
+        ((stride, size - 1) for stride, size in zip(x.stride(), x.shape, strict=True) if stride), reverse=True
+    )
+    return _is_reached(int(shortcut.storage_offset() - x.storage_offset()), steps)
+
+
+def _is_reached(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
+    """Return whether ``distance`` is the sum of so many times each stride, of ``steps`` (stride, at most how many)."""
+    if not steps:
+        return distance == 0
+    (stride, most), *rest = steps
+    reach = sum(length * count for length, count in rest)
+    first, last = max(-most, -((reach - distance) // stride)), min(most, (distance + reach) // stride)
+    return any(_is_reached(distance - count * stride, rest) for count in range(first, last + 1))
 
 
 def _check_overwritable(x: Tensor, inplace: bool) -> None:
