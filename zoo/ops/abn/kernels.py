@@ -39,6 +39,7 @@ ReduceGradients = Callable[
 ]
 LocalStatistics = Callable[[Tensor], Tensor]
 GroupStatistics = Callable[[Tensor, torch.dtype, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
+TrainingForward = Callable[[Tensor, Tensor, Tensor, float, NormSettings, Tensor | None], Tensor]
 
 
 class Kernels(Protocol):
@@ -115,6 +116,13 @@ class Kernels(Protocol):
         ``gathered`` is (processes, 2 C + 1), a row of `local_statistics` for each. It returns mean and biased variance,
         (C,), and the number of values per channel, without dimensions, in ``dtype``. The running ones, unless they are
         None, are moved as by `track_statistics`. A back end has either this and `local_statistics` or neither.
+        """
+
+    @property
+    def forward_(self) -> TrainingForward | None:
+        """forward_(x, running_mean, running_var, momentum, settings, shortcut): forward in training, in one kernel.
+
+        It does what `track_statistics` does, then `apply_` with these statistics, and returns the variance.
         """
 
 

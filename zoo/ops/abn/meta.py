@@ -16,6 +16,7 @@ track_statistics = None
 reduce_gradients = None
 local_statistics = None
 group_statistics = None
+forward_ = None
 
 
 def why_not() -> None:

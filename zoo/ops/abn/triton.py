@@ -42,6 +42,7 @@ COMBINING_WARPS = 8
 MOST_COMPILED = 4096  # of the entries below there is one per kernel and shape, and a run may never see the last shape
 
 backward = None
+forward_ = None
 
 
 @functools.cache
