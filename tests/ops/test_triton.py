@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: their results in Triton's interpreter, and their code, compiled ahead of time."""
+"""The Triton kernels without a GPU: their results in Triton's interpreter, and what they start; code is elsewhere."""
 
 from __future__ import annotations
 

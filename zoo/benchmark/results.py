@@ -54,7 +54,8 @@ class Results:
     """Everything that one run of a benchmark has measured, with what is needed to repeat it.
 
     Args:
-    - `benchmark`: the kind of benchmark: "layer", "model", "pareto", "fit", "lean", "data", "scaling" or "checkpoint".
+    - `benchmark`: the kind of benchmark: "layer", "model", "pareto", "fit", "lean", "data", "scaling",
+      "checkpoint" or "predict".
     - `command`: the command line that runs it.
     - `device`: device on which it runs.
     - `settings`: what times depend on, such as the number of threads.

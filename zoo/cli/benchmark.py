@@ -1,4 +1,7 @@
-"""``zoo benchmark``: time and memory of networks and their parts, of the input pipeline, scaling and checkpoints."""
+"""``zoo benchmark``: time and memory of networks and their parts, of the input pipeline, scaling and checkpoints.
+
+Nothing is measured by ``predict``, which tells what norms should take on a GPU that need not be there.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 OUT = Path("runs/benchmark")
 DTYPES = ("float32", "bfloat16", "float16")
 LAYOUTS = ("contiguous", "channels_last")
+GPUS = ("A100", "H100", "H200", "B200")
 BUDGETS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -38,6 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_data(kinds).set_defaults(measure=_measure_data)
     _add_scaling(kinds).set_defaults(measure=_measure_scaling)
     _add_checkpoint(kinds).set_defaults(measure=_measure_checkpoint)
+    _add_predict(kinds).set_defaults(measure=_measure_predict)
     for kind, subparser in kinds.choices.items():
         _add_common(subparser, kind)
         subparser.set_defaults(parser=subparser)
@@ -226,6 +231,19 @@ def _add_checkpoint(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     return parser
 
 
+def _add_predict(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add and return the parser of ``zoo benchmark predict``."""
+    parser = kinds.add_parser(
+        "predict",
+        help="bytes, launches and time of the norms of a network on a GPU, predicted from the compiled kernels",
+        description="Compiles the Triton kernels of each norm for a GPU, which need not be there, and predicts their "
+        "time by the model of zoo/benchmark/norm_prediction.py. Nothing is measured. The network is not run.",
+    )
+    _add_setup(parser, batch=256, size=224)
+    parser.add_argument("--gpu", choices=GPUS, default="H200", help="that it is predicted for (default: %(default)s)")
+    return parser
+
+
 def _add_setup(parser: argparse.ArgumentParser, *, batch: int | None, size: int, nargs: str | None = None) -> None:
     parser.add_argument(
         "network", metavar="NETWORK", nargs=nargs,
@@ -397,6 +415,17 @@ def _measure_data(args: argparse.Namespace, results: Results) -> None:
         write_json(args.json, results.content())
     if not args.no_picture:
         draw_plot(args.out.with_name(args.out.name + ".png"), results.summary)
+
+
+def _measure_predict(args: argparse.Namespace, results: Results) -> None:
+    from dataclasses import replace
+
+    import torch
+
+    from zoo.benchmark.norm_prediction import predict_norms
+
+    results.settings["clock"] = "none: predicted, not measured"
+    predict_norms(results, replace(_setup(args, results, args.network), device=torch.device("meta")), args.gpu)
 
 
 def _measure_scaling(args: argparse.Namespace, results: Results) -> None:

@@ -33,7 +33,7 @@ TRAINING = (*NETWORKS, "zoo/data", "zoo/engine", "zoo/tasks")
 # What the numbers of a kind of file depend on: a change there may change them.
 SOURCES = {
     "layer": (*KERNELS, "zoo/benchmark"),
-    **dict.fromkeys(("model", "pareto", "fit", "lean"), (*NETWORKS, "zoo/benchmark")),
+    **dict.fromkeys(("model", "pareto", "fit", "lean", "predict"), (*NETWORKS, "zoo/benchmark")),
     "quickstart": (*TRAINING, "experiments/quickstart*"),
     "imagenet": (*TRAINING, "zoo/scoring.py"),
     **{paper: (*NETWORKS, "zoo/benchmark", f"zoo/reproduce/{paper}_*") for paper in PAPERS},

@@ -385,9 +385,8 @@ def _launch(
     key = name, x.get_device(), tiling, constants, *map(_compiled_for, tensors)
     found = _compiled.get(key)
     if found is None:
-        stand_ins = (*tensors, accumulate_dtype(x.dtype)) if planes else tensors
-        numbers = 1, *tiling.numbers, *([1] if planes else []), *tiling.constants, *constants
-        kernel, accumulate = _compile(name, x, WARPS, stand_ins, numbers)
+        arguments = stand_ins(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
+        kernel, accumulate = _compile(name, x, WARPS, *arguments)
         found = kernel, accumulate, *split(tiling, _places(kernel, x.device))
         _remember(key, found)
     kernel, accumulate, pieces, programs = found
@@ -402,6 +401,21 @@ def _launch(
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def stand_ins(
+    tiling: Tiling,
+    accumulate: torch.dtype,
+    tensors: tuple[Tensor | None, ...],
+    constants: tuple[Any, ...],
+    planes: int,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return arguments for which a kernel is compiled as for the real ones, before the number of its programs is known.
+
+    They are the tensors, a dtype in the place of the partial results, and the numbers.
+    """
+    partial, places = ((accumulate,), (1,)) if planes else ((), ())
+    return (*tensors, *partial), (1, *tiling.numbers, *places, *tiling.constants, *constants)
 
 
 def _start(
