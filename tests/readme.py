@@ -389,6 +389,37 @@ def lean_overhead() -> str:
     )
 
 
+# --- zoo benchmark predict ---
+
+
+def predicted_norms() -> str:
+    """The norms of ResNet-50 by the shape of their input: bytes, predicted time and share of the copy's rate."""
+    batches = (32, 256)
+    rows = []
+    for record in result(f"predict_resnet50_{batches[0]}")["records"]:
+        if record["metric"] != "launches":
+            continue
+        everything = "all norms" in record["subject"]
+        _, channels, height, width = record["shape"]
+        row = ["all", ""] if everything else [f"{channels} x {height} x {width}", ""]
+        for batch in batches:
+            name = f"predict_resnet50_{batch}"
+            given = {"subject": record["subject"], "shape": [batch, channels, height, width]}
+            if not everything:
+                row[1] = f"{median(name, 'layers', **given):.0f}"
+            values = [median(name, metric, **given) for metric in ("bytes", "time", "all")]
+            row += [f"{value:,.0f}" for value in values]
+        rows.append(row)
+    headers = [f"{what}, batch {batch}" for batch in batches for what in ("MB", "us predicted", "% of the copy's rate")]
+    return table(["input of a norm", "norms", *headers], rows)
+
+
+def predicted_assumptions() -> str:
+    """What the predictions assume of the GPU, from their note."""
+    (note,) = (note for note in result("predict_resnet50_256")["notes"] if note.startswith("assumed"))
+    return str(note)
+
+
 # --- zoo benchmark scaling and checkpoint ---
 
 SCALING = "scaling_resnet50"
@@ -766,6 +797,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "segmentation_memory_gb": segmentation_memory_gb,
     "segmentation_exact": segmentation_exact,
     "segmentation_checked": segmentation_checked,
+    "predicted_norms": predicted_norms,
+    "predicted_assumptions": predicted_assumptions,
     "scaling": scaling,
     "scaling_day": scaling_day,
     "scaling_assumptions": scaling_assumptions,
