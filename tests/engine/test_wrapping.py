@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config
-import torch._inductor.compile_fx
 from torch import nn
 
 from tests.formula import relative_error
@@ -58,6 +57,8 @@ def test_a_budget_changes_no_gradient_and_the_network_inside_is_found() -> None:
 def test_the_compiler_gets_the_options_of_the_mode_with_and_without_a_budget(
     budget: float | None, mode: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch._inductor.compile_fx  # here, as it warns in torch 2.11
+
     seen: list[tuple[dict[str, bool], float]] = []
 
     def compile_fx(graph: Any, inputs: Any, config_patches: dict[str, bool], **_: Any) -> Any:
