@@ -14,6 +14,7 @@ from tests.ops import small_scales
 from tests.ops.triton_cases import (
     ACTIVATIONS,
     CASES,
+    ELU_ERRORS,
     FLOATS,
     LAYOUTS,
     Case,
@@ -78,10 +79,11 @@ def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(dtype, layo
     assert max(result["errors"]) < 2 * torch.finfo(getattr(torch, dtype)).eps + 4e-6
 
 
-def test_an_elu_near_zero_does_not_cancel():
-    errors = measure_small_elu("cuda")
-    assert errors["value"] < 2e-6
-    assert errors["inverse"] < 4e-6
+@pytest.mark.parametrize("dtype", ELU_ERRORS)
+def test_an_elu_near_zero_does_not_cancel(dtype):
+    errors = measure_small_elu(dtype, "cuda")
+    assert errors["value"] < ELU_ERRORS[dtype]
+    assert errors["inverse"] < ELU_ERRORS[dtype]
 
 
 @pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)

@@ -16,6 +16,7 @@ import torch
 from tests.ops import small_scales
 from tests.ops.triton_cases import (
     CASES,
+    ELU_ERRORS,
     FLOATS,
     LAYOUTS,
     assert_equals_the_formula,
@@ -71,9 +72,10 @@ def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(interpreted
 
 
 @needs_triton
-def test_an_elu_near_zero_does_not_cancel(interpreted):
-    assert interpreted["small elu"]["value"] < 1e-6
-    assert interpreted["small elu"]["inverse"] < 1e-6
+@pytest.mark.parametrize("dtype", ELU_ERRORS)
+def test_an_elu_near_zero_does_not_cancel(interpreted, dtype):
+    assert interpreted["small elu"][dtype]["value"] < ELU_ERRORS[dtype]
+    assert interpreted["small elu"][dtype]["inverse"] < ELU_ERRORS[dtype]
 
 
 @needs_triton

@@ -228,10 +228,17 @@ def measure_saturated(dtype: str, layout: str, device: str = "cpu") -> dict[str,
     }
 
 
-def measure_small_elu(device: str = "cpu") -> dict[str, float]:
-    """Return the largest relative errors, value by value, of a float32 elu of tiny and large values and its inverse."""
-    y = -torch.logspace(-7, 1.1, 60, device=device).view(-1, 1)
-    zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+# How far from the truth an elu and its inverse may be, relative to it: a rounding of the dtype, which the interpreter
+# truncates to, and in float32 the errors of polynomial, exponential and logarithm.
+ELU_ERRORS = {"float64": 1e-13, "float32": 1e-6, "bfloat16": 2**-7, "float16": 2**-10}
+
+
+def measure_small_elu(dtype: str, device: str = "cpu") -> dict[str, float]:
+    """Return the largest relative errors, value by value, of an elu of tiny and large values and its inverse."""
+    smallest = -4 if dtype == "float16" else -7  # whose numbers have fewer digits below
+    y = -torch.logspace(smallest, 1.1, 400, device=device).to(getattr(torch, dtype)).view(-1, 1)
+    vector = torch.float64 if dtype == "float64" else torch.float32
+    zero, one = torch.zeros(1, device=device, dtype=vector), torch.ones(1, device=device, dtype=vector)
     settings = NormSettings(None, None, 0.0, "elu", 1.0)
     z = triton.apply(y, zero, one, settings)
     # With dz = 0, mean(dy) = 0 and mean(dy x_hat) = -1, dx is x_hat = f^-1(z).
@@ -361,7 +368,7 @@ def main() -> None:
         "cases": {name: measure(case) for name, case in CASES.items()},
         "large mean": {layout: measure_large_mean(layout) for layout in LAYOUTS},
         "saturated": {f"{dtype} {layout}": measure_saturated(dtype, layout) for dtype in FLOATS for layout in LAYOUTS},
-        "small elu": measure_small_elu(),
+        "small elu": {dtype: measure_small_elu(dtype) for dtype in ELU_ERRORS},
         "small scales": {
             f"{dtype} {layout} {activation}": measure_small_scales(dtype, layout, activation)
             for dtype in small_scales.DTYPES
