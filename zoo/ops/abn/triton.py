@@ -35,6 +35,7 @@ TILE = 2048
 WARPS = 4
 PLACES = 132 * 6  # the programs of a kernel where no device says how many fit: those of an H100, a usual number on each
 LONGEST_ROW = 1024
+MOST_STRIPS = 132 * 4  # of rows of several channels, if they need not be longer: as many as fit on most devices at once
 MOST_PIECES = 8  # of each strip, where there are more strips than places
 COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
 COMBINED_CHANNELS = 8  # of so many channels
@@ -571,7 +572,7 @@ def _tiling_of(shape: torch.Size, stride: tuple[int, ...], item_bytes: int, redu
     # Three partial results of 4 bytes per column, written and read again, may be as many bytes as the tensor.
     if widened and (not reducing or batch * item_bytes >= 24):
         row = channels * area
-        cols = power_above(min(max(-(-row // PLACES), 64), LONGEST_ROW, row))
+        cols = power_above(min(max(-(-row // MOST_STRIPS), 64), LONGEST_ROW, row))
         return _tiling(batch, 1, row, area, cols, item_bytes)
     return _tiling(batch, channels, area, 0, _width(area, 256, LONGEST_ROW), item_bytes)
 
