@@ -130,7 +130,7 @@ def _compile(
     signature, constants, attributes = {}, {}, {}
     for place, (parameter, value) in enumerate(zip(jitted.params, values, strict=True)):
         constant = parameter.is_constexpr or types[place] == "None"
-        signature[parameter.name] = "constexpr" if constant else types[place]
+        signature[parameter.name] = "constexpr" if constant else parameter.annotation_type or types[place]
         if constant:
             constants[(place,)] = value
         elif types[place].startswith("*"):

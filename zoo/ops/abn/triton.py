@@ -9,9 +9,10 @@ How a tensor is cut into tiles depends on its shape and dtype alone; nothing is 
 elements, 16 per thread of 4 warps, or half of that in float64. Where memory is contiguous and no vector of 128 bits
 divides a channel's positions, a tile holds several channels, and what is reduced is folded per channel afterwards.
 
-The programs of a kernel are all on the device at once (`split`), as many as fit on its processors by the registers and
-the shared memory of the compiled code (`resident_blocks`). Into how many splits a sum is cut, and so its last bits,
-depends on the device and on the version of Triton, but is the same from run to run. Their speed was not measured.
+The programs of a kernel are all on the device at once, as many as fit on its processors by the registers and the shared
+memory of the compiled code (`resident_blocks`), or come in nearly full waves (`split`). Into how many splits a sum is
+cut, and so its last bits, depends on the device and on the version of Triton, but is the same from run to run. Their
+speed was not measured.
 
 The kernels are registered as operators (zoo_triton::) that torch.compile does not look into. There is nothing to fuse
 them with, and so a compiled network runs the same kernels as any other.
@@ -33,7 +34,7 @@ from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
 TILE = 2048
 WARPS = 4
-PLACES = 132 * 6  # the programs of a kernel where no device says how many fit: those of an H100, a usual number on each
+PLACES = 132 * 6  # programs of a kernel where no device says how many fit: 6 are usual on each processor of an H100
 LONGEST_ROW = 1024
 MOST_STRIPS = 132 * 4  # of rows of several channels, if they need not be longer: as many as fit on most devices at once
 MOST_PIECES = 8  # of each strip, where there are more strips than places
@@ -465,8 +466,8 @@ def _remember(key: tuple[Any, ...], found: tuple[Any, ...]) -> None:
 
 
 def _places(kernel: Any, device: torch.device) -> int:
-    """Return how many programs of a compiled kernel are on a device at once; `PLACES` where there is none."""
-    if device.type != "cuda":
+    """Return how many programs of a kernel are on a device at once; `PLACES` without a device or compiled code."""
+    if device.type != "cuda" or not hasattr(kernel, "_init_handles"):
         return PLACES
     kernel._init_handles()  # loads the code, which the number of its registers is known after
     properties = torch.cuda.get_device_properties(device)

@@ -197,7 +197,7 @@ def merge(mean, squares, count, PERIOD: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["pieces", "outer", "groups", "units", "places"])
-def statistics(x, partial, pieces, outer, groups, units, places,
+def statistics(x, partial, pieces, outer, groups, units, places: "i64",  # noqa: F821
                PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                ACC: tl.constexpr):  # fmt: skip
     """Write mean, biased variance and number of values of each split, by Welford's update in every lane and a merge.
@@ -226,7 +226,7 @@ def statistics(x, partial, pieces, outer, groups, units, places,
     centre, variance, total = merge(mean, squares, count, PERIOD)
     tl.store(partial + place, centre, mask=valid)
     tl.store(partial + places + place, variance, mask=valid)
-    tl.store(partial + 2 * places.to(tl.int64) + place, total, mask=valid)
+    tl.store(partial + 2 * places + place, total, mask=valid)
 
 
 @triton.jit(do_not_specialize=["splits", "channels", "row", "second", "third"])
@@ -297,7 +297,7 @@ def apply(x, out, shortcut, mean, var, weight, bias, pieces, outer, groups, unit
 
 
 @triton.jit(do_not_specialize=["pieces", "outer", "groups", "units", "places"])
-def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, groups, units, places,
+def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, groups, units, places: "i64",  # noqa: F821
                     PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                     EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
                     ACC: tl.constexpr):  # fmt: skip
