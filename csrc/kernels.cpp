@@ -2,19 +2,6 @@
 
 #include <type_traits>
 
-// Functions marked CLONES are compiled for several generations of processors. The loader picks the newest that the
-// processor supports.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#if __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // older compilers do not know the names of the generations
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#else
-#define CLONES
-#endif
-#define INLINED __attribute__((always_inline))
-
 namespace zoo {
 namespace {
 
