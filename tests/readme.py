@@ -389,6 +389,83 @@ def lean_overhead() -> str:
     )
 
 
+# --- zoo benchmark scaling and checkpoint ---
+
+SCALING = "scaling_resnet50"
+
+
+def scaling() -> str:
+    """What the model says of each count of accelerators."""
+    return _scaling_table([record["provider"] for record in records(SCALING, "efficiency, nothing hidden")])
+
+
+def scaling_day() -> str:
+    """The same of a few of them."""
+    return _scaling_table(["1 accelerator", "8 accelerators", "64 accelerators"])
+
+
+def _scaling_table(providers: Sequence[str]) -> str:
+    rows = []
+    for provider in providers:
+        low, high = (
+            f"{median(SCALING, f'efficiency, {which} hidden', provider=provider):.2f}"
+            for which in ("nothing", "gradients")
+        )
+        values = [
+            f"{math.ceil(median(SCALING, metric, provider=provider)):,}"
+            for metric in ("cores that decode", "network of each", "disk")
+        ]
+        images = f"{median(SCALING, 'images in a day', provider=provider):,.0f}"
+        rows.append([f"{int(provider.split()[0]):,}", low if low == high else f"{low} to {high}", images, *values])
+    headers = ["accelerators", "efficiency", "million images in a day", "cores that decode", "network of each, MB/s"]
+    return table([*headers, "disk, MB/s"], rows)
+
+
+def scaling_rate() -> str:
+    """The rate of one accelerator that the model was given."""
+    return f"{result(SCALING)['settings']['images/s of one accelerator']:,.0f} images/s"
+
+
+def scaling_assumptions() -> str:
+    """The settings that the model was given."""
+    settings, (num_images, _, side, _) = result(SCALING)["settings"], records(SCALING, "disk")[0]["shape"]
+    return "\n".join(
+        [
+            f"- ResNet-50 with norms that are synchronised, {num_images} images of {side} x {side} per accelerator",
+            f"- {settings['images/s of one accelerator']:,.0f} images/s by one accelerator alone",
+            f"- {settings['bandwidth, GB/s']:.0f} GB/s in each direction of each accelerator, and "
+            f"{settings['latency, us']:.0f} us for a message",
+            f"- {settings['images/s of a core']:,.0f} images/s read, decoded and augmented by a core, and as many "
+            "cores as it takes",
+            f"- {settings['kB of an image']:.0f} kB for an image",
+        ]
+    )
+
+
+def scaling_check() -> str:
+    """Measured and predicted steps of processes of this machine."""
+    rows = []
+    for record in records(SCALING, "measured"):
+        predicted, ratio = (
+            median(SCALING, metric, provider=record["provider"]) for metric in ("predicted", "predicted / measured")
+        )
+        measured = f"{record['median']:.0f} ({record['spread']:.0f})"
+        rows.append([record["provider"], measured, f"{predicted:.0f}", f"{ratio:.2f}"])
+    return table(["", "measured, ms", "predicted, ms", "predicted / measured"], rows)
+
+
+def checkpoint_pause() -> str:
+    """How long training stands still for a checkpoint."""
+    name, beside = "checkpoint_resnet50", "written beside a step"
+    pause, waiting = (median(name, "pause", provider=provider) for provider in (beside, "written while training waits"))
+    share = _with_spread(*records(name, "pause / waiting"))
+    alone, slowed = (median(name, "step", provider=provider) for provider in ("none", beside))
+    return (
+        f"{pause:.0f} ms for a ResNet-50 with momentum and moving average, and for {waiting:,.0f} ms where it waited "
+        f"for the disk; the ratio is {share}. A step beside the write took {slowed / alone:.1f} times as long as others"
+    )
+
+
 def _with_spread(record: dict[str, Any]) -> str:
     return f"{record['median']:.2f}" + (f" ({record['spread']:.2f})" if record["n"] > 1 else "")
 
@@ -665,6 +742,12 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "segmentation_memory_gb": segmentation_memory_gb,
     "segmentation_exact": segmentation_exact,
     "segmentation_checked": segmentation_checked,
+    "scaling": scaling,
+    "scaling_day": scaling_day,
+    "scaling_assumptions": scaling_assumptions,
+    "scaling_rate": scaling_rate,
+    "scaling_check": scaling_check,
+    "checkpoint_pause": checkpoint_pause,
     "experiments": experiments,
     "settings": settings,
 }

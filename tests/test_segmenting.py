@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms import ToTensor
 
 from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
 from zoo.config import parse_experiment
-from zoo.data.transforms import ToTensor
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, DataError
 from zoo.report.label_images import palette_for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -39,6 +40,7 @@ def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
     assert facts["best top-1"].endswith(" %")
     assert facts["torch"] == torch.__version__
     assert facts["md5"] == md5_of(finished.checkpoint)
+    assert facts["sha256"] == hashlib.sha256(finished.checkpoint.read_bytes()).hexdigest()
     assert 11_000_000 < int(facts["parameters"].replace(",", "")) < parameters
     assert main(["show", str(finished.checkpoint)]) == 0
     settings = capsys.readouterr().out.partition("settings")[2]

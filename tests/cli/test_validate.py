@@ -26,7 +26,7 @@ from zoo.config import parse_experiment
 from zoo.engine.process import Process
 from zoo.registry import published
 from zoo.scoring import LoadedNetwork, score
-from zoo.weights import md5_of, read_checkpoint
+from zoo.weights import digests_of, md5_of, read_checkpoint
 from zoo.weights.cache import weights_path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -50,7 +50,7 @@ def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, 
         "count": NUM_VAL,
     }
     assert result["protocol"] == "center10-scale12"
-    assert result["weights_md5"] == md5_of(finished.checkpoint)
+    assert {kind: result[f"weights_{kind}"] for kind in ("md5", "sha256")} == digests_of(finished.checkpoint)
     assert result["environment"]["torch"] == torch.__version__
     share = result["top1"] / 100
     assert result["standard_errors"]["top1"] == pytest.approx(100 * (share * (1 - share) / NUM_VAL) ** 0.5)

@@ -116,6 +116,7 @@ def test_files_are_found_where_hugging_face_has_them(tmp_path: Path) -> None:
         path = tmp_path / str(number) / name
         path.parent.mkdir(parents=True)
         pq.write_table(table, path)
+        (path.parent / ".hidden.parquet").write_bytes(b"")
         other = {"train": "val", "val": "train"}[split]
         assert parquet_files(path.parents[name.count("/")] / split) == [path]
         assert parquet_files(path.parents[name.count("/")] / other) == []

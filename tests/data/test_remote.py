@@ -29,7 +29,7 @@ from zoo.data.folder import open_source
 from zoo.data.index import MAGIC, Index, write_index
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.places import RemoteFolder, place_of
-from zoo.data.remote import Unreachable
+from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.segmentation_loader import build_segmentation_train_loader
 from zoo.data.shards import Shards
 from zoo.errors import ConfigError, DataError
@@ -38,6 +38,7 @@ from zoo.weights import download
 CLASSES = {"ant": 7, "bee": 5, "cat": 9}
 CPU = torch.device("cpu")
 SIZES = {"scale": 12, "crop": 8, "mean": [0.5] * 3, "std": [0.5] * 3, "batch_size": 2}
+FETCH_TURN = RemoteShards._fetch_turn
 Answer = Callable[["Handler"], None]
 
 
@@ -109,6 +110,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
     monkeypatch.setattr(download, "READ_TIMEOUT_S", 0.3)
     monkeypatch.setattr(remote, "sleep", lambda seconds: None)
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", lambda self, turn: None)  # what is fetched is what is read
     return tmp_path / "cache" / "shards"
 
 
@@ -155,8 +157,9 @@ def test_an_address_is_told_from_a_path() -> None:
 @pytest.mark.parametrize("protocol", ["http", "memory"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_the_folder_to_the_bit(
-    local_shards: Path, server: Server, memory: str, protocol: str, workers: int
+    local_shards: Path, server: Server, memory: str, protocol: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", FETCH_TURN)
     data = place_of(server.url if protocol == "http" else memory)
     config = _config(shuffle_shards=2, color_jitter_train=True)
     pairs = [
@@ -190,6 +193,49 @@ def test_an_epoch_goes_on_in_the_middle_on_any_number_of_processes(server: Serve
         for path in batch.paths
     ]
     assert len(seen) == len(set(seen)) == 21
+
+
+def _fetched(server: Server, num_shards: int) -> list[int]:
+    """Return the shards of train/ that were asked for, once there are so many, which are given a moment to be more."""
+    deadline = time.monotonic() + 10
+    while True:
+        time.sleep(0.05)
+        found = sorted(int(path[7:13]) for path in server.asked if path.startswith("/train/"))
+        if len(found) >= num_shards or time.monotonic() > deadline:
+            return found
+
+
+def test_the_shards_of_the_next_window_are_fetched_while_one_is_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", FETCH_TURN)
+    source = open_source(place_of(server.url) / "train")
+    worker = pickle.loads(pickle.dumps(source))
+    worker._turns = source._turns  # as processes share it
+    for seed in (1, 2):
+        order = source.order(torch.Generator().manual_seed(seed), 2)
+        shards = source._shards[order.numpy()]
+        following = list(dict.fromkeys(shards.tolist()))[2:4]
+        for path in worker._index.path.parent.glob("*.tar"):
+            path.unlink()
+        server.asked.clear()
+        worker.read(int(order[0]))
+        assert _fetched(server, 3) == sorted([int(shards[0]), *following])
+        worker.read(int(order[len(order) - 1]))
+        assert _fetched(server, 4) == sorted({int(shards[0]), *following, int(shards[-1])})
+
+
+def test_without_an_order_a_few_shards_are_fetched_ahead_and_no_more_than_fit(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteShards, "_fetch_turn", FETCH_TURN)
+    source = open_source(place_of(server.url) / "train")
+    source.read(0)
+    assert _fetched(server, 3) == [0, 4, 5]
+    _limit(monkeypatch, 3 * 10240)
+    assert not open_source(place_of(server.url) / "train")._turns.any()
+    source.order(torch.Generator(), 2)
+    assert not source._turns.any()
 
 
 def test_a_second_run_asks_for_the_beginning_of_the_index_alone(server: Server) -> None:
@@ -262,7 +308,7 @@ def _refusal(root: Any, read: int | None = None) -> str:
         (_fails(500), "the server answered 500 Internal Server Error, 5 times in a row; .*train.index"),
         (_stalls, "the connection failed .*, 5 times in a row"),
         (_sends(b"<html>"), "a web page came in place of the file"),
-        (_sends(b"hello"), "the file is no index, or one of another version; .*train.index: zoo data index makes it"),
+        (_sends(b"hello"), "the file is no index, or one of another version; .*train.index: check the address"),
         (_sends(MAGIC + bytes(100)), "it is damaged, its sha256 is not the one"),
         (_sends(b"x" * 10, 100), "the connection ended after"),
     ],
@@ -369,7 +415,7 @@ def test_an_index_of_impossible_names_and_numbers_is_refused(local_shards: Path,
     system = fsspec.filesystem("memory")
     system.pipe_file("/hostile/train.index", (tmp_path / "train.index").read_bytes())
     assert re.search(
-        r"the index cannot be used: .*; memory://hostile/train.index: zoo data index makes it",
+        r"the index cannot be used: .*; memory://hostile/train.index: check the address",
         _refusal(place_of("memory://hostile/train")),
     )
     with pytest.raises(DataError, match=r"the index (cannot be used|is not that of the shards)"):
@@ -407,6 +453,15 @@ def test_downloads_count_with_their_size_and_those_of_killed_processes_are_remov
     os.utime(part, (0, 0))
     source.read(0)
     assert _copies(cache) == ["000000.10240.tar", "000001.10240.tar", "000002.10240.tar"]
+
+
+def test_the_index_that_a_killed_process_was_receiving_is_removed(server: Server, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for name in ("old.part", "new.part"):
+        (cache / name).touch()
+    os.utime(cache / "old.part", (0, 0))
+    open_source(place_of(server.url) / "train")
+    assert [path.name for path in cache.glob("*.part")] == ["new.part"]
 
 
 def test_a_cache_that_is_too_small_is_one_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,3 +391,11 @@ def test_an_index_keeps_arrays_of_any_shape_and_maps_them(tmp_path: Path) -> Non
 def test_neither_train_nor_val_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "index", str(tmp_path)]) == 2
     assert "there is neither train/ nor val/" in capsys.readouterr().err
+
+
+def test_tar_files_beside_parquet_files_are_not_chosen_silently(shards: Path) -> None:
+    (shards / "train" / "more.parquet").touch()
+    with pytest.raises(
+        DataError, match=r"tar files and Parquet files \(more\.parquet is one\); .*train: keep one kind"
+    ):
+        build_train_loader(shards, _config())

@@ -10,12 +10,16 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+REPOSITORY = Path(__file__).parents[2]
 INTERFACE = "eth0"
+PORT = 29500  # of the meeting place on host0, which nobody else uses there
 NEEDED = ("ip", "unshare", "mount", "hostname")
 
 # The first process waits for those that a launcher leaves behind, as all of them would end with it.
@@ -72,6 +76,79 @@ def why_not() -> str | None:
     except subprocess.CalledProcessError as error:
         return f"network namespaces are not permitted: {error.stderr.decode().strip()}"
     return None
+
+
+@dataclass
+class Launch:
+    """`torchrun` on machines, the first of which is the meeting place of its launchers.
+
+    Args:
+    - `machines`: where it runs.
+    - `logs`: what is printed on each of them.
+    - `launchers`: the first process on each of them.
+    """
+
+    machines: list[Host]
+    logs: list[Path]
+    launchers: list[subprocess.Popen[bytes]]
+
+    def printed(self, index: int) -> str:
+        """Return what was printed on a machine until now."""
+        return self.logs[index].read_text(errors="replace")
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float) -> float:
+        """Wait until ``condition`` holds; return the seconds that it took."""
+        begin_s = time.monotonic()
+        while not condition():
+            if time.monotonic() - begin_s > limit_s:
+                raise AssertionError("\n".join(["too late", *map(self.printed, range(len(self.logs)))]))
+            time.sleep(0.05)
+        return time.monotonic() - begin_s
+
+    def wait_for_end(self, indices: list[int], limit_s: float) -> float:
+        """Wait until the launchers of these machines have ended; return the seconds that it took."""
+        return self.wait_for(lambda: all(self.launchers[index].poll() is not None for index in indices), limit_s)
+
+    def pids(self, index: int, module: str) -> list[int]:
+        """Return the processes of a machine that run a Python module themselves, and do not launch others."""
+        own = _ip("netns", "pids", self.machines[index].namespace).split()
+        lines = {int(pid): Path("/proc", pid, "cmdline").read_bytes().split(b"\0") for pid in own}
+        return [pid for pid, words in lines.items() if words[1:4] == [b"-u", b"-m", module.encode()]]
+
+
+@contextmanager
+def torchrun(
+    machines: list[Host],
+    module: str,
+    command: list[str],
+    folder: Path,
+    environments: Mapping[int, Mapping[str, str]],
+    *options: str,
+) -> Iterator[Launch]:
+    """Start ``python -m MODULE COMMAND`` through torchrun on each machine; what is left of it at the end is killed.
+
+    Args:
+    - `machines`: where it runs; the first one is the meeting place.
+    - `module`: the Python module that the launchers start.
+    - `command`: its arguments.
+    - `folder`: where what each machine prints goes.
+    - `environments`: variables of single machines.
+    - `options`: more options of torchrun, which count more than those given here.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(machines)), "--rdzv_backend", "c10d"]
+    launcher += ["--rdzv_endpoint", f"{machines[0].name}:{PORT}", "--rdzv_id", "1", "--rdzv_conf", "last_call_timeout=2"]
+    launch = Launch(machines, [], [])
+    try:
+        for index, machine in enumerate(machines):
+            launch.logs.append(folder / f"{machine.name}.{time.time_ns()}.log")
+            environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environments.get(index, {})}
+            words = [*launcher, *options, "-m", module, *command]
+            launch.launchers.append(machine.start(words, launch.logs[-1], environment))
+        yield launch
+    finally:
+        for machine, process in zip(machines, launch.launchers, strict=False):
+            machine.send(signal.SIGKILL)
+            process.wait()
 
 
 @contextmanager

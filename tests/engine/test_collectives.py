@@ -137,3 +137,17 @@ def test_compressed_gradients_are_the_rounded_means_of_rounded_gradients(world_s
         mean = sum(own) / world_size
         scale = max(each.abs().max() for each in own)
         assert (exchanged[0] - mean).abs().max() <= 2**-8 * 2 * scale  # a rounding before the sum, and one behind it
+
+
+def _memory_of_gradients() -> tuple[int, int]:
+    """Return in how many pieces of memory the gradients of a step lie, and how many gradients there are."""
+    config = make_config()
+    state = build_state(task_of(config), _network("inplace"), this_process())
+    state.wrapped_model(torch.randn(4, 3, 8, 8)).sum().backward()
+    gradients = [parameter.grad for parameter in state.model.parameters()]
+    return len({gradient.untyped_storage().data_ptr() for gradient in gradients}), len(gradients)
+
+
+def test_gradients_lie_in_the_buckets_in_which_they_are_sent() -> None:
+    for pieces, gradients in run_distributed(_memory_of_gradients, 2):
+        assert (pieces, gradients) == (1, 8)

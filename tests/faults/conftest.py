@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import finished
+from tests.dist.conftest import machines
 
-__all__ = ["finished"]
+__all__ = ["finished", "machines"]
 
 WIDTH = 110
 

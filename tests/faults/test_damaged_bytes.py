@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny import build_net, differences, make_config
-from zoo.engine.checkpoint import CHECKPOINT, read, save
+from tests.engine.tiny import build_net, differences, make_config, save
+from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
 from zoo.engine.state import build_state
 from zoo.errors import ZooError

@@ -141,6 +141,7 @@ def test_any_values_in_an_index_are_those_of_images_or_a_message(kind: str, coun
 
 
 def _changed(array: np.ndarray, what: str, value: int, text: bytes) -> np.ndarray | None:
+    array = np.atleast_1d(array)
     if what == "missing":
         return None
     if what == "shorter":

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -469,3 +470,54 @@ def test_a_pickle_that_asks_for_memory_by_a_number_is_refused_before_it_gets_any
         path.write_bytes(pickled + path.read_bytes())
     with pytest.raises(WeightsError, match=rf"would take more memory than the file has.*calls {module} {name}"):
         read_state_dict(path)
+
+
+class _Calls:
+    """Pickles as a call of numpy.dtype that is then given a state, and of numpy's scalar with it."""
+
+    def __init__(self, name: str, state: Any, content: bytes) -> None:
+        self.name, self.state, self.content = name, state, content
+
+    def __reduce__(self) -> Any:
+        scalar = np.float64(0).__reduce__()[0]
+        return scalar, (_Dtype(self.name, self.state), self.content)
+
+
+class _Dtype(_Calls):
+    def __init__(self, name: str, state: Any) -> None:
+        super().__init__(name, state, b"")
+
+    def __reduce__(self) -> Any:
+        return np.dtype, (self.name, False, True), self.state
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "state", "content"),
+    [
+        ("O8", (3, "|", None, None, None, -1, -1, 63), b"\1" * 8),
+        ("O8", None, b"\1" * 8),
+        ("M8", (3, ">", None, None, None, 0, -1, 0), b"\1" * 8),
+        ("V8", (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0), b"\1" * 8),
+        ("f8", (3, "<", None, None, None, -1, -1, 0), b"\1" * 7),
+        ("f8", (3, "x", None, None, None, -1, -1, 0), b"\1" * 8),
+        ("f8", (), b"\1" * 8),
+    ],
+)
+def test_a_numpy_number_that_points_elsewhere_is_refused_and_does_not_end_the_process(
+    name: str, state: Any, content: bytes, zipped: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.pth"
+    weights = {"a": torch.ones(3), "best": _Calls(name, state, content)}
+    torch.save(weights, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsError):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_numpy_numbers_are_read_as_they_are(zipped: bool, tmp_path: Path) -> None:
+    kinds = "?bhilBHILefdg"
+    numbers = [np.dtype(kind).type(1) for kind in kinds]
+    torch.save({"a": torch.ones(3), "numbers": numbers}, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    read = read_checkpoint(tmp_path / "w.pth")["numbers"]
+    assert [(type(number), number) for number in read] == [(type(number), number) for number in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -103,6 +104,8 @@ def test_verify_exits_with_3_when_a_file_is_damaged_and_leaves_it(
     streams = capsys.readouterr()
     assert f"zoo verify: 1 of 3 files are not as published: {OTHER}.pth.tar is damaged" in streams.err
     assert "| ok " in streams.out
+    for content in (CONTENT, b"my own"):
+        assert hashlib.sha256(content).hexdigest() in streams.out
     assert (cache / f"{OTHER}.pth.tar").read_bytes() == CONTENT
     assert main(["verify", NAME]) == 0
 

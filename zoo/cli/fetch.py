@@ -66,7 +66,8 @@ def run_verify(args: argparse.Namespace) -> int:
     if not findings:
         print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
         return 0
-    print(markdown_table(["file", "state", "note"], [[printable(f.path), f.status, f.note] for f in findings]))
+    rows = [[printable(finding.path), finding.status, finding.sha256, finding.note] for finding in findings]
+    print(markdown_table(["file", "state", "sha256", "note"], rows))
     faults = {"damaged", "missing", "partial"} if args.names else {"damaged"}
     bad = [finding for finding in findings if finding.status in faults]
     if bad:

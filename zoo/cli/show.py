@@ -177,7 +177,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     from zoo.config import Experiment
     from zoo.engine.checkpoint import BEST, CHECKPOINT, progress_in
     from zoo.tasks import task_of
-    from zoo.weights import md5_of, read_weights
+    from zoo.weights import digests_of, read_weights
     from zoo.weights.record import elsewhere_in, experiment_in
 
     if path.is_dir():
@@ -193,7 +193,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         content = {
             "file": printable(path),
             "bytes": path.stat().st_size,
-            "md5": md5_of(path),
+            **digests_of(path),
             "network": None if stored.record is None else stored.record.to_json(),
             "parameters": stored.num_parameters,
             **{f"best_{name}" if key == "best_score" else key: value for key, value in asdict(progress).items()},
@@ -203,7 +203,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         return
     facts = {
         "file": f"{printable(path)}, {path.stat().st_size:,} bytes",
-        "md5": md5_of(path),
+        **digests_of(path),
         **_facts_of_network(stored.record, experiment),
         "parameters": f"{stored.num_parameters:,}",
         **_facts_of_progress(progress, label),

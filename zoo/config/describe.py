@@ -100,7 +100,11 @@ def _describe(section: type[BaseModel], path: str) -> SectionText:
         field = section.model_fields[key]
         if inner_section(field.annotation) is field.annotation:
             continue
-        default = "required" if key in required else json.dumps(field.get_default(call_default_factory=True))
+        default = (
+            "required"
+            if key in required
+            else json.dumps(field.get_default(call_default_factory=True, validated_data={}))
+        )
         meaning = " ".join(about.get("description", "").split())
         bounds = ", ".join(dict.fromkeys(_bounds(about)))
         settings.append(Setting(f"{path}.{key}".removeprefix("."), key, _type(about), default, bounds, meaning))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal, NamedTuple
@@ -210,20 +210,29 @@ class ImageFolder(ImageDataset):
 def open_source(root: Place, allow_empty_classes: bool = False) -> Source:
     """Return the images in ``root``: of tar files or Parquet files, if there are some, or of one folder per class.
 
-    What is not of this machine's file systems are tar files.
+    What is not of this machine's file systems are tar files. Raises DataError for files of both kinds, and as the
+    sources do.
     """
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
-    if has_shards(root):
-        return Shards(root, allow_empty_classes)
-    return (ParquetImages if parquet_files(root) else FolderSource)(root, allow_empty_classes)
+    return _kind_of(root)[0](root, allow_empty_classes)
 
 
 def write_source_index(root: Path) -> int:
     """Write the index of what `open_source` opens; return the number of images. DataError if that is impossible."""
-    if has_shards(root):
-        return write_shard_index(root)
-    return (write_parquet_index if parquet_files(root) else write_folder_index)(root)
+    return _kind_of(root)[1](root)
+
+
+def _kind_of(root: Path) -> tuple[Callable[[Path, bool], Source], Callable[[Path], int]]:
+    """Return what opens the images in ``root`` and what writes their index."""
+    tars, parquet = has_shards(root), parquet_files(root)
+    if tars and parquet:
+        raise DataError(
+            f"there are tar files and Parquet files ({parquet[0].name} is one); {printable(root)}: keep one kind"
+        )
+    if tars:
+        return Shards, write_shard_index
+    return (ParquetImages, write_parquet_index) if parquet else (FolderSource, write_folder_index)
 
 
 def collate(

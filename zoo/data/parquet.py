@@ -243,7 +243,7 @@ def _images_of(path: Path, group: int, num_rows: int) -> Any:
 
 def _files_in(folder: Path, start: str) -> list[Path]:
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+        names = [entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
     except OSError:  # which whatever looks for a folder of images will report
         return []
     return [folder / name for name in sorted(names) if name.startswith(start) and name.endswith(SUFFIX)]

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import secrets
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,19 +29,22 @@ from zoo.data.index import MAGIC, START, Index
 from zoo.data.places import RemoteFolder
 from zoo.data.reading import Unreadable
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_places
-from zoo.errors import ConfigError, DataError, brief, printable
-from zoo.files import cache_dir, is_offline, locked, open_own
+from zoo.errors import ConfigError, DataError, ZooError, brief, printable
+from zoo.files import LockedElsewhereError, cache_dir, is_offline, locked, open_own
 from zoo.weights.download import TRIES, Download, DownloadError, Transient, innermost
 
 logger = logging.getLogger(__name__)
 
 WEB = ("http", "https")
 CACHE_GB = 50.0  # of shards, unless $ZOO_SHARDS_GB says otherwise
+AHEAD = 4  # shards that are fetched before they are read, where these are read in their order
 STALE_S = 3600.0  # a download that nothing was added to for so long is one of a killed process
 PIECE_BYTES = 2**20
 MAX_INDEX_BYTES = 2**33
-ADDRESS_ADVICE = "check the address of the folder, which has to hold train/ with train.index beside it, or val/"
-BOTH = "zoo data index makes it where the shards are written, upload it with them"
+ADVICE = (
+    "check the address: the index has to be beside the folder of the shards; zoo data index makes it where these are, "
+    "upload them together"
+)
 
 
 class Unreachable(DataError):
@@ -65,6 +69,11 @@ class RemoteShards(Shards):
         self._begin(root, index, allow_empty_classes)
         sizes = self._sizes()
         self._check_room(max(sizes, default=0), "a shard", "")
+        # The turn of each shard: those of one turn are read together, and before those of the next. Workers that have
+        # begun see what `order` puts there. Without `order` shards are read in their order.
+        self._turns = torch.zeros(len(sizes), dtype=torch.int32).share_memory_()
+        self._set_turns(np.arange(len(sizes)), AHEAD)
+        self._turn = UNKNOWN  # that this process has last read of
         logger.info(
             "%d shards of %.3g GB come from %s and are kept in %s, at most %.3g GB at a time",
             len(sizes), sum(sizes) / 1e9, printable(root), printable(_cache()), _bound() / 1e9,
@@ -73,6 +82,9 @@ class RemoteShards(Shards):
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``, from the cache; a copy there that was damaged is fetched again."""
         shard = int(self._shards[index])
+        if self._turns[shard] != self._turn:
+            self._turn = int(self._turns[shard])
+            threading.Thread(target=self._fetch_turn, args=(self._turn + 1,), daemon=True).start()
         try:
             return self._read_copy(shard, index)
         except Unreadable:
@@ -80,13 +92,32 @@ class RemoteShards(Shards):
         return self._read_copy(shard, index)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random order of the images, see `Shards.order`; ConfigError if the cache cannot hold the window."""
+        """Return a random order of the images, see `Shards.order`; ConfigError if the cache cannot hold the window.
+
+        From now on the shards of a window are fetched while those of the one before are read, if the cache holds both.
+        """
         sizes = sorted(self._sizes(), reverse=True)
         fitting = int((np.cumsum(sizes) <= _bound()).sum())
         what = f"all {len(sizes)} shards" if window is None else f"{min(window, len(sizes))} shards"
         advice = f"set input.shuffle_shards to {fitting} or less, so that fewer are, or "
         self._check_room(sum(sizes[:window]), f"{what}, which are shuffled together,", advice)
-        return super().order(generator, window)
+        order = super().order(generator, window)
+        shards, first = np.unique(self._shards[order.numpy()], return_index=True)
+        self._set_turns(shards[first.argsort()], window or len(sizes))
+        return order
+
+    def _set_turns(self, shards: np.ndarray, window: int) -> None:
+        """Note that so many of ``shards`` at a time are read together, in this order."""
+        self._turns.zero_()
+        if sum(sorted(self._sizes())[-2 * window :]) <= _bound():
+            self._turns[torch.from_numpy(shards).long()] = torch.arange(len(shards), dtype=torch.int32) // window
+
+    def _fetch_turn(self, turn: int) -> None:
+        """Fetch the shards of a turn that are not in the cache, but for those that other processes are fetching."""
+        for shard in torch.nonzero(self._turns == turn).flatten().tolist():
+            with suppress(ZooError, OSError, LockedElsewhereError):  # whoever reads of the shard will meet the fault
+                if not self._copy_of(shard).exists():
+                    self._fetch(shard, waiting_for=None)
 
     def _sizes(self) -> list[int]:
         return [size for _, size in self._index.header["shards"]]
@@ -129,10 +160,13 @@ class RemoteShards(Shards):
         finally:
             os.close(file)
 
-    def _fetch(self, shard: int) -> None:
-        """Bring a shard into the cache, unless another process has done so meanwhile."""
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_turns": self._turns, "_turn": UNKNOWN}
+
+    def _fetch(self, shard: int, waiting_for: str | None = "") -> None:
+        """Bring a shard into the cache, unless another process has done so; for ``waiting_for`` see `locked`."""
         path, (name, size) = self._copy_of(shard), self._index.header["shards"][shard]
-        with locked(path.with_suffix(".lock"), waiting_for="") as is_alone:
+        with locked(path.with_suffix(".lock"), waiting_for) as is_alone:
             if path.exists():
                 return
             part = path.with_name(f"{path.name}.part" if is_alone else f"{path.name}.{secrets.token_hex(4)}.part")
@@ -149,9 +183,7 @@ class RemoteShards(Shards):
                     return
                 logger.warning("%s; %s", fault, printable(self.root / name))
                 part.unlink()
-            raise Unreachable(
-                f"{fault}, twice; {printable(self.root / name)}: upload the shards and their index together, {BOTH}"
-            )
+            raise Unreachable(f"{fault}, twice; {printable(self.root / name)}: {ADVICE}")
 
     def _fault_of(self, shard: int, path: Path) -> str | None:
         """Return what is wrong with a file that was received; None if it has the images of the shard."""
@@ -223,12 +255,16 @@ def _fetched_index(root: RemoteFolder) -> Index:
         raise Unreachable(f"ZOO_OFFLINE is set; {printable(root)}: unset it, or give a folder of this machine")
     folder, name = root.parent, f"{root.name}.index"
     _cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in _cache().glob("*.part"):  # by processes that were killed
+        with suppress(FileNotFoundError):  # removed by another process
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
     part = _cache() / f"{secrets.token_hex(8)}.part"
     try:
         _receive(folder, name, part, max_bytes=START, is_head=True)
         head = part.read_bytes()
         if not head.startswith(MAGIC):
-            raise Unreachable(f"the file is no index, or one of another version; {printable(folder / name)}: {BOTH}")
+            raise Unreachable(f"the file is no index, or one of another version; {printable(folder / name)}: {ADVICE}")
         place = _cache() / hashlib.sha256(f"{folder.url}/{name}\0".encode() + head).hexdigest()[:32]
         place.mkdir(exist_ok=True)
         with locked(place / "index.lock", waiting_for=""):
@@ -253,7 +289,7 @@ def _usable(path: Path, origin: RemoteFolder) -> Index:
         index.check_images(SHARDS, COLUMNS)
         check_places(index)
     except DataError as error:
-        raise Unreachable(f"{str(error).partition('; ')[0]}; {printable(origin)}: {BOTH}") from error
+        raise Unreachable(f"{str(error).partition('; ')[0]}; {printable(origin)}: {ADVICE}") from error
     return index
 
 
@@ -282,7 +318,7 @@ def _receive(
     try:
         download.run(is_whole)
     except DownloadError as error:
-        raise Unreachable(f"{error}: {ADDRESS_ADVICE}") from error
+        raise Unreachable(f"{error}: {ADVICE}") from error
     return None
 
 
@@ -296,13 +332,13 @@ def _copy(folder: RemoteFolder, name: str, part: Path, max_bytes: int, is_head: 
                     if file.tell() > max_bytes:
                         part.unlink()
                         raise Unreachable(
-                            f"the file has more than {max_bytes:,} bytes; {printable(folder / name)}: {ADDRESS_ADVICE}"
+                            f"the file has more than {max_bytes:,} bytes; {printable(folder / name)}: {ADVICE}"
                         )
             return
         except Transient as problem:
             if tried == TRIES:
                 raise Unreachable(
-                    f"{problem}, {TRIES} times in a row; {printable(folder / name)}: {ADDRESS_ADVICE}"
+                    f"{problem}, {TRIES} times in a row; {printable(folder / name)}: {ADVICE}"
                 ) from problem
             logger.warning("%s: %s; next try in %d s", printable(folder / name), problem, 2 ** (tried - 1))
             _pause(2.0 ** (tried - 1))
@@ -325,7 +361,7 @@ def _pieces(folder: RemoteFolder, name: str, end: int | None) -> Iterator[bytes]
             f"{scheme}:// needs a package that is not installed ({brief(error)}); {where}: pip install {package}"
         ) from error
     except ValueError as error:
-        raise Unreachable(f"the address cannot be used ({brief(error)}); {where}: {ADDRESS_ADVICE}") from error
+        raise Unreachable(f"the address cannot be used ({brief(error)}); {where}: {ADVICE}") from error
     place = f"{path.rstrip('/')}/{name}"
     try:
         if end is not None:
@@ -336,7 +372,7 @@ def _pieces(folder: RemoteFolder, name: str, end: int | None) -> Iterator[bytes]
                 yield piece
     except (FileNotFoundError, PermissionError) as error:
         what = "there is no such file" if isinstance(error, FileNotFoundError) else "the file may not be read"
-        raise Unreachable(f"{what} ({innermost(error)}); {where}: {ADDRESS_ADVICE}") from error
+        raise Unreachable(f"{what} ({innermost(error)}); {where}: {ADVICE}") from error
     except Exception as error:  # each kind of file system has errors of its own
         raise Transient(f"the file cannot be read ({innermost(error)})") from error
 

@@ -56,12 +56,12 @@ class _Tracer(LocalTracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if type(m) is nn.Identity and len(args) == 1:
             return args[0]  # the same tensor: what overwrites it, overwrites the input
-        last, stack = next(reversed(self.graph.nodes)), self.module_stack.copy()
+        last, stack = next(iter(reversed(self.graph.nodes))), self.module_stack.copy()
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception as error:  # forward is the user's code, here called with proxies: it can raise anything
             self.module_stack = stack
-            while (node := next(reversed(self.graph.nodes))) is not last:
+            while (node := next(iter(reversed(self.graph.nodes)))) is not last:
                 self.graph.erase_node(node)
             name = self.path_of_module(m)
             self.failed = {other: why for other, why in self.failed.items() if not other.startswith(f"{name}.")}

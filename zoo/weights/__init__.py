@@ -1,6 +1,6 @@
 """Weights files: fetching the published ones, reading files safely, and loading them into a network strictly."""
 
-from zoo.weights.cache import fetch_weights, md5_of
+from zoo.weights.cache import digests_of, fetch_weights, md5_of
 from zoo.weights.load import LoadReport, load_state_dict
 from zoo.weights.read import read_checkpoint, read_state_dict
 from zoo.weights.record import NetworkRecord
@@ -10,6 +10,7 @@ __all__ = [
     "LoadReport",
     "NetworkRecord",
     "StoredWeights",
+    "digests_of",
     "fetch_weights",
     "load_state_dict",
     "load_stored",

@@ -134,7 +134,7 @@ def _received(name: str, url: str, part: Path, path: Path, sleep: Sleep) -> IO[b
             download.run(lambda received: md5_of(received) == expected)
             with ExitStack() as stack:
                 file = stack.enter_context(open_own(part, "rb"))
-                md5 = _md5_of_open(file, part)
+                md5 = _digests_of_open(file, part, "md5")["md5"]
                 if md5 == expected:
                     os.fsync(file.fileno())  # its bytes are safe on the disk before it gets the final name
                     part.replace(path)
@@ -189,18 +189,25 @@ def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
 def md5_of(path: str | os.PathLike[str]) -> str:
     """Return the md5 of the file at ``path`` as 32 hexadecimal digits; raises WeightsError if it cannot be read."""
     with open_weights(path) as file:
-        return _md5_of_open(file, path)
+        return _digests_of_open(file, path, "md5")["md5"]
 
 
-def _md5_of_open(file: IO[bytes], path: str | os.PathLike[str]) -> str:
-    """Return the md5 of an open file, which is then at its end; it is read in pieces."""
-    digest = hashlib.md5(usedforsecurity=False)
+def digests_of(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return "md5" and "sha256" of the file at ``path``, hexadecimal; raises WeightsError if it cannot be read."""
+    with open_weights(path) as file:
+        return _digests_of_open(file, path, "md5", "sha256")
+
+
+def _digests_of_open(file: IO[bytes], path: str | os.PathLike[str], *kinds: str) -> dict[str, str]:
+    """Return digests of an open file, which is then at its end, by their kinds; it is read once, in pieces."""
+    digests = {kind: hashlib.new(kind, usedforsecurity=kind != "md5") for kind in kinds}
     try:
         while piece := file.read(READ_BYTES):
-            digest.update(piece)
+            for digest in digests.values():
+                digest.update(piece)
     except OSError as error:
         raise WeightsError(f"{printable(path)}: cannot be read ({error.strerror}); check the disk") from None
-    return digest.hexdigest()
+    return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
 def check_md5(file: IO[bytes], path: Path, name: str) -> None:
@@ -208,7 +215,7 @@ def check_md5(file: IO[bytes], path: Path, name: str) -> None:
 
     ``path`` names the file in messages.
     """
-    md5 = _md5_of_open(file, path)
+    md5 = _digests_of_open(file, path, "md5")["md5"]
     if md5 != entry_of(name).md5:
         raise WeightsError(f"{printable(path)}: {_mismatch(name, md5)}; {_advice(path, name, md5)}")
     file.seek(0)
@@ -231,11 +238,12 @@ def _advice(path: Path, name: str, md5: str) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of the check of one file; ``note`` gives the reason, or what to do."""
+    """The result of the check of one file; ``note`` gives the reason, or what to do, ``sha256`` is of a whole file."""
 
     path: Path
     status: Status
     note: str = ""
+    sha256: str = ""
 
 
 def audit_cache(names: Sequence[str] = ()) -> list[Finding]:
@@ -269,12 +277,13 @@ def _audit(path: Path) -> Finding:
     if not path.exists():
         return Finding(path, "missing", f"zoo fetch {name} downloads it")
     try:
-        md5 = md5_of(path)
+        md5, sha256 = digests_of(path).values()
     except WeightsError as error:
         return Finding(path, "damaged" if is_published else "unknown", str(error))
     if is_published:
         if md5 == published()[name].md5:
-            return Finding(path, "ok")
-        return Finding(path, "damaged", f"{_mismatch(name, md5)}; {_advice(path, name, md5)}")
+            return Finding(path, "ok", sha256=sha256)
+        return Finding(path, "damaged", f"{_mismatch(name, md5)}; {_advice(path, name, md5)}", sha256)
     twin = next((known for known, entry in published().items() if entry.md5 == md5), None)
-    return Finding(path, "unknown", f"holds {twin}; rename it to {twin}{SUFFIX}" if twin else "not published weights")
+    note = f"holds {twin}; rename it to {twin}{SUFFIX}" if twin else "not published weights"
+    return Finding(path, "unknown", note, sha256)

@@ -36,6 +36,9 @@ SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer header
 LOCAL = struct.Struct("<4s5H3L2H")  # before each entry of a zip archive
 LEGACY_PICKLES = 5  # at the beginning of a file of the format before zip; what they describe follows
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
+NUMBER_TYPE = re.compile(
+    r"[iuf][248]|[iub]1|f16", re.ASCII
+)  # as numpy spells them in pickles, without the order of bytes
 SLACK_BYTES = 2**18  # for zip directories, which are read twice
 # Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A plain DenseNet key such as
 # convs1.0.bn.weight has a number before its bn, so it is left alone; convs1.0.bn.bn.weight is not.
@@ -296,13 +299,37 @@ def _load_safetensors(file: IO[bytes], path: Path) -> Any:
         raise _load_error(path, error) from None
 
 
+class _NumberType:
+    """Stands in for numpy.dtype in a pickle: the name of a kind of number, and the order of its bytes.
+
+    numpy believes what a pickle says of a dtype, and reads wherever it points to.
+    """
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self._name, self._order = name, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._order = state[1]
+
+    def to_dtype(self) -> np.dtype[Any]:
+        if not NUMBER_TYPE.fullmatch(self._name) or self._order not in ("<", ">", "=", "|"):
+            raise ValueError(f"{brief(self._name)} is no kind of number")
+        order: Any = self._order  # one of those that numpy knows
+        return np.dtype(self._name).newbyteorder(order)
+
+
+def _number_of(kind: _NumberType | np.dtype[Any], content: bytes) -> Any:
+    """Return the number that a pickle calls numpy's `scalar` for; the user may have let it use numpy.dtype itself."""
+    dtype = kind.to_dtype() if isinstance(kind, _NumberType) else kind
+    if not NUMBER_TYPE.fullmatch(dtype.str[1:]) or len(content) != dtype.itemsize:
+        raise ValueError("what a numpy number is made of is no number")
+    return np.frombuffer(content, dtype)[0]
+
+
 def _numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return the functions and classes that the pickle of a numpy number uses, as numpy 1 and 2 spell them."""
-    scalar: Any = np.float64(0).__reduce__()[0]
-    names = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"
-    codes = np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
-    dtypes = {type(np.dtype(code)) for code in codes}
-    return [(scalar, names[0]), (scalar, names[1]), np.dtype, *dtypes]
+    """Return what the pickle of a numpy number uses, by the names that numpy 1 and 2 have for it."""
+    modules = "numpy.core.multiarray", "numpy._core.multiarray"
+    return [(_NumberType, "numpy.dtype"), *((_number_of, f"{module}.scalar") for module in modules)]
 
 
 def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
