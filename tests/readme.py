@@ -411,10 +411,9 @@ def _scaling_table(providers: Sequence[str]) -> str:
             f"{median(SCALING, f'efficiency, {which} hidden', provider=provider):.2f}"
             for which in ("nothing", "gradients")
         )
-        values = [
-            f"{math.ceil(median(SCALING, metric, provider=provider)):,}"
-            for metric in ("cores that decode", "network of each", "disk")
-        ]
+        cores = math.ceil(median(SCALING, "cores that decode", provider=provider))
+        rates = [median(SCALING, metric, provider=provider) for metric in ("network of each", "disk")]
+        values = [f"{cores:,}", *(f"{rate:,.0f}" for rate in rates)]
         images = f"{median(SCALING, 'images in a day', provider=provider):,.0f}"
         rows.append([f"{int(provider.split()[0]):,}", low if low == high else f"{low} to {high}", images, *values])
     headers = ["accelerators", "efficiency", "million images in a day", "cores that decode", "network of each, MB/s"]
@@ -698,6 +697,31 @@ def segmentation_checked() -> str:
     return f"{max(checked):.1f} % in {len(checked)} steps"
 
 
+PIPELINES = {
+    "train": "training, as published",
+    "train_scaled": 'training, decoder "scaled"',
+    "train_pil": 'training, decoder "pil"',
+    "center": 'centre crop, decoder "torchvision"',
+    "center_pil": "centre crop",
+    "tencrop": 'ten crops, decoder "torchvision"',
+    "tencrop_pil": "ten crops",
+}
+
+
+def input_pipeline() -> str:
+    names = ("input_pipeline", "input_pipeline_large")
+    files = [result(name) for name in names]
+    sizes = [file["settings"]["their bytes, train/"] / 1000 for file in files]
+    rows = [
+        [
+            "bare decoder, images/s",
+            *(f"{file['images_per_s']['train']['bare decode_jpeg']:.0f}" for file in files),
+        ],
+        *([text, *(f"{file['ratios'][key]:.2f}" for file in files)] for key, text in PIPELINES.items()),
+    ]
+    return table(["", *(f"{size:.0f} KB" for size in sizes)], rows)
+
+
 def _range(values: Sequence[float], form: str) -> str:
     low, high = f"{min(values):{form}}", f"{max(values):{form}}"
     return low if low == high else f"{low} to {high}"
@@ -748,6 +772,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "scaling_rate": scaling_rate,
     "scaling_check": scaling_check,
     "checkpoint_pause": checkpoint_pause,
+    "input_pipeline": input_pipeline,
     "experiments": experiments,
     "settings": settings,
 }

@@ -28,8 +28,9 @@ from zoo.report.environment import describe_environment
 from zoo.tasks import task_of
 from zoo.tasks.protocols import Protocol
 from zoo.weights import NetworkRecord, StoredWeights, digests_of, load_stored, read_weights
-from zoo.weights.cache import published_name, weights_path
+from zoo.weights.cache import published_name
 from zoo.weights.load import check_fits
+from zoo.weights.published import entry_of
 from zoo.weights.record import check_record, class_names_in, elsewhere_in, experiment_in
 
 
@@ -62,11 +63,14 @@ class LoadedNetwork:
         return self.task.own_protocol
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
-        """Return the contents of a result file: scores, digests of the weights, machine and versions."""
+        """Return the contents of a result file: scores, digests of the weights, machine and versions.
+
+        Published weights are known by their md5 alone.
+        """
         md5 = sha256 = None
         if self.weights is not None:
-            name = published_name(self.weights)
-            md5, sha256 = digests_of(self.weights if name is None else weights_path(name)).values()
+            name = published_name(self.weights)  # the md5 of published weights was compared when they were read
+            md5, sha256 = digests_of(self.weights).values() if name is None else (entry_of(name).md5, None)
         environment = describe_environment((process or _only_process()).device)
         return {**result.to_json(md5, environment), "weights_sha256": sha256}
 

@@ -390,10 +390,28 @@ def main_index(data: Path) -> None:
     open_source(data / "train")
 
 
-def test_missing_files_are_logged(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("suffix", ["", "-1a2b"])
+def test_missing_files_are_logged(data: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
     (data / "data" / "train-00001-of-00003.parquet").unlink()
+    for number in (0, 2):
+        path = data / "data" / f"train-0000{number}-of-00003.parquet"
+        path.rename(path.with_stem(f"{path.stem}{suffix and suffix + str(number)}"))  # each has a hash of its own
     open_source(data / "train")
-    assert "1 of 3 Parquet files are missing (train-00001-of-00003.parquet)" in caplog.text
+    assert "1 of 3 Parquet files are missing (train-00001-of-00003)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["train-00000-of-00002.parquet", "train-00000-of-00003-1a2b.parquet", "train-original-00000-of-00003.parquet"],
+)
+def test_files_of_two_sets_in_one_folder_are_refused(data: Path, other: str) -> None:
+    """Images that were distributed anew in another number of files would be there twice."""
+    first = "train-00000-of-00003.parquet"
+    (data / "data" / other).write_bytes((data / "data" / first).read_bytes())
+    with pytest.raises(DataError, match=r"there are several sets of Parquet files: .*: keep one of them") as caught:
+        open_source(data / "train")
+    assert {first, other} == {Path(name).name for name in str(caught.value).split(": ")[1].split("; ")[0].split(", ")}
+    assert main(["data", "index", str(data)]) == 2
 
 
 def test_without_pyarrow_one_message_says_what_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

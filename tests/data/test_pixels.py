@@ -108,7 +108,7 @@ def test_the_whole_way_to_the_network_has_the_same_bits(decoder: Decoder) -> Non
 
 def test_a_part_that_is_much_too_large_is_decoded_smaller_and_is_nearly_the_same() -> None:
     _needs("scaled")
-    image = Image.fromarray(np.tile(np.linspace(0, 255, 400, dtype=np.uint8)[:, None, None], (1, 300, 3)))
+    image = Image.fromarray(np.tile(np.linspace(0, 255, 401, dtype=np.uint8)[:, None, None], (1, 303, 3)))
     encoded = _encoded(image)
     for box, scale in ((Box(8, 16, 100, 100), 2), (Box(3, 5, 230, 220), 4), (Box(0, 0, 400, 300), 4)):
         exact = open_pixels(encoded, "a.jpg", "pil").part(box).resized(50, 50).tensor().float()
@@ -120,6 +120,17 @@ def test_a_part_that_is_much_too_large_is_decoded_smaller_and_is_nearly_the_same
         open_pixels(encoded, "a.jpg", "scaled").part(Box(8, 16, 99, 100), (50, 50)).tensor(),
         open_pixels(encoded, "a.jpg", "pil").part(Box(8, 16, 99, 100)).tensor(),
     )
+
+
+@pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8])
+@pytest.mark.parametrize("decoder", ["pil", *FAST])
+def test_an_orientation_noted_in_the_file_is_not_applied(decoder: Decoder, orientation: int) -> None:
+    _needs(decoder)
+    image = random_image(0, width=75, height=53)
+    exif = Image.Exif()
+    exif[274] = orientation
+    box, (plain, noted) = Box(8, 16, 30, 40), (_encoded(image), _encoded(image, exif=exif))
+    assert torch.equal(open_pixels(noted, "a.jpg", decoder).part(box).tensor(), _pil(plain)[:, 8:38, 16:56])
 
 
 @pytest.mark.parametrize("decoder", ["pil", *FAST])

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.data.sample_images import make_folder
 from zoo.cli import main
 from zoo.config import Segmentation, parse_experiment
 from zoo.data import remote
+from zoo.data.check import check_data
 from zoo.data.folder import open_source
 from zoo.data.index import MAGIC, Index, write_index
 from zoo.data.loader import build_train_loader, build_val_loader
@@ -238,6 +240,36 @@ def test_without_an_order_a_few_shards_are_fetched_ahead_and_no_more_than_fit(
     assert not source._turns.any()
 
 
+def test_in_a_cache_of_two_windows_no_shard_is_fetched_twice(
+    server: Server, local_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is slower than the others still reads of a window while the one after the next is fetched."""
+    _limit(monkeypatch, 4 * 10240)
+    source = open_source(place_of(server.url) / "train")
+    slower = pickle.loads(pickle.dumps(source))
+    order = source.order(torch.Generator().manual_seed(0), 2)
+    by_turn = [[image for image in order.tolist() if source._turns[source._shards[image]] == turn] for turn in range(3)]
+    asked: list[int] = []
+
+    def reads_of_the_first_turn(handler: Handler) -> None:
+        held = {int(path.name[:6]) for path in source._index.path.parent.glob("*.tar")}
+        image = next(image for image in by_turn[0] if int(source._shards[image]) in held)
+        slower.read(image)
+        asked.append(image)
+        SimpleHTTPRequestHandler.do_GET(handler)
+        time.sleep(0.02)
+
+    first = int(np.flatnonzero(source._turns.numpy() == 2)[0])
+    server.script[f"/train/{first:06}.tar"] = [reads_of_the_first_turn]
+    for turn, images in enumerate(by_turn):
+        FETCH_TURN(source, turn + 1)
+        for image in images:
+            time.sleep(0.02)  # the clock of a file system has steps
+            source.read(image)
+    assert len(asked) == 1
+    assert _fetched(server, 6) == list(range(6))
+
+
 def test_a_second_run_asks_for_the_beginning_of_the_index_alone(server: Server) -> None:
     first = open_source(place_of(server.url) / "train")
     expected = [first.read(index) for index in range(21)]
@@ -278,6 +310,19 @@ def test_zoo_trains_validates_and_checks_shards_of_a_server(
     assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
     assert main(["data", "check", str(config), server.url]) == 0
     assert "train: 21 images" in capsys.readouterr().out
+
+
+def test_a_check_ends_where_a_shard_cannot_be_fetched(server: Server) -> None:
+    """Each of its images would otherwise be a fault, after all tries."""
+
+    server.script["/train/000001.tar"] = [_fails(404)] * 9
+    with pytest.raises(Unreachable, match=r"the server answered 404 Not Found; .*train/000001.tar: check the address"):
+        check_data(_config(), place_of(server.url), 1, lambda split, total: nullcontext(_Bar()))
+
+
+class _Bar:
+    def advance(self, count: int) -> None:
+        pass
 
 
 def test_what_needs_a_folder_of_this_machine_says_so(server: Server, tmp_path: Path, capsys: Any) -> None:
@@ -516,6 +561,14 @@ def test_other_protocols_fail_with_one_error(memory: str, monkeypatch: pytest.Mo
     assert re.search(
         r"s3:// needs a package that is not installed \(Install s3fs.*pip install s3fs",
         _refusal(place_of("s3://a/b/train")),
+    )
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    assert _refusal(place_of("sftp://a/b/train")).endswith(
+        '(SFTPFileSystem requires "paramiko" to be installed); sftp://a/b/train.index: install that'
+    )
+    refused = _refusal(place_of("ftp://127.0.0.1:1/b/train"))
+    assert "the server cannot be reached (Connection refused), 5 times in a row" in re.sub(
+        r"\[Errno \d+\] ", "", refused
     )
     assert "Protocol not known" in _refusal(place_of("nothing://a/b/train"))
     assert "there is no such file" in _refusal(place_of("memory://nobody/train"))

@@ -9,6 +9,7 @@ import os
 import pickle
 import tarfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -399,3 +400,83 @@ def test_tar_files_beside_parquet_files_are_not_chosen_silently(shards: Path) ->
         DataError, match=r"tar files and Parquet files \(more\.parquet is one\); .*train: keep one kind"
     ):
         build_train_loader(shards, _config())
+
+
+def test_tar_files_beside_class_folders_are_not_taken_for_shards(data: Path) -> None:
+    (data / "train" / "ant.tar").touch()
+    with pytest.raises(DataError, match=r"tar files and folders \(ant is one\); .*train: keep shards"):
+        build_train_loader(data, _config())
+    (data / "train" / "ant.tar").rename(data / "train" / "._ant.tar")  # as archives of another system leave it
+    assert len(build_train_loader(data, _config()).dataset) == 21
+
+
+def _without_index(shards: Path) -> Path:
+    index_path(shards / "train").unlink()
+    return shards / "train" / "000001.tar"
+
+
+@pytest.mark.parametrize("damage", ["a byte of a header", "zeros over a header", "cut at a header", "cut in a header"])
+def test_a_shard_that_seems_to_end_early_is_damaged_and_loses_no_image_silently(shards: Path, damage: str) -> None:
+    path = _without_index(shards)
+    content = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        start = tar.getmembers()[4].offset
+    if damage == "a byte of a header":
+        content[start + 150] ^= 1
+    elif damage == "zeros over a header":
+        content[start : start + 512] = bytes(512)
+    else:
+        del content[start + (100 if "in" in damage else 0) :]
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"cut off or damaged behind byte {start:,}; {path}"):
+        Shards(shards / "train")
+
+
+def test_a_member_that_is_there_twice_is_an_error(shards: Path) -> None:
+    path = _without_index(shards)
+    with tarfile.open(path) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
+    with tarfile.open(path, "w") as tar:
+        for member, content in [*members[:2], *members[:2], *members[2:]]:
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(DataError, match=f"{members[0][0].name} is there twice; {path}"):
+        Shards(shards / "train")
+
+
+def test_other_names_of_classes_than_those_of_the_index_are_an_error(shards: Path) -> None:
+    names = shards / "train" / "classes.txt"
+    names.write_text(names.read_text().replace("ant", "bug"))
+    with pytest.raises(DataError, match=r"classes.txt has other names than the index; .*zoo data index"):
+        Shards(shards / "train")
+    assert main(["data", "index", str(shards)]) == 0
+    assert Shards(shards / "train").classes[0] == "bug"
+
+
+def test_a_name_of_a_class_may_have_any_character_but_the_end_of_a_line(data: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (data / split / "ant").rename(data / split / "a\u2028n\x0ct")
+    assert main(["data", "shard", str(data), str(tmp_path / "odd")]) == 0
+    assert main(["data", "index", str(tmp_path / "odd")]) == 0
+    assert Shards(tmp_path / "odd" / "train").classes[0] == "a\u2028n\x0ct"
+
+
+def test_the_digest_of_shards_depends_on_what_their_images_are(data: Path, tmp_path: Path) -> None:
+    digests = set()
+    for seed in ("0", "1"):
+        assert main(["data", "shard", str(data), str(tmp_path / seed), "--seed", seed]) == 0
+        digests.add(build_train_loader(tmp_path / seed, _config()).dataset.names_digest())
+    assert len(digests) == 2
+
+
+def test_threads_read_what_they_ask_for(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.data.shards.MAX_OPEN", 1)
+    source = Shards(shards / "train")
+    expected = [source.read(index) for index in range(len(source.names))]
+    order = np.random.default_rng(0).integers(0, len(expected), 2000).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(source.read, order)) == [expected[index] for index in order]
+
+
+def test_the_folder_one_is_in_can_be_indexed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data / "train")
+    assert index_path(Path(".")) == data / "train.index"

@@ -184,3 +184,13 @@ def test_a_failed_write_beside_another_error_is_logged_and_does_not_replace_it(
         run(_config(), data, tmp_path, MemoryLog(fail))
     assert "the checkpoint cannot be written" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_memory_for_the_copy_is_one_message(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
+
+    monkeypatch.setattr(snapshot.Snapshots, "take", full)
+    (tmp_path / "log").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot be copied to host memory \(Default.*; .*log: .*--resume auto$"):
+        run(_config(), data, tmp_path / "log", MemoryLog())

@@ -521,3 +521,18 @@ def test_numpy_numbers_are_read_as_they_are(zipped: bool, tmp_path: Path) -> Non
     torch.save({"a": torch.ones(3), "numbers": numbers}, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
     read = read_checkpoint(tmp_path / "w.pth")["numbers"]
     assert [(type(number), number) for number in read] == [(type(number), number) for number in numbers]
+
+
+def test_an_entry_that_says_it_is_a_directory_is_refused_and_not_read_as_whatever_the_memory_held(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "w.pth"
+    torch.save({"a": torch.arange(5)}, path)
+    with zipfile.ZipFile(path) as archive:
+        name, start = next(info.filename for info in archive.infolist() if "/data/" in info.filename), archive.start_dir
+    content = bytearray(path.read_bytes())
+    entry = content.index(name.encode(), start) - 46  # the length of an entry of the directory, before the name
+    content[entry + 38] |= 0x10
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match="damaged"):
+        read_checkpoint(path)

@@ -161,8 +161,12 @@ def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> No
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are hashed from now on."""
     names: list[str] = []
-    md5_of_open = cache._md5_of_open
-    monkeypatch.setattr(cache, "_md5_of_open", lambda file, path: names.append(path.name) or md5_of_open(file, path))
+    digests_of_open = cache._digests_of_open
+    monkeypatch.setattr(
+        cache,
+        "_digests_of_open",
+        lambda file, path, *kinds: names.append(path.name) or digests_of_open(file, path, *kinds),
+    )
     return names
 
 

@@ -12,7 +12,7 @@ A step of N accelerators with B images each takes, in seconds,
   where nothing is computed meanwhile, and two thirds of ``compute``, the backward pass, where all of it can be hidden;
   the truth is between.
 - norms(N): an all-gather in forward and an all-reduce in backward for each synchronised norm, which the next layer
-  waits for: half an exchange of two float64 per channel, and an exchange of two float32 per channel.
+  waits for: half an exchange of two float64 per channel and one more, and an exchange of two float32 per channel.
 
 The efficiency is compute / step(N). Memory bandwidth that processes share, slow machines and full switches are not in
 the model.

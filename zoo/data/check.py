@@ -17,6 +17,7 @@ from zoo.data.label_maps import Split, find_labelled_images, read_pair
 from zoo.data.loader import build_train_loader, build_val_loader
 from zoo.data.places import Place, local
 from zoo.data.reading import decode_as, load_rgb, read_many
+from zoo.data.remote import Unreachable
 from zoo.errors import DataError, printable
 
 SPLITS: tuple[Split, ...] = ("train", "val")
@@ -67,8 +68,8 @@ def check_data(config: Experiment, data: Place, workers: int, show_progress: Sho
     """Read every image of ``data`` that a run of ``config`` would read, by ``workers`` threads, and return what it is.
 
     ``show_progress(split, number of images)`` returns a context manager whose `advance` is called for each image.
-    Raises ConfigError where ``config`` and the data set have different numbers of classes; all other faults are
-    reported.
+    Raises ConfigError where ``config`` and the data set have different numbers of classes, and Unreachable where a
+    server fails while images are read; all other faults are reported.
     """
     if config.segmentation is None:
         return _check_folders(config, data, workers, show_progress)
@@ -150,6 +151,8 @@ def _check_class_folders(dataset: ImageFolder, split: Split, workers: int, show_
         try:
             encoded = dataset.source.read(index)
             return _Content(decode_as(encoded, printable(dataset.file_name(index)), load_rgb, "an image").size, one_hot)
+        except Unreachable:  # each image of the shard would wait for as long, and say the same
+            raise
         except DataError as error:
             return str(error)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.data.places import Place
+from zoo.data.shards import CLASSES, has_shards
 from zoo.errors import DataError, brief, listed, printable
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ def class_names(num_classes: int, source: Path | None = None, known: Sequence[st
     """Return a name for each class of a network, in the order of its outputs.
 
     The names are those of ``source``: a folder with one folder per class, such as the one that the network was trained
-    on (DATA/train), or a text file with one name per line. Without a source they are the ``known`` names from the
-    network's weights file, followed by numbers for the classes that it does not name. If nothing is known either, 1000
-    classes have the names of ImageNet, and any other count has numbers. If the known names are the wnids of all of
-    ImageNet, the names of ImageNet take their place. Raises DataError unless the source has as many names as the
-    network has classes.
+    on (DATA/train), a folder of shards with a file of names, or a text file with one name per line. Without a source
+    they are the ``known`` names from the network's weights file, followed by numbers for the classes that it does not
+    name. If nothing is known either, 1000 classes have the names of ImageNet, and any other count has numbers. If the
+    known names are the wnids of all of ImageNet, the names of ImageNet take their place. Raises DataError unless the
+    source has as many names as the network has classes.
     """
     if source is None:
         of_imagenet = num_classes == NUM_IMAGENET and tuple(known or imagenet_wnids()) == imagenet_wnids()
@@ -81,10 +82,12 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
 
 
 def _names_in(source: Path) -> list[str]:
+    if has_shards(source):
+        source = source / CLASSES
     try:
         if source.is_dir():  # sorted, as `ImageFolder` numbers the classes
             return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
-        return [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise DataError(f"the class names cannot be read: {reason}; {printable(source)}") from error

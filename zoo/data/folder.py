@@ -193,6 +193,10 @@ class ImageFolder(ImageDataset):
         """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
 
+    def names_digest(self) -> str:
+        """Return what the base class does, and what else the source knows of the images."""
+        return source_digest(self.classes, self._names, self.source.details)
+
     def _draw(self, index: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)
         drawn = prepare(encoded, printable(name), self.transform, self.decoder, generator)
@@ -231,6 +235,12 @@ def _kind_of(root: Path) -> tuple[Callable[[Path, bool], Source], Callable[[Path
             f"there are tar files and Parquet files ({parquet[0].name} is one); {printable(root)}: keep one kind"
         )
     if tars:
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+        if folders:
+            raise DataError(
+                f"there are tar files and folders ({printable(folders[0])} is one); {printable(root)}: keep shards "
+                "alone, or class folders alone"
+            )
         return Shards, write_shard_index
     return (ParquetImages, write_parquet_index) if parquet else (FolderSource, write_folder_index)
 

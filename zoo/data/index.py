@@ -92,6 +92,7 @@ class Index:
 
 def index_path(root: Path) -> Path:
     """Return the file that the index of the folder ``root`` is in."""
+    root = root if root.name else root.absolute()
     return root.with_name(f"{root.name}.index")
 
 
@@ -130,7 +131,7 @@ def read_index(
     path = index_path(root)
     if not path.exists():
         try:
-            with locked(root.with_name(f".{root.name}.index.lock"), waiting_for=f"the index of {printable(root)}"):
+            with locked(path.with_name(f".{path.name}.lock"), waiting_for=f"the index of {printable(root)}"):
                 if not path.exists():  # another process may have written it meanwhile
                     logger.info("making the index of the %s; %s", kind, printable(root))
                     write(root)

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 PARQUET = "Parquet files"  # the kind of their index
 SUFFIX = ".parquet"
 SPLITS = {"train": ("train",), "val": ("val", "validation")}  # what Hugging Face calls them
-OF_SEVERAL = re.compile(r"-(\d{5})-of-(\d{5})\.parquet")  # the number of a file and how many there are
+# The number of a file and how many there are; older data sets have a hash after these.
+OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})(?:-\w+)?\.parquet")
 IMAGE, LABEL = "image.bytes", "label"
 PATH = "image.path"
 MAX_PATH_BYTES = 128  # of the end of a path that becomes part of an image's name
@@ -84,6 +85,11 @@ class ParquetImages:
         self._files, self._numbers = arrays["group_files"], arrays["group_numbers"]
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def details(self) -> tuple[np.ndarray, ...]:
+        """What distinguishes the images besides their names, which may be the numbers of rows."""
+        return self.targets, self._ends, self._bytes
 
     def read(self, index: int) -> bytes:
         """Return the bytes of the file of image ``index``; Unreadable also if the row has none."""
@@ -143,7 +149,7 @@ def parquet_files(root: Path) -> list[Path]:
 
     They are in that folder, or, where there is none, where Hugging Face has them: DATA/data/train-*.parquet,
     DATA/train-*.parquet, and DATA/validation/*.parquet, with "validation" or "val". Raises DataError if they are in
-    several of these places.
+    several of these places, or if their numbers show that there are several sets of them in one.
     """
     names = SPLITS.get(root.name, (root.name,))
     places = [root.parent / name for name in names]
@@ -151,10 +157,11 @@ def parquet_files(root: Path) -> list[Path]:
     if not root.is_dir():
         found += [_files_in(place, f"{name}-") for place in (root.parent, root.parent / "data") for name in names]
     found = [files for files in found if files]
-    if len(found) > 1:
+    firsts = [path for files in found for path in (_first_of_sets(files) or files[:1])]
+    if len(firsts) > 1:
         raise DataError(
-            f"there are several sets of Parquet files: {listed(files[0] for files in found)}; "
-            f"{printable(root.parent)}: keep one of them"
+            f"there are several sets of Parquet files: {listed(firsts)}; {printable(root.parent)}: keep one of them, "
+            "as they may hold the same images"
         )
     return found[0] if found else []
 
@@ -254,20 +261,32 @@ def _facts(files: Sequence[Path]) -> list[list[object]]:
     return [[path.name, os.stat(path).st_size] for path in files]
 
 
+def _first_of_sets(files: Sequence[Path]) -> list[Path]:
+    """Return the first file of each set of numbered files: sets have other names, other counts, or the same numbers."""
+    firsts: dict[tuple[str, str, int], Path] = {}
+    seen: Counter[str] = Counter()
+    for path in files:
+        if match := OF_SEVERAL.search(path.name):
+            part = path.name[: match.end(1)]
+            firsts.setdefault((path.name[: match.start()], match[1], seen[part]), path)
+            seen[part] += 1
+    return list(firsts.values())
+
+
 def _warn_of_missing(files: Sequence[Path]) -> None:
     """Log which of the files there should be, by the names of the others, are not there."""
-    present = {path.name for path in files}
-    for name in sorted(present):
-        if match := OF_SEVERAL.search(name):
-            start, count = name[: match.start()], int(match[2])
-            wanted = (f"{start}-{number:05}-of-{match[2]}{SUFFIX}" for number in range(count))
-            missing = [other for other in wanted if other not in present]
-            if missing:
-                logger.warning(
-                    "%d of %d Parquet files are missing (%s); %s: download them unless they are missing on purpose",
-                    len(missing), count, listed(missing, 3), printable(files[0].parent),
-                )  # fmt: skip
-            return
+    matches = [match for path in files if (match := OF_SEVERAL.search(path.name))]
+    if not matches:
+        return
+    start, count = matches[0].string[: matches[0].start()], matches[0][1]
+    present = {match.string[: match.end(1)] for match in matches}
+    wanted = (f"{start}-{number:05}-of-{count}" for number in range(int(count)))
+    missing = [part for part in wanted if part not in present]
+    if missing:
+        logger.warning(
+            "%d of %d Parquet files are missing (%s); %s: download them unless they are missing on purpose",
+            len(missing), int(count), listed(missing, 3), printable(files[0].parent),
+        )  # fmt: skip
 
 
 def _described(path: Path) -> _File:

@@ -76,7 +76,7 @@ def open_pixels(encoded: bytes, name: str, decoder: Decoder) -> Pixels:
     if decoder != "pil":
         with naming(name, WHAT):
             size = jpeg_size(encoded)
-        if size is not None and (decoder == "scaled" or _JPEG_OPERATOR is not None):
+        if size is not None and _JPEG_OPERATOR is not None:
             return (JPEGPixels if decoder == "torchvision" else ScaledJPEGPixels)(encoded, name, *size)
     return PILPixels(decode_as(encoded, name, load_rgb, WHAT))
 
@@ -189,7 +189,7 @@ class ScaledJPEGPixels(JPEGPixels):
 
     def _scaled(self, box: Box, scale: int) -> ByteTensorPixels:
         image = Image.open(io.BytesIO(self.encoded), formats=["JPEG"])
-        image.draft("RGB", (-(-self.width // scale), -(-self.height // scale)))
+        image.draft("RGB", (self.width // scale, self.height // scale))  # PIL rounds the sides up
         bounds = [round(edge / scale) for edge in (box.top, box.left, box.top + box.height, box.left + box.width)]
         whole = PILPixels(load_rgb(image)).tensor()
         top, left, bottom, right = bounds
@@ -199,7 +199,8 @@ class ScaledJPEGPixels(JPEGPixels):
         codec = load_codec()
         region = codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
         stream = codec.CodeStream(self.encoded).get_sub_code_stream(region=region)
-        decoded = _region_decoder(os.getpid()).decode(stream)
+        upright = codec.DecodeParams(apply_exif_orientation=False)  # as the other decoders have it
+        decoded = _region_decoder(os.getpid()).decode(stream, params=upright)
         if decoded is None:
             raise ValueError("nvImageCodec cannot decode it")
         return torch.from_numpy(np.asarray(decoded)).permute(2, 0, 1)

@@ -113,11 +113,20 @@ class RemoteShards(Shards):
             self._turns[torch.from_numpy(shards).long()] = torch.arange(len(shards), dtype=torch.int32) // window
 
     def _fetch_turn(self, turn: int) -> None:
-        """Fetch the shards of a turn that are not in the cache, but for those that other processes are fetching."""
-        for shard in torch.nonzero(self._turns == turn).flatten().tolist():
+        """Fetch the shards of a turn that are not in the cache, but for those that other processes are fetching.
+
+        Room for them is made by shards of earlier turns: those of this turn and of the one before, which is being
+        read, count as used last, though nobody may have read of them yet and slower processes of earlier ones.
+        """
+        current, following = (torch.nonzero(self._turns == of).flatten().tolist() for of in (turn - 1, turn))
+        for shard in following:
             with suppress(ZooError, OSError, LockedElsewhereError):  # whoever reads of the shard will meet the fault
-                if not self._copy_of(shard).exists():
-                    self._fetch(shard, waiting_for=None)
+                if self._copy_of(shard).exists():
+                    continue
+                for needed in current + following:
+                    with suppress(OSError):  # of a copy that is not there, or belongs to somebody else
+                        os.utime(self._copy_of(needed))
+                self._fetch(shard, waiting_for=None)
 
     def _sizes(self) -> list[int]:
         return [size for _, size in self._index.header["shards"]]
@@ -357,11 +366,14 @@ def _pieces(folder: RemoteFolder, name: str, end: int | None) -> Iterator[bytes]
         system, path = url_to_fs(folder.url)
     except ImportError as error:
         package = known_implementations[scheme]["class"].partition(".")[0]
+        advice = "install that" if package == "fsspec" else f"pip install {package}"  # fsspec's own need others
         raise Unreachable(
-            f"{scheme}:// needs a package that is not installed ({brief(error)}); {where}: pip install {package}"
+            f"{scheme}:// needs a package that is not installed ({brief(error)}); {where}: {advice}"
         ) from error
     except ValueError as error:
         raise Unreachable(f"the address cannot be used ({brief(error)}); {where}: {ADVICE}") from error
+    except Exception as error:  # some connect here, and each has errors of its own
+        raise Transient(f"the server cannot be reached ({innermost(error)})") from error
     place = f"{path.rstrip('/')}/{name}"
     try:
         if end is not None:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import tarfile
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import Index, index_path, read_index, write_index
+from zoo.data.index import ADVICE, Index, index_path, read_index, write_index
 from zoo.data.places import Place
 from zoo.data.reading import EXTENSIONS, extension_of, naming
 from zoo.data.scan import check_filled
@@ -37,6 +38,7 @@ CLASSES = "classes.txt"  # the names of the classes, one per line
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
 MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
 MAX_SHARD_BYTES = 2**40
+PIECE_BYTES = 2**20
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
 PER_SHARD = 1000
@@ -72,8 +74,9 @@ class _Member(NamedTuple):
 class Shards:
     """The images of the tar files in ``root``, in the order of these files and of the images in them.
 
-    The index is read from the file beside ``root``, or made on first use and written there, if that is possible, by one
-    process of several. Raises DataError for shards that are damaged, and for an index that does not fit them.
+    The index is read from the file beside ``root``, or made on first use and written there by one
+    process of several. Raises DataError for shards that are damaged, for an index that does not fit them, and where
+    there is none and it cannot be written.
 
     Args:
     - `root`: the folder.
@@ -87,12 +90,13 @@ class Shards:
 
     def _begin(self, root: Place, index: Index, allow_empty_classes: bool) -> None:
         self.root, self._index = root, index
-        self._opened: OrderedDict[int, int] = OrderedDict()
-        self._set_arrays()
+        self._set_state()
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
-    def _set_arrays(self) -> None:
+    def _set_state(self) -> None:
+        self._opened: OrderedDict[int, int] = OrderedDict()
+        self._lock = threading.Lock()  # no thread may close the file that another one reads
         arrays = self._index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
@@ -100,8 +104,13 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
-        with self._naming(index):
+        with self._naming(index), self._lock:
             return self._read_from(self._file(int(self._shards[index])), index)
+
+    @property
+    def details(self) -> tuple[np.ndarray, ...]:
+        """What distinguishes the images besides their names, which are numbers."""
+        return self.targets, self._lengths, self._checksums
 
     def _naming(self, index: int) -> naming:
         return naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
@@ -146,8 +155,7 @@ class Shards:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state
-        self._opened = OrderedDict()
-        self._set_arrays()
+        self._set_state()
 
 
 def has_shards(root: Path) -> bool:
@@ -174,7 +182,8 @@ def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | No
 
     Args:
     - `per_shard`: images in a shard; the last one may have fewer.
-    - `seed`: of the order of the images, so that each shard has images of all classes; None keeps their order.
+    - `seed`: of the order of the images, so that each shard has images of many classes; None keeps their order. Images
+      of Parquet files change their places within a window of row groups, see `ParquetImages.order`.
     """
     check_free(target)
     num_images = len(source.names)
@@ -183,7 +192,8 @@ def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | No
         order = source.order(torch.Generator().manual_seed(seed), None).tolist()
     places: list[list[_Place]] = []
     with complete_folder(target) as folder, show_progress(target.name, num_images) as bar:
-        (folder / CLASSES).write_text("".join(f"{name}\n" for name in source.classes), errors="surrogateescape")
+        text = "".join(f"{name}\n" for name in source.classes)
+        (folder / CLASSES).write_text(text, encoding="utf-8", errors="surrogateescape")
         for start in range(0, num_images, per_shard):
             with (folder / f"{len(places):06}{SUFFIX}").open("wb") as file:
                 chosen = order[start : start + per_shard]
@@ -240,6 +250,8 @@ def _index_of(root: Path) -> Index:
     """Return the index of the shards in ``root``, which is made if there is none."""
     index = read_index(root, SHARDS, COLUMNS, _facts(root, _shard_names(root)), write_shard_index)
     check_places(index)
+    if (root / CLASSES).is_file() and _class_names(root, 0) != index.header["classes"]:
+        raise DataError(f"{CLASSES} has other names than the index; {printable(index.path)}: {ADVICE}")
     return index
 
 
@@ -255,7 +267,7 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
     path = root / CLASSES
     if not path.is_file():
         return [str(number) for number in range(num_classes)]
-    names = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    names = path.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n")
     if len(names) < num_classes:
         raise DataError(
             f"there are {len(names)} names of classes, but an image is of class {num_classes - 1}; {printable(path)}: "
@@ -288,9 +300,10 @@ def _facts(root: Path, shards: Sequence[str]) -> list[list[object]]:
 
 def _shard_names(root: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file())
+        names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file()]
     except OSError:  # which whatever looks for a folder of images will report
         return []
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _places_in(path: Path) -> Iterator[_Place]:
@@ -330,8 +343,24 @@ def _places_of(tar: Any, file: IO[bytes], num_bytes: int) -> Iterator[_Place]:
         if os.path.join(folder, start) != key:
             yield from _place_of(file, key, sample)
             key, sample = os.path.join(folder, start), {}
+        if extension.lower() in sample:
+            raise DataError(f"{printable(member.name)} is there twice")
         sample[extension.lower()] = _Member(member.offset_data, member.size)
     yield from _place_of(file, key, sample)
+    _check_end(file, tar.offset, num_bytes)
+
+
+def _check_end(file: IO[bytes], place: int, num_bytes: int) -> None:
+    """Raise DataError unless nothing but zeros, a block of them at least, follows what tarfile takes for the end.
+
+    A header that is cut off or damaged is an end to tarfile, too, and the images behind it would be lost.
+    """
+    file.seek(place)
+    is_zero = num_bytes - place >= tarfile.BLOCKSIZE
+    while is_zero and (piece := file.read(PIECE_BYTES)):
+        is_zero = not any(piece)
+    if not is_zero:
+        raise DataError(f"it is cut off or damaged behind byte {place:,}")
 
 
 class _Headers:

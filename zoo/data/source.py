@@ -45,6 +45,11 @@ class Source(Protocol):
         """The folder that messages name."""
         ...
 
+    @property
+    def details(self) -> tuple[np.ndarray, ...]:
+        """What distinguishes the images besides ``names``, arrays of a value for each or for some."""
+        ...
+
     def read(self, index: int) -> bytes:
         """Return the bytes of the file of image ``index``; `zoo.data.reading.Unreadable` with its name otherwise."""
         ...
@@ -54,13 +59,14 @@ class Source(Protocol):
         ...
 
 
-def source_digest(classes: Sequence[str], names: np.ndarray) -> str:
-    """Return the sha256 of the names of classes and images, which differs for practically all other data.
+def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[np.ndarray] = ()) -> str:
+    """Return the sha256 of the names of classes and images and of ``details``, see `Source`.
 
-    Sizes and contents are not part of it, as a network storage takes minutes to tell a million sizes.
+    Sizes and contents of files are not part of it, as a network storage takes minutes to tell a million sizes.
     """
     digest = hashlib.sha256("\0".join(classes).encode("utf-8", errors="surrogateescape"))
-    digest.update(names.tobytes())
+    for array in (names, *details):
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
@@ -85,6 +91,11 @@ class FolderSource:
         self.classes = [str(name) for name in index.header["classes"]]
         self.names, self.targets = index.arrays["names"], index.arrays["targets"]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
+
+    @property
+    def details(self) -> tuple[np.ndarray, ...]:
+        """Nothing, as the names of files have their classes in them."""
+        return ()
 
     def read(self, index: int) -> bytes:
         """Return the bytes of the file of image ``index``."""

@@ -11,6 +11,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -80,11 +81,20 @@ class CheckpointWriter:
         self.settle()
         settle_buffers(state)
         ranks = state.process.gather(rank_state(state))
-        if state.process.is_main:
+        state.process.on_main(partial(self._begin, state, ranks, is_best))
+
+    def _begin(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
+        try:
             content, complete = self._snapshots.take(_content(state, ranks), tensors_of_updates(state))
-            completed = threading.Event()
-            state.before_update = completed.wait
-            self._write = self._thread.submit(_complete_and_write, complete, completed, content, self._folder, is_best)
+        except (MemoryError, RuntimeError) as error:  # torch reports memory that it does not get as a RuntimeError
+            raise CheckpointError(
+                f"the state cannot be copied to host memory ({brief(error)}); {printable(self._folder)}: a checkpoint "
+                "needs memory for a copy of weights, momentum and moving average; free some, then continue with "
+                "--resume auto"
+            ) from error
+        completed = threading.Event()
+        state.before_update = completed.wait
+        self._write = self._thread.submit(_complete_and_write, complete, completed, content, self._folder, is_best)
 
     def check(self) -> None:
         """Raise the failure of a write that has ended, and do not wait for one that goes on."""

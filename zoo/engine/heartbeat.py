@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from zoo.errors import EXIT_LOST_PROCESS, brief, listed
+from zoo.errors import EXIT_LOST_PROCESS, brief, listed, printable
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Heartbeat:
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in threads.items()]
 
     def start(self) -> None:
-        """Begin to beat; to be called when all processes have made their `Heartbeat`."""
+        """Begin to beat; others may have to wait for the first word of a process for as long as `LIMIT_S`."""
         for thread in self._threads:
             thread.start()
 
@@ -105,7 +105,7 @@ class Heartbeat:
 
     def say_end(self, reason: str) -> None:
         """Tell the other processes that this one ends, and why."""
-        self._say(ENDED, reason)
+        self._say(ENDED, printable(reason))
 
     def find_lost(self) -> str:
         """Return who is lost, in words for the user, after a connection was closed; empty if that cannot be seen.

@@ -131,8 +131,8 @@ def _joined(world_size: int, local_rank: int, device: torch.device, backend: str
     store, rank = _join(world_size, _backend(backend, device))
     heartbeat = Heartbeat(store, rank, world_size)
     try:
+        heartbeat.start()  # before the first message, so that nobody is blamed who lives when that fails
         control: Any = dist.new_group(backend="gloo")  # a group, as this process is in it
-        heartbeat.start()
         yield Process(rank, local_rank, world_size, device, control)
         # A process that leaves first must not close the connections of one that still works, nor the store that it
         # reads. This waits after success only: after an error on this rank alone the others would not come.
@@ -187,6 +187,8 @@ def is_lost_peer(error: BaseException) -> bool:
     """Return whether ``error`` is torch's report that another process of the run has ended or cannot be reached."""
     if not isinstance(error, RuntimeError) or is_dead_worker(error):
         return False
+    if isinstance(error, dist.DistBackendError) and "invalid usage" in str(error):
+        return False  # NCCL's word for a mistake of this process, such as a GPU that two processes share
     return isinstance(error, dist.DistError) or LOST_PEER.search(str(error)) is not None
 
 

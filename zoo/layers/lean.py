@@ -104,10 +104,10 @@ class _Begin:
         self.budget, self.exact = budget, exact
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        recordings = _active.__dict__.setdefault("recordings", [])
         if torch.compiler.is_compiling():
             _tell_that_it_steps_aside()
             return
+        recordings = _active.__dict__.setdefault("recordings", [])
         recording = None
         is_plain = not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or _others_save()
         if not is_plain and _is_compiled(module):

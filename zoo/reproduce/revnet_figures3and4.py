@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.config import experiments_dir, load_experiment
-from zoo.data.folder import ImageFolder
+from zoo.data.folder import ImageFolder, collate
 from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
 from zoo.errors import DataError, printable
@@ -346,6 +346,8 @@ def _batches(data: ImageFolder | None, batch: int) -> Batches:
     while True:
         order = torch.randperm(len(data)).tolist()
         for start in range(0, len(order) - batch + 1, batch):
-            samples = [data[0, index] for index in order[start : start + batch]]
-            images = [sample.image for sample in samples if sample.image is not None]
-            yield torch.stack(images), torch.tensor([sample.target for sample in samples])
+            samples = data.__getitems__([(0, index) for index in order[start : start + batch]])
+            collated = collate(samples, (3, SIZE, SIZE))
+            if isinstance(collated, DataError):
+                raise collated
+            yield collated.on(torch.device("cpu")), collated.targets

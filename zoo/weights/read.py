@@ -34,6 +34,7 @@ REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 END_64, LOCATOR_64, END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 SAFETENSORS_HEADER_BYTES = 10**8  # the format allows no longer header
 LOCAL = struct.Struct("<4s5H3L2H")  # before each entry of a zip archive
+DIRECTORY = 0x10  # among the attributes of an entry
 LEGACY_PICKLES = 5  # at the beginning of a file of the format before zip; what they describe follows
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
 NUMBER_TYPE = re.compile(
@@ -168,6 +169,8 @@ def _check_archive(file: IO[bytes]) -> None:
         entries = archive.infolist()
         _check_directory(file, size, archive.start_dir)
         for entry in entries:
+            if entry.external_attr & DIRECTORY:  # of which torch reads nothing, and takes the memory as it was
+                raise zipfile.BadZipFile(f"{brief(entry.filename)} is a directory")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 raise Oversized(
                     f"its entry {brief(entry.filename)} is compressed, and unpacks to {entry.file_size:,} bytes"
