@@ -9,8 +9,15 @@
 #include "kernels.h"
 #include "tensors.h"
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,f16c")))
+#endif
+
 namespace zoo {
 namespace {
+
+constexpr int most_places = 256;  // in a window, so that a byte names them
 
 // The window along one axis of the map. Tap k of output o is element at(o) + k dilation, which may lie outside.
 struct Axis {
@@ -18,13 +25,173 @@ struct Axis {
 
   int64_t at(int64_t output) const { return output * stride - padding; }
   bool holds(int64_t element) const { return 0 <= element && element < length; }
+  int64_t reach() const { return (size - 1) * dilation + 1; }
 };
 
-// The values of a row of outputs at one tap. `place` is the number of the tap in its window.
-template <typename Value> struct Tap {
-  const Value* values;
-  int place;
+// For each element of an axis the outputs whose windows hold it, from the first on, and at which tap they do.
+class Holders {
+ public:
+  struct Holder { int64_t output, tap; };
+
+  explicit Holders(const Axis& axis) : first_(axis.length + 1) {
+    for (int64_t element = 0; element < axis.length; ++element) {
+      const int64_t from = element + axis.padding - axis.reach() + 1;
+      for (int64_t o = from <= 0 ? 0 : (from + axis.stride - 1) / axis.stride; o < axis.outputs; ++o) {
+        const int64_t distance = element - axis.at(o);
+        if (distance < 0) break;
+        if (distance % axis.dilation == 0) holders_.push_back({o, distance / axis.dilation});
+      }
+      first_[element + 1] = holders_.size();
+    }
+  }
+
+  struct Range { const Holder *first, *last; const Holder* begin() const { return first; } const Holder* end() const { return last; } };
+  Range operator[](int64_t element) const { return {holders_.data() + first_[element], holders_.data() + first_[element + 1]}; }
+
+ private:
+  std::vector<Holder> holders_;
+  std::vector<int64_t> first_;
 };
+
+// Calls body with 0, 1, ... up to below Count, each known when it is compiled.
+template <typename F, int... I> ALWAYS_INLINE void unrolled(const F& body, std::integer_sequence<int, I...>) {
+  (body(std::integral_constant<int, I>()), ...);
+}
+template <int Count, typename F> ALWAYS_INLINE void unrolled(const F& body) {
+  unrolled(body, std::make_integer_sequence<int, Count>());
+}
+
+// N numbers side by side, which the compiler turns into the vectors that a processor has. They are passed by reference,
+// because how values are passed differs between processors.
+template <typename A, int N> struct VectorOf { typedef A Type __attribute__((vector_size(N * sizeof(A)))); };
+template <typename A, int N> using Vector = typename VectorOf<A, N>::Type;
+
+template <typename V> ALWAYS_INLINE void read(V& vector, const void* memory) { std::memcpy(&vector, memory, sizeof(V)); }
+template <typename V> ALWAYS_INLINE void write(void* memory, const V& vector) { std::memcpy(memory, &vector, sizeof(V)); }
+
+// Converts integers, in steps between widths that processors have instructions for.
+template <typename To, int N, typename From> ALWAYS_INLINE void convert(const Vector<From, N>& from, Vector<To, N>& to) {
+  if constexpr (sizeof(To) > 2 * sizeof(From) || sizeof(From) > 2 * sizeof(To)) {
+    using Middle = std::conditional_t<sizeof(To) == 8 || sizeof(From) == 8, uint32_t, uint16_t>;
+    Vector<Middle, N> middle;
+    if constexpr (sizeof(From) == 8 || sizeof(To) != 8) {
+      middle = __builtin_convertvector(from, Vector<Middle, N>);
+      convert<To, N, Middle>(middle, to);
+    } else {
+      convert<Middle, N, From>(from, middle);
+      to = __builtin_convertvector(middle, Vector<To, N>);
+    }
+  } else {
+    to = __builtin_convertvector(from, Vector<To, N>);
+  }
+}
+
+// How many values of T fit into a vector of AVX2, the integers as wide as they, and what they are compared as.
+template <typename T> constexpr int lanes = 32 / sizeof(T);
+template <typename T> using Lane =
+    std::conditional_t<sizeof(T) == 8, int64_t, std::conditional_t<sizeof(T) == 4, int32_t, int16_t>>;
+template <typename T> using Value = std::conditional_t<sizeof(T) == 2, int16_t, T>;
+
+// A tap of a window: how far its values lie from a common address, and its place, the number of the tap.
+struct Tap { int64_t offset; int place; };
+
+// The largest of N windows' values so far, with their places. As in torch the first of equal ones is taken, and the last
+// NaN.
+template <typename T, int N> class Largest {
+ public:
+  static constexpr T lowest = -std::numeric_limits<T>::infinity();
+
+  ALWAYS_INLINE void start(const T* values, int place) {
+    read(value_, values);
+    place_ = Vector<Lane<T>, N>{} + Lane<T>(place);
+  }
+  ALWAYS_INLINE void take(const T* values, int place) {
+    Vector<T, N> other;
+    read(other, values);
+    const Vector<Lane<T>, N> larger = (other > value_) | (other != other), number = Vector<Lane<T>, N>{} + Lane<T>(place);
+    value_ = larger ? other : value_;
+    place_ = larger ? number : place_;
+  }
+  ALWAYS_INLINE void finish(T* out, uint8_t* places) const {
+    write(out, value_);
+    Vector<uint8_t, N> bytes;
+    convert<uint8_t, N, Lane<T>>(place_, bytes);
+    write(places, bytes);
+  }
+
+ private:
+  Vector<T, N> value_ = {};
+  Vector<Lane<T>, N> place_ = {};
+};
+
+// Numbers of 16 bits are compared as integers that are ordered as they are. 0 and -0 are equal.
+template <int16_t infinity, int N> class LargestOf16Bits {
+ public:
+  static constexpr int16_t lowest = int16_t(infinity | 0x8000);
+
+  ALWAYS_INLINE void start(const int16_t* values, int place) {
+    Vector<int16_t, N> is_nan;
+    read(value_, values);
+    order(value_, key_, is_nan);
+    place_ = Vector<int16_t, N>{} + int16_t(place);
+  }
+  ALWAYS_INLINE void take(const int16_t* values, int place) {
+    Vector<int16_t, N> other, key, is_nan;
+    read(other, values);
+    order(other, key, is_nan);
+    const Vector<int16_t, N> larger = (key > key_) | is_nan, number = Vector<int16_t, N>{} + int16_t(place);
+    value_ = larger ? other : value_;
+    key_ = larger ? key : key_;
+    place_ = larger ? number : place_;
+  }
+  ALWAYS_INLINE void finish(int16_t* out, uint8_t* places) const {
+    write(out, value_);
+    Vector<uint8_t, N> bytes;
+    convert<uint8_t, N, int16_t>(place_, bytes);
+    write(places, bytes);
+  }
+
+ private:
+  static ALWAYS_INLINE void order(const Vector<int16_t, N>& value, Vector<int16_t, N>& key, Vector<int16_t, N>& is_nan) {
+    const Vector<int16_t, N> magnitude = value & 0x7FFF, sign = value >> 15, most = Vector<int16_t, N>{} + 0x7FFF;
+    is_nan = magnitude > infinity;
+    key = is_nan ? most : (magnitude ^ sign) - sign;
+  }
+
+  Vector<int16_t, N> value_ = {}, key_ = {}, place_ = {};
+};
+template <int N> class Largest<bfloat16, N> : public LargestOf16Bits<0x7F80, N> {};
+template <int N> class Largest<float16, N> : public LargestOf16Bits<0x7C00, N> {};
+
+// Writes the largest values at the taps and their places, N M of them at a time. The last ones overlap those before.
+template <typename T, int N, int M>
+ALWAYS_INLINE void largest_of(const Value<T>* base, const Tap* taps, int count, int64_t length, Value<T>* out,
+                              uint8_t* places) {
+  for (int64_t i = 0; i < length; i += N * M) {
+    const int64_t first = std::min<int64_t>(i, length - N * M);
+    Largest<T, N> found[M];
+    unrolled<M>([&](auto m) INLINED { found[m].start(base + taps[0].offset + first + N * m, taps[0].place); });
+    for (int t = 1; t < count; ++t)
+      unrolled<M>([&](auto m) INLINED { found[m].take(base + taps[t].offset + first + N * m, taps[t].place); });
+    unrolled<M>([&](auto m) INLINED { found[m].finish(out + first + N * m, places + first + N * m); });
+  }
+}
+
+template <typename T>
+ALWAYS_INLINE void largest(const Value<T>* base, const Tap* taps, int count, int64_t length, Value<T>* out,
+                           uint8_t* places) {
+  constexpr int N = lanes<T>;
+  if (count == 0) {
+    std::fill_n(out, length, Largest<T, N>::lowest);
+    std::fill_n(places, length, uint8_t(0));
+  } else if (length >= 2 * N) {
+    largest_of<T, N, 2>(base, taps, count, length, out, places);
+  } else if (length >= N) {
+    largest_of<T, N, 1>(base, taps, count, length, out, places);
+  } else {
+    largest_of<T, 1, 1>(base, taps, count, length, out, places);
+  }
+}
 
 // The gradients of a row of outputs, which flow to an element where the place of the maximum is this one.
 template <typename T> struct Source {
@@ -33,139 +200,122 @@ template <typename T> struct Source {
   int place;
 };
 
-// How values are compared. Numbers of 16 bits are compared as integers that are ordered as they are; their lanes are
-// half as wide as those of floats, which they need not become.
-template <typename T> struct Order {
-  using Value = T;
-  using Key = T;
-  using Lane = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
-  static constexpr Value lowest = -std::numeric_limits<T>::infinity();
-  static ALWAYS_INLINE Key key(Value value) { return value; }
-  static ALWAYS_INLINE bool is_nan(Key key) { return key != key; }
+#ifdef __x86_64__
+const bool has_avx2 = __builtin_cpu_supports("avx2");  // and so F16C, which all processors with AVX2 have
+
+// Sums of gradients side by side, rounded after each addition, as torch's are. The instructions are named here, because
+// compilers do not find those that widen bytes.
+template <typename T> struct Sum;
+
+template <> struct Sum<float> {
+  static constexpr int64_t count = 8;
+  __m256 total;
+  AVX2 void start(const float* gradients, const uint8_t* places, int place) {
+    total = _mm256_setzero_ps();
+    add(gradients, places, place);
+  }
+  AVX2 void add(const float* gradients, const uint8_t* places, int place) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(places)));
+    const __m256 here = _mm256_castsi256_ps(_mm256_cmpeq_epi32(wide, _mm256_set1_epi32(place)));
+    total = _mm256_add_ps(total, _mm256_and_ps(_mm256_loadu_ps(gradients), here));
+  }
+  AVX2 void finish(float* out) const { _mm256_storeu_ps(out, total); }
 };
 
-template <int16_t infinity> struct OrderOf16Bits {
-  using Value = int16_t;
-  using Key = int16_t;
-  using Lane = int16_t;
-  static constexpr Value lowest = int16_t(infinity | 0x8000);
-  static constexpr Key nan = 0x7FFF;
-  static ALWAYS_INLINE Key key(Value value) {
-    const int16_t magnitude = int16_t(value & 0x7FFF), number = int16_t(value < 0 ? -magnitude : magnitude);
-    return magnitude > infinity ? nan : number;  // 0 and -0 are equal
+template <> struct Sum<double> {
+  static constexpr int64_t count = 4;
+  __m256d total;
+  AVX2 void start(const double* gradients, const uint8_t* places, int place) {
+    total = _mm256_setzero_pd();
+    add(gradients, places, place);
   }
-  static ALWAYS_INLINE bool is_nan(Key key) { return key == nan; }
+  AVX2 void add(const double* gradients, const uint8_t* places, int place) {
+    int32_t four;
+    std::memcpy(&four, places, sizeof(four));
+    const __m256i wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+    const __m256d here = _mm256_castsi256_pd(_mm256_cmpeq_epi64(wide, _mm256_set1_epi64x(place)));
+    total = _mm256_add_pd(total, _mm256_and_pd(_mm256_loadu_pd(gradients), here));
+  }
+  AVX2 void finish(double* out) const { _mm256_storeu_pd(out, total); }
 };
-template <> struct Order<bfloat16> : OrderOf16Bits<0x7F80> {};
-template <> struct Order<float16> : OrderOf16Bits<0x7C00> {};
 
-// Calls body with 0, 1, ... up to below Count, each known when it is compiled: the compiler would keep a long loop.
-template <typename F, int... I> ALWAYS_INLINE void unrolled(const F& body, std::integer_sequence<int, I...>) {
-  (body(std::integral_constant<int, I>()), ...);
-}
-template <int Count, typename F> ALWAYS_INLINE void unrolled(const F& body) {
-  unrolled(body, std::make_integer_sequence<int, Count>());
+// Returns those of eight numbers of 16 bits whose place is this one, and 0 for the others.
+template <typename T> AVX2 __m128i eight_at(const T* gradients, const uint8_t* places, int place) {
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(places)));
+  const __m128i here = _mm_cmpeq_epi16(wide, _mm_set1_epi16(int16_t(place)));
+  return _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(gradients)), here);
 }
 
-constexpr int64_t block = 128;  // lanes whose places are kept in lanes as wide as the values, and narrowed together
+template <> struct Sum<bfloat16> {
+  static constexpr int64_t count = 8;
+  __m256i bits;  // the lower half of each is to be taken for 0
+  static AVX2 __m256 added(const bfloat16* gradients, const uint8_t* places, int place) {
+    const __m128i eight = eight_at(gradients, places, place);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
+  }
+  AVX2 void start(const bfloat16* gradients, const uint8_t* places, int place) {  // 0 + -0 is 0
+    bits = _mm256_castps_si256(_mm256_add_ps(_mm256_setzero_ps(), added(gradients, places, place)));
+  }
+  AVX2 void add(const bfloat16* gradients, const uint8_t* places, int place) {
+    const __m256 before = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(int32_t(0xFFFF0000))));
+    const __m256i sum = _mm256_castps_si256(_mm256_add_ps(before, added(gradients, places, place)));
+    const __m256i last = _mm256_and_si256(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(1));
+    bits = _mm256_add_epi32(sum, _mm256_add_epi32(last, _mm256_set1_epi32(0x7FFF)));  // to the nearest, ties to even
+  }
+  AVX2 void finish(bfloat16* out) const {
+    const __m256i upper = _mm256_srli_epi32(bits, 16);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), packed);
+  }
+};
 
-// Makes `value`, its key and `place` those of the tap where it is larger. As in torch the first of equal ones is taken,
-// and the last NaN.
-template <typename T, typename Value, typename Key, typename Lane>
-ALWAYS_INLINE void take_larger(Value other, Lane other_place, Value& value, Key& key, Lane& place) {
-  const Key other_key = Order<T>::key(other);
-  const bool is_larger = (other_key > key) | Order<T>::is_nan(other_key);
-  value = is_larger ? other : value;
-  key = is_larger ? other_key : key;
-  place = is_larger ? other_place : place;
-}
+template <> struct Sum<float16> {
+  static constexpr int64_t count = 8;
+  __m128i total;
+  AVX2 void start(const float16* gradients, const uint8_t* places, int place) {
+    const __m128i eight = eight_at(gradients, places, place);
+    total = _mm_andnot_si128(_mm_cmpeq_epi16(eight, _mm_set1_epi16(int16_t(0x8000))), eight);  // 0 + -0 is 0
+  }
+  AVX2 void add(const float16* gradients, const uint8_t* places, int place) {
+    const __m256 sum = _mm256_add_ps(_mm256_cvtph_ps(total), _mm256_cvtph_ps(eight_at(gradients, places, place)));
+    total = _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT);
+  }
+  AVX2 void finish(float16* out) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(out), total); }
+};
 
-// Writes the largest of the taps' values and its place, for a number of taps that is known, or any (0).
-template <typename T, int Taps, typename Value = typename Order<T>::Value>
-ALWAYS_INLINE void largest_of(const std::vector<Tap<Value>>& taps, int64_t length, Value* out, uint8_t* places) {
-  using Lane = typename Order<T>::Lane;
-  alignas(64) Lane kept[block];
-  for (int64_t first = 0; first < length; first += block, out += block, places += block) {
-    const int64_t count = std::min(block, length - first);
-    if constexpr (Taps > 0) {
-      const Value* values[Taps];
-      Lane numbers[Taps];
-      unrolled<Taps>([&](auto t) INLINED { values[t] = taps[t].values + first, numbers[t] = Lane(taps[t].place); });
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) {
-        Value value = values[0][i];
-        auto key = Order<T>::key(value);
-        Lane place = numbers[0];
-        unrolled<Taps - 1>([&](auto t) INLINED {
-          take_larger<T>(values[t + 1][i], numbers[t + 1], value, key, place);
-        });
-        out[i] = value;
-        kept[i] = place;
-      }
-    } else {
-      alignas(64) typename Order<T>::Key keys[block];
-      std::copy_n(taps[0].values + first, count, out);
-      std::fill_n(kept, count, Lane(taps[0].place));
-      for (int64_t i = 0; i < count; ++i) keys[i] = Order<T>::key(out[i]);
-      for (size_t t = 1; t < taps.size(); ++t) {
-        const Value* values = taps[t].values + first;
-        const Lane place = Lane(taps[t].place);
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) take_larger<T>(values[i], place, out[i], keys[i], kept[i]);
-      }
-    }
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) places[i] = uint8_t(kept[i]);
+// The last sums overlap those before.
+template <typename T> AVX2 void sum_by_avx2(const Source<T>* sources, int count, int64_t length, T* out) {
+  constexpr int64_t N = Sum<T>::count;
+  const auto start = [&](Sum<T>& sum, int64_t i) AVX2 {
+    sum.start(sources[0].gradients + i, sources[0].places + i, sources[0].place);
+  };
+  const auto add = [&](Sum<T>& sum, int s, int64_t i) AVX2 {
+    sum.add(sources[s].gradients + i, sources[s].places + i, sources[s].place);
+  };
+  int64_t i = 0;
+  for (; i + 2 * N <= length; i += 2 * N) {
+    Sum<T> one, two;
+    start(one, i), start(two, i + N);
+    for (int s = 1; s < count; ++s) add(one, s, i), add(two, s, i + N);
+    one.finish(out + i), two.finish(out + i + N);
+  }
+  for (; i < length; i += N) {
+    const int64_t first = std::min(i, length - N);
+    Sum<T> one;
+    start(one, first);
+    for (int s = 1; s < count; ++s) add(one, s, first);
+    one.finish(out + first);
   }
 }
+#endif
 
-template <typename T, typename Value = typename Order<T>::Value>
-ALWAYS_INLINE void largest(const std::vector<Tap<Value>>& taps, int64_t length, Value* out, uint8_t* places) {
-  switch (taps.size()) {
-    case 0:
-      std::fill_n(out, length, Order<T>::lowest);
-      std::fill_n(places, length, uint8_t(0));
-      break;
-    case 4: largest_of<T, 4>(taps, length, out, places); break;
-    case 6: largest_of<T, 6>(taps, length, out, places); break;
-    case 9: largest_of<T, 9>(taps, length, out, places); break;
-    default: largest_of<T, 0>(taps, length, out, places);
-  }
-}
-
-template <typename T> ALWAYS_INLINE Compute<T> rounded(Compute<T> value) {
-  T stored;
-  store(stored, value);
-  return load(stored);
-}
-
-// Writes the sum of the gradients that flow to each element, rounded after each addition, as torch's are.
-template <typename T, int Sources> ALWAYS_INLINE void sum_of(const std::vector<Source<T>>& given, int64_t length, T* out) {
-  const T* gradients[Sources];
-  const uint8_t* places[Sources];
-  int numbers[Sources];
-  unrolled<Sources>([&](auto s) INLINED {
-    gradients[s] = given[s].gradients, places[s] = given[s].places, numbers[s] = given[s].place;
-  });
-#pragma omp simd
-  for (int64_t i = 0; i < length; ++i) {
-    Compute<T> total = 0;
-    unrolled<Sources>([&](auto s) INLINED {
-      const Compute<T> gradient = load(gradients[s][i]), before = s > 1 ? rounded<T>(total) : total;
-      total = before + (places[s][i] == numbers[s] ? gradient : Compute<T>(0));
-    });
-    store(out[i], total);
-  }
-}
-
-template <typename T> ALWAYS_INLINE void sum(const std::vector<Source<T>>& sources, int64_t length, T* out) {
-  switch (sources.size()) {
-    case 0: std::memset(static_cast<void*>(out), 0, length * sizeof(T)); return;
-    case 2: return sum_of<T, 2>(sources, length, out);
-    case 4: return sum_of<T, 4>(sources, length, out);
-  }
-  sum_of<T, 1>(sources, length, out);
-  for (size_t s = 1; s < sources.size(); ++s) {
+// Writes the sums of the gradients that flow to each element.
+template <typename T> ALWAYS_INLINE void sum(const Source<T>* sources, int count, int64_t length, T* out) {
+#ifdef __x86_64__
+  if (has_avx2 && count > 0 && length >= Sum<T>::count) return sum_by_avx2(sources, count, length, out);
+#endif
+  std::memset(static_cast<void*>(out), 0, length * sizeof(T));
+  for (int s = 0; s < count; ++s) {
     const Source<T> source = sources[s];
 #pragma omp simd
     for (int64_t i = 0; i < length; ++i) {
@@ -175,144 +325,235 @@ template <typename T> ALWAYS_INLINE void sum(const std::vector<Source<T>>& sourc
   }
 }
 
-// One row of outputs, (columns, channels) in memory, of a map (rows, columns, channels).
-template <typename T, typename Value = typename Order<T>::Value>
-CLONES void channels_last_row(const Value* map, int64_t channels, const Axis& rows, const Axis& columns, int64_t row,
-                              Value* out, uint8_t* places) {
-  std::vector<Tap<Value>> taps;
-  taps.reserve(rows.size * columns.size);
+// Writes one row of outputs, (columns, channels) in memory, of a map (rows, columns, channels).
+template <typename T>
+CLONES void channels_last_row(const Value<T>* map, int64_t channels, const Axis& rows, const Axis& columns, int64_t row,
+                              Value<T>* out, uint8_t* places) {
+  Tap all[most_places], some[most_places];
+  int count = 0;
+  for (int64_t k = 0, y = rows.at(row); k < rows.size; ++k, y += rows.dilation)
+    for (int64_t l = 0; rows.holds(y) && l < columns.size; ++l)
+      all[count++] = {(y * columns.length + l * columns.dilation) * channels, int(k * columns.size + l)};
   for (int64_t o = 0; o < columns.outputs; ++o, out += channels, places += channels) {
-    taps.clear();
-    for (int64_t k = 0, y = rows.at(row); k < rows.size; ++k, y += rows.dilation) {
-      if (!rows.holds(y)) continue;
-      for (int64_t l = 0, x = columns.at(o); l < columns.size; ++l, x += columns.dilation)
-        if (columns.holds(x)) taps.push_back({map + (y * columns.length + x) * channels, int(k * columns.size + l)});
+    const int64_t left = columns.at(o);
+    const Value<T>* base = map + left * channels;
+    if (left >= 0 && columns.holds(left + columns.reach() - 1)) {
+      largest<T>(base, all, count, channels, out, places);
+      continue;
     }
-    largest<T>(taps, channels, out, places);
+    int inside = 0;
+    for (int t = 0; t < count; ++t)
+      if (columns.holds(left + all[t].place % columns.size * columns.dilation)) some[inside++] = all[t];
+    largest<T>(base, some, inside, channels, out, places);
   }
 }
+
+// Which rows are held in memory for some: row i in slot i % count, which is a power of 2 for the sake of the remainder.
+class Slots {
+ public:
+  explicit Slots(int64_t least) {
+    int64_t count = 1;
+    while (count < least) count *= 2;
+    rows_.assign(count, -1);
+  }
+  int64_t count() const { return rows_.size(); }
+  int64_t of(int64_t row) const { return row & (count() - 1); }
+  // Returns whether the row has to be read, and takes it for held from now on.
+  bool claim(int64_t row) { return std::exchange(rows_[of(row)], row) != row; }
+  void clear() { std::fill(rows_.begin(), rows_.end(), -1); }
+
+ private:
+  std::vector<int64_t> rows_;
+};
+
+constexpr int64_t whole = 16;  // rows of planes are computed in multiples of it, which are whole vectors
+inline int64_t in_wholes(int64_t count) { return (count + whole - 1) / whole * whole; }
 
 // Rows of a plane, with minus infinity around them, in `stride` pieces each: every stride-th value from the first on,
 // from the second on, and so on. So the values of a row of outputs at one tap lie side by side.
 template <typename T> class PaddedRows {
  public:
-  using Value = typename Order<T>::Value;
-
-  explicit PaddedRows(const Axis& axis, int64_t count)
-      : axis_(axis), lanes_((axis.outputs + 15) / 16 * 16),
-        piece_(lanes_ + (axis.size - 1) * axis.dilation / axis.stride),
-        memory_(count * axis.stride * piece_, Order<T>::lowest), values_(lanes_), places_(lanes_) {}
-
-  // How many values of a row of outputs are computed: whole vectors. The last ones may mean nothing.
-  int64_t lanes() const { return lanes_; }
-  Value* values() { return values_.data(); }
-  uint8_t* places() { return places_.data(); }
-
-  ALWAYS_INLINE void read(int64_t slot, const Value* row) {
-    for (int64_t first = 0; first < std::min(axis_.stride, reach()); ++first) {
-      Value* piece = &memory_[(slot * axis_.stride + first) * piece_];
-      const int64_t start = first - axis_.padding;  // in the row; where it is negative, some values of the piece stay
-      const int64_t begin = start < 0 ? (-start + axis_.stride - 1) / axis_.stride : 0;
-      const int64_t end = std::min(piece_, (axis_.length - start + axis_.stride - 1) / axis_.stride);
-      const Value* source = row + start;
-      if (axis_.stride == 1) {
-#pragma omp simd
-        for (int64_t q = begin; q < end; ++q) piece[q] = source[q];
-      } else if (axis_.stride == 2) {
-#pragma omp simd
-        for (int64_t q = begin; q < end; ++q) piece[q] = source[2 * q];
-      } else {
-        for (int64_t q = begin; q < end; ++q) piece[q] = source[axis_.stride * q];
-      }
-    }
+  PaddedRows(const Axis& rows, const Axis& columns)
+      : columns_(columns), piece_(in_wholes(columns.outputs) + in_wholes(columns.reach() / columns.stride)),
+        slots_(rows.reach()), row_(columns.stride * piece_, lowest), pieces_(slots_.count() * row_.size(), lowest),
+        values_(whole), places_(whole) {
+    for (int64_t distance = 0; distance < columns.reach(); distance += columns.dilation)
+      offsets_.push_back(distance % columns.stride * piece_ + distance / columns.stride);
   }
 
-  const Value* tap(int64_t slot, int64_t k) const {
-    const int64_t distance = k * axis_.dilation;
-    return &memory_[(slot * axis_.stride + distance % axis_.stride) * piece_ + distance / axis_.stride];
+  void clear() { slots_.clear(); }
+
+  // Writes the taps of row y of the plane, which is row k of the window.
+  ALWAYS_INLINE void read(const Value<T>* plane, int64_t y, int64_t k, Tap* taps) {
+    const int64_t start = slots_.of(y) * row_.size();
+    if (slots_.claim(y)) split(plane + y * columns_.length, pieces_.data() + start);
+    for (int64_t l = 0; l < columns_.size; ++l) taps[l] = {start + offsets_[l], int(k * columns_.size + l)};
+  }
+
+  ALWAYS_INLINE void pool(const Tap* taps, int count, Value<T>* out, uint8_t* places) {
+    const int64_t outputs = columns_.outputs;
+    if (outputs >= lanes<T>) return largest<T>(pieces_.data(), taps, count, outputs, out, places);
+    largest<T>(pieces_.data(), taps, count, whole, values_.data(), places_.data());
+    std::copy_n(values_.data(), outputs, out);
+    std::copy_n(places_.data(), outputs, places);
   }
 
  private:
-  int64_t reach() const { return (axis_.size - 1) * axis_.dilation + 1; }
+  static constexpr Value<T> lowest = Largest<T, lanes<T>>::lowest;
 
-  const Axis& axis_;
-  int64_t lanes_, piece_;
-  Line<Value> memory_, values_;
+  ALWAYS_INLINE void split(const Value<T>* values, Value<T>* pieces) {
+    const int64_t stride = columns_.stride, size = row_.size();
+    Value<T>* row = stride == 1 ? pieces : row_.data();
+    std::copy_n(values, std::min(columns_.length, size - columns_.padding), row + columns_.padding);
+    if (stride == 2) {
+#pragma omp simd
+      for (int64_t q = 0; q < piece_; ++q) pieces[q] = row[2 * q], pieces[piece_ + q] = row[2 * q + 1];
+    } else if (stride > 2) {
+      for (int64_t r = 0; r < std::min(stride, columns_.reach()); ++r)
+        for (int64_t q = 0; q < piece_; ++q) pieces[r * piece_ + q] = row[stride * q + r];
+    }
+  }
+
+  const Axis& columns_;
+  int64_t piece_;
+  Slots slots_;
+  std::vector<int64_t> offsets_;  // of the taps of a row
+  Line<Value<T>> row_, pieces_, values_;
   Line<uint8_t> places_;
 };
 
-// Rows `begin` to `end` of outputs of a plane.
-template <typename T, typename Value = typename Order<T>::Value>
-CLONES void plane_rows(const Value* plane, const Axis& rows, const Axis& columns, PaddedRows<T>& padded, int64_t begin,
-                       int64_t end, Value* out, uint8_t* places) {
-  std::vector<Tap<Value>> taps;
-  taps.reserve(rows.size * columns.size);
+// Writes rows `begin` to `end` of outputs of a plane.
+template <typename T>
+CLONES void plane_rows(const Value<T>* plane, const Axis& rows, const Axis& columns, PaddedRows<T>& padded, int64_t begin,
+                       int64_t end, Value<T>* out, uint8_t* places) {
+  Tap taps[most_places];
+  padded.clear();
   for (int64_t o = begin; o < end; ++o) {
-    taps.clear();
+    int count = 0;
     for (int64_t k = 0, y = rows.at(o); k < rows.size; ++k, y += rows.dilation) {
       if (!rows.holds(y)) continue;
-      padded.read(k, plane + y * columns.length);
-      for (int64_t l = 0; l < columns.size; ++l) taps.push_back({padded.tap(k, l), int(k * columns.size + l)});
+      padded.read(plane, y, k, taps + count);
+      count += int(columns.size);
     }
-    uint8_t* row = padded.places();
-    largest<T>(taps, padded.lanes(), padded.values(), row);
+    uint8_t* row = places + o * columns.outputs;
+    padded.pool(taps, count, out + o * columns.outputs, row);
     // The first tap, which is taken if no value is larger than minus infinity, lies outside in windows at the left edge:
     // torch takes the first one inside.
-    for (int64_t i = 0; i < columns.outputs && columns.at(i) < 0 && !taps.empty(); ++i) {
+    for (int64_t i = 0; i < columns.outputs && columns.at(i) < 0 && count > 0; ++i) {
       int64_t inside = 0;
       while (inside < columns.size && !columns.holds(columns.at(i) + inside * columns.dilation)) ++inside;
       if (inside < columns.size) row[i] = std::max(row[i], uint8_t(taps[0].place + inside));
     }
-    std::copy_n(padded.values(), columns.outputs, out + o * columns.outputs);
-    std::copy_n(row, columns.outputs, places + o * columns.outputs);
   }
 }
 
-// One row of the gradient of a map (rows, columns, channels): each element adds what flows to it.
+// Writes one row of the gradient of a map (rows, columns, channels): each element adds what flows to it.
 template <typename T>
-CLONES void channels_last_gradient(const T* dz, const uint8_t* places, int64_t channels, const Axis& rows,
-                                   const Axis& columns, int64_t y, T* dx) {
-  // Calls body(output, tap) for each output that has an element at one of its taps, from the first output on.
-  const auto each_window = [](const Axis& axis, int64_t element, const auto& body) INLINED {
-    const int64_t reach = (axis.size - 1) * axis.dilation, from = element + axis.padding - reach;
-    for (int64_t o = from <= 0 ? 0 : (from + axis.stride - 1) / axis.stride; o < axis.outputs; ++o) {
-      const int64_t distance = element - axis.at(o);
-      if (distance < 0) break;
-      if (distance % axis.dilation == 0) body(o, distance / axis.dilation);
-    }
-  };
-  std::vector<std::array<int64_t, 2>> above;
-  each_window(rows, y, [&](int64_t o, int64_t k) { above.push_back({o, k}); });
-  std::vector<Source<T>> sources;
-  sources.reserve(rows.size * columns.size);
+CLONES void channels_last_gradient(const T* dz, const uint8_t* places, int64_t channels, const Axis& columns,
+                                   const Holders& above, const Holders& beside, int64_t y, T* dx) {
+  Source<T> sources[most_places];
   for (int64_t x = 0; x < columns.length; ++x) {
-    sources.clear();
-    for (const auto& [row, k] : above)
-      each_window(columns, x, [&, row = row, k = k](int64_t o, int64_t l) INLINED {
-        const int64_t offset = (row * columns.outputs + o) * channels;
-        sources.push_back({dz + offset, places + offset, int(k * columns.size + l)});
-      });
-    sum<T>(sources, channels, dx + x * channels);
+    int count = 0;
+    for (const auto& row : above[y])
+      for (const auto& column : beside[x]) {
+        const int64_t offset = (row.output * columns.outputs + column.output) * channels;
+        sources[count++] = {dz + offset, places + offset, int(row.tap * columns.size + column.tap)};
+      }
+    sum<T>(sources, count, channels, dx + x * channels);
   }
 }
 
-// The gradient of a plane: each output adds to the element that its maximum came from.
-template <typename T>
-CLONES void plane_gradient(const T* dz, const uint8_t* places, const Axis& rows, const Axis& columns, T* dx) {
-  std::memset(static_cast<void*>(dx), 0, rows.length * columns.length * sizeof(T));
-  int64_t below[256] = {}, right[256] = {};
-  for (int64_t place = 0; place < rows.size * columns.size; ++place) {
-    below[place] = place / columns.size * rows.dilation;
-    right[place] = place % columns.size * columns.dilation;
+// How the elements of an axis that lie `stride` apart, one phase of them, are held by windows: element `number` of phase
+// `phase` is tap k of output number - back, for each tap of the phase.
+struct Phases {
+  struct Kind { int64_t phase, back, tap; };
+
+  int64_t number, most_back;  // of elements in a phase; the largest `back`
+  std::vector<Kind> kinds;    // the last tap of a phase first, which is that of the first output
+
+  explicit Phases(const Axis& axis)
+      : number((axis.length + axis.padding - 1) / axis.stride + 1), most_back((axis.reach() - 1) / axis.stride) {
+    for (int64_t k = axis.size - 1; k >= 0; --k)
+      kinds.push_back({k * axis.dilation % axis.stride, k * axis.dilation / axis.stride, k});
   }
-  for (int64_t row = 0; row < rows.outputs; ++row) {
-    for (int64_t o = 0; o < columns.outputs; ++o, ++dz, ++places) {
-      const int64_t y = rows.at(row) + below[*places], x = columns.at(o) + right[*places];
-      if (!(rows.holds(y) && columns.holds(x))) continue;  // of a window without any element
-      T& target = dx[y * columns.length + x];
-      store(target, load(target) + load(*dz));
+};
+
+// The gradient of a plane, in bands of rows. The gradients of the outputs are copied with zeros around them. Then those
+// that flow to an element from one place lie equally far from it for all elements of a phase, which are summed in one run.
+template <typename T> class PlaneGradient {
+ public:
+  PlaneGradient(const Axis& rows, const Axis& columns)
+      : rows_(rows), columns_(columns), by_row_(rows), by_column_(columns),
+        pitch_(by_column_.number + by_column_.most_back),
+        band_(std::min(by_row_.number, std::max<int64_t>(1, 4096 / pitch_))), run_(in_wholes(band_ * pitch_)),
+        gradients_(run_ + by_row_.most_back * pitch_ + by_column_.most_back), places_(gradients_.size()),
+        pieces_(columns.stride * run_ + whole), row_(columns.stride * in_wholes(by_column_.number)) {}
+
+  ALWAYS_INLINE void write(const T* dz, const uint8_t* places, T* dx) {
+    for (int64_t first = 0; first < by_row_.number; first += band_) {
+      read(dz, places, first);
+      const int64_t last = std::min(first + band_, by_row_.number);
+      for (int64_t phase = 0; phase < rows_.stride; ++phase) {
+        for (int64_t r = 0; r < columns_.stride; ++r) sum_phase(phase, r);
+        for (int64_t i = first; i < last; ++i) {
+          const int64_t y = i * rows_.stride + phase - rows_.padding;
+          if (rows_.holds(y)) join(pieces_.data() + (i - first) * pitch_, dx + y * columns_.length);
+        }
+      }
     }
   }
+
+ private:
+  // Copies the outputs that the band of rows from `first` on has to do with.
+  ALWAYS_INLINE void read(const T* dz, const uint8_t* places, int64_t first) {
+    const int64_t outputs = columns_.outputs, kept = std::min(outputs, by_column_.number);
+    for (int64_t i = 0; i < band_ + by_row_.most_back; ++i) {
+      const int64_t o = first - by_row_.most_back + i, start = i * pitch_ + by_column_.most_back;
+      if (0 <= o && o < rows_.outputs) {
+        std::copy_n(dz + o * outputs, kept, gradients_.data() + start);
+        std::copy_n(places + o * outputs, kept, places_.data() + start);
+      } else {
+        std::fill_n(gradients_.data() + start, kept, T());
+      }
+    }
+  }
+
+  ALWAYS_INLINE void sum_phase(int64_t row_phase, int64_t column_phase) {
+    Source<T> sources[most_places];
+    int count = 0;
+    for (const auto& row : by_row_.kinds)
+      for (const auto& column : by_column_.kinds) {
+        if (row.phase != row_phase || column.phase != column_phase) continue;
+        const int64_t start = (by_row_.most_back - row.back) * pitch_ + by_column_.most_back - column.back;
+        sources[count++] = {&gradients_[start], &places_[start], int(row.tap * columns_.size + column.tap)};
+      }
+    sum<T>(sources, count, run_, pieces_.data() + column_phase * run_);
+  }
+
+  // Writes a row whose phases begin at `piece`, and run_ elements further each.
+  ALWAYS_INLINE void join(const T* piece, T* dx) {
+    const int64_t stride = columns_.stride, count = row_.size() / stride;
+    T* row = row_.data();
+    if (stride == 2) {
+#pragma omp simd
+      for (int64_t q = 0; q < count; ++q) row[2 * q] = piece[q], row[2 * q + 1] = piece[run_ + q];
+    } else if (stride > 2) {
+      for (int64_t r = 0; r < stride; ++r)
+        for (int64_t q = 0; q < by_column_.number; ++q) row[stride * q + r] = piece[r * run_ + q];
+    }
+    std::copy_n((stride == 1 ? piece : row) + columns_.padding, columns_.length, dx);
+  }
+
+  const Axis &rows_, &columns_;
+  Phases by_row_, by_column_;
+  int64_t pitch_, band_, run_;
+  Line<T> gradients_;
+  Line<uint8_t> places_;
+  Line<T> pieces_, row_;
+};
+
+template <typename T> CLONES void plane_gradient(const T* dz, const uint8_t* places, PlaneGradient<T>& plane, T* dx) {
+  plane.write(dz, places, dx);
 }
 
 std::array<Axis, 2> axes_of(const Tensor& map, const Tensor& output, const std::vector<int64_t>& size,
@@ -326,7 +567,7 @@ std::array<Axis, 2> axes_of(const Tensor& map, const Tensor& output, const std::
                     "expected a window of a positive size, stride and dilation, and no negative padding");
     axes[i] = {map.size(2 + i), output.size(2 + i), size[i], stride[i], padding[i], dilation[i]};
   }
-  STD_TORCH_CHECK(size[0] <= 256 && size[1] <= 256 && size[0] * size[1] <= 256,
+  STD_TORCH_CHECK(size[0] <= most_places && size[1] <= most_places && size[0] * size[1] <= most_places,
                   "expected a window of at most 256 places");
   return axes;
 }
@@ -356,9 +597,8 @@ void max_pool2d_into(Tensor z, Tensor place, Tensor x, std::vector<int64_t> size
   uint8_t* places = write_pointer<uint8_t>(place);
   with_storage(x, [&, rows = rows, columns = columns](auto tag) {
     using T = decltype(tag);
-    using Value = typename Order<T>::Value;
-    const Value* values = read_pointer<Value>(x);
-    Value* out = write_pointer<Value>(z);
+    const Value<T>* values = read_pointer<Value<T>>(x);
+    Value<T>* out = write_pointer<Value<T>>(z);
     const int64_t grain = std::max<int64_t>(1, 16384 / (row * rows.size));
     torch::stable::parallel_for(0, planes * rows.outputs, grain, [&](int64_t begin, int64_t end) {
       if (channels_last) {
@@ -367,7 +607,7 @@ void max_pool2d_into(Tensor z, Tensor place, Tensor x, std::vector<int64_t> size
                                out + i * row, places + i * row);
         return;
       }
-      PaddedRows<T> padded(columns, rows.size);
+      PaddedRows<T> padded(rows, columns);
       for (int64_t i = begin; i < end;) {
         const int64_t plane = i / rows.outputs, first = plane * rows.outputs;
         const int64_t last = std::min(end, first + rows.outputs);
@@ -386,6 +626,7 @@ void max_pool2d_backward_into(Tensor dx, Tensor dz, Tensor place, std::vector<in
   const auto [rows, columns] = axes_of(dx, dz, size, stride, padding, dilation);
   const int64_t batch = dx.size(0), channels = dx.size(1);
   if (dx.numel() == 0) return;
+  const Holders above(rows), beside(columns);
   const uint8_t* places = read_pointer<uint8_t>(place);
   with_storage(dx, [&, rows = rows, columns = columns](auto tag) {
     using T = decltype(tag);
@@ -397,15 +638,16 @@ void max_pool2d_backward_into(Tensor dx, Tensor dz, Tensor place, std::vector<in
       torch::stable::parallel_for(0, batch * rows.length, grain, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t image = i / rows.length * outputs * channels;
-          channels_last_gradient<T>(gradients + image, places + image, channels, rows, columns, i % rows.length,
+          channels_last_gradient<T>(gradients + image, places + image, channels, columns, above, beside, i % rows.length,
                                     out + i * row);
         }
       });
     } else {
       const int64_t grain = std::max<int64_t>(1, 16384 / elements);
       torch::stable::parallel_for(0, batch * channels, grain, [&](int64_t begin, int64_t end) {
+        PlaneGradient<T> plane(rows, columns);
         for (int64_t i = begin; i < end; ++i)
-          plane_gradient<T>(gradients + i * outputs, places + i * outputs, rows, columns, out + i * elements);
+          plane_gradient<T>(gradients + i * outputs, places + i * outputs, plane, out + i * elements);
       });
     }
   });
