@@ -366,6 +366,16 @@ class Slots {
   std::vector<int64_t> rows_;
 };
 
+// Copies what is too short for the call of a function. The last ones overlap those before.
+template <typename T> ALWAYS_INLINE void copy(const T* from, int64_t count, T* to) {
+  constexpr int64_t N = std::min<int64_t>(8, lanes<T>);
+  if (count < N) return void(std::copy_n(from, count, to));
+  for (int64_t i = 0; i < count; i += N) {
+    const int64_t first = std::min(i, count - N);
+    std::memcpy(static_cast<void*>(to + first), from + first, N * sizeof(T));
+  }
+}
+
 constexpr int64_t whole = 16;  // rows of planes are computed in multiples of it, which are whole vectors
 inline int64_t in_wholes(int64_t count) { return (count + whole - 1) / whole * whole; }
 
@@ -394,8 +404,8 @@ template <typename T> class PaddedRows {
     const int64_t outputs = columns_.outputs;
     if (outputs >= lanes<T>) return largest<T>(pieces_.data(), taps, count, outputs, out, places);
     largest<T>(pieces_.data(), taps, count, whole, values_.data(), places_.data());
-    std::copy_n(values_.data(), outputs, out);
-    std::copy_n(places_.data(), outputs, places);
+    copy(values_.data(), outputs, out);
+    copy(places_.data(), outputs, places);
   }
 
  private:
@@ -404,7 +414,7 @@ template <typename T> class PaddedRows {
   ALWAYS_INLINE void split(const Value<T>* values, Value<T>* pieces) {
     const int64_t stride = columns_.stride, size = row_.size();
     Value<T>* row = stride == 1 ? pieces : row_.data();
-    std::copy_n(values, std::min(columns_.length, size - columns_.padding), row + columns_.padding);
+    copy(values, std::min(columns_.length, size - columns_.padding), row + columns_.padding);
     if (stride == 2) {
 #pragma omp simd
       for (int64_t q = 0; q < piece_; ++q) pieces[q] = row[2 * q], pieces[piece_ + q] = row[2 * q + 1];
@@ -497,7 +507,9 @@ template <typename T> class PlaneGradient {
         for (int64_t r = 0; r < columns_.stride; ++r) sum_phase(phase, r);
         for (int64_t i = first; i < last; ++i) {
           const int64_t y = i * rows_.stride + phase - rows_.padding;
-          if (rows_.holds(y)) join(pieces_.data() + (i - first) * pitch_, dx + y * columns_.length);
+          if (!rows_.holds(y)) continue;
+          join(reinterpret_cast<const Value<T>*>(pieces_.data()) + (i - first) * pitch_,
+               reinterpret_cast<Value<T>*>(dx) + y * columns_.length);
         }
       }
     }
@@ -510,8 +522,8 @@ template <typename T> class PlaneGradient {
     for (int64_t i = 0; i < band_ + by_row_.most_back; ++i) {
       const int64_t o = first - by_row_.most_back + i, start = i * pitch_ + by_column_.most_back;
       if (0 <= o && o < rows_.outputs) {
-        std::copy_n(dz + o * outputs, kept, gradients_.data() + start);
-        std::copy_n(places + o * outputs, kept, places_.data() + start);
+        copy(dz + o * outputs, kept, gradients_.data() + start);
+        copy(places + o * outputs, kept, places_.data() + start);
       } else {
         std::fill_n(gradients_.data() + start, kept, T());
       }
@@ -531,9 +543,9 @@ template <typename T> class PlaneGradient {
   }
 
   // Writes a row whose phases begin at `piece`, and run_ elements further each.
-  ALWAYS_INLINE void join(const T* piece, T* dx) {
+  ALWAYS_INLINE void join(const Value<T>* piece, Value<T>* dx) {
     const int64_t stride = columns_.stride, count = row_.size() / stride;
-    T* row = row_.data();
+    Value<T>* row = row_.data();
     if (stride == 2) {
 #pragma omp simd
       for (int64_t q = 0; q < count; ++q) row[2 * q] = piece[q], row[2 * q + 1] = piece[run_ + q];
@@ -541,7 +553,7 @@ template <typename T> class PlaneGradient {
       for (int64_t r = 0; r < stride; ++r)
         for (int64_t q = 0; q < by_column_.number; ++q) row[stride * q + r] = piece[r * run_ + q];
     }
-    std::copy_n((stride == 1 ? piece : row) + columns_.padding, columns_.length, dx);
+    copy((stride == 1 ? piece : row) + columns_.padding, columns_.length, dx);
   }
 
   const Axis &rows_, &columns_;
@@ -549,7 +561,8 @@ template <typename T> class PlaneGradient {
   int64_t pitch_, band_, run_;
   Line<T> gradients_;
   Line<uint8_t> places_;
-  Line<T> pieces_, row_;
+  Line<T> pieces_;
+  Line<Value<T>> row_;
 };
 
 template <typename T> CLONES void plane_gradient(const T* dz, const uint8_t* places, PlaneGradient<T>& plane, T* dx) {
