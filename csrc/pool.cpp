@@ -26,6 +26,12 @@ struct Axis {
   int64_t at(int64_t output) const { return output * stride - padding; }
   bool holds(int64_t element) const { return 0 <= element && element < length; }
   int64_t reach() const { return (size - 1) * dilation + 1; }
+  // The first tap of an output within the map; `size` if there is none.
+  int64_t first_inside(int64_t output) const {
+    int64_t k = 0;
+    while (k < size && !holds(at(output) + k * dilation)) ++k;
+    return k;
+  }
 };
 
 // For each element of an axis the outputs whose windows hold it, from the first on, and at which tap they do.
@@ -348,24 +354,6 @@ CLONES void channels_last_row(const Value<T>* map, int64_t channels, const Axis&
   }
 }
 
-// Which rows are held in memory for some: row i in slot i % count, which is a power of 2 for the sake of the remainder.
-class Slots {
- public:
-  explicit Slots(int64_t least) {
-    int64_t count = 1;
-    while (count < least) count *= 2;
-    rows_.assign(count, -1);
-  }
-  int64_t count() const { return rows_.size(); }
-  int64_t of(int64_t row) const { return row & (count() - 1); }
-  // Returns whether the row has to be read, and takes it for held from now on.
-  bool claim(int64_t row) { return std::exchange(rows_[of(row)], row) != row; }
-  void clear() { std::fill(rows_.begin(), rows_.end(), -1); }
-
- private:
-  std::vector<int64_t> rows_;
-};
-
 // Copies what is too short for the call of a function. The last ones overlap those before.
 template <typename T> ALWAYS_INLINE void copy(const T* from, int64_t count, T* to) {
   constexpr int64_t N = std::min<int64_t>(8, lanes<T>);
@@ -379,82 +367,109 @@ template <typename T> ALWAYS_INLINE void copy(const T* from, int64_t count, T* t
 constexpr int64_t whole = 16;  // rows of planes are computed in multiples of it, which are whole vectors
 inline int64_t in_wholes(int64_t count) { return (count + whole - 1) / whole * whole; }
 
-// Rows of a plane, with minus infinity around them, in `stride` pieces each: every stride-th value from the first on,
-// from the second on, and so on. So the values of a row of outputs at one tap lie side by side.
-template <typename T> class PaddedRows {
+// The elements of an axis with its padding before it, those that lie `stride` apart from each other being one phase of
+// them. Tap k of output o is element o + its `ahead` of its phase.
+struct Phases {
+  struct Kind { int64_t phase, ahead; };
+
+  std::vector<Kind> taps;
+  int64_t most_ahead;
+
+  explicit Phases(const Axis& axis) : most_ahead((axis.reach() - 1) / axis.stride) {
+    for (int64_t distance = 0; distance < axis.reach(); distance += axis.dilation)
+      taps.push_back({distance % axis.stride, distance / axis.stride});
+  }
+};
+
+// How many numbers of a phase are computed at once: few enough for the first cache.
+template <typename T> constexpr int64_t band_size = 4096 / sizeof(T);
+
+// The pooling of a plane, in bands of rows. They are copied with minus infinity around them and taken apart into the phases
+// of rows and columns. Then the values of all outputs at one tap lie side by side.
+template <typename T> class PlanePool {
  public:
-  PaddedRows(const Axis& rows, const Axis& columns)
-      : columns_(columns), piece_(in_wholes(columns.outputs) + in_wholes(columns.reach() / columns.stride)),
-        slots_(rows.reach()), row_(columns.stride * piece_, lowest), pieces_(slots_.count() * row_.size(), lowest),
-        values_(whole), places_(whole) {
-    for (int64_t distance = 0; distance < columns.reach(); distance += columns.dilation)
-      offsets_.push_back(distance % columns.stride * piece_ + distance / columns.stride);
+  PlanePool(const Axis& rows, const Axis& columns)
+      : rows_(rows), columns_(columns), by_row_(rows), by_column_(columns), pitch_(columns.outputs + by_column_.most_ahead),
+        band_(std::min(rows.outputs, std::max<int64_t>(1, band_size<T> / pitch_))), run_(in_wholes(band_ * pitch_)),
+        piece_((band_ + by_row_.most_ahead) * pitch_ + 2 * whole), row_(columns.stride * in_wholes(pitch_), lowest),
+        pieces_(rows.stride * columns.stride * piece_, lowest), values_(run_), places_(run_) {
+    for (const auto& row : by_row_.taps)
+      for (const auto& column : by_column_.taps) {
+        const int64_t piece = (row.phase * columns.stride + column.phase) * piece_;
+        taps_.push_back({piece + row.ahead * pitch_ + column.ahead, int(taps_.size())});
+      }
   }
 
-  void clear() { slots_.clear(); }
-
-  // Writes the taps of row y of the plane, which is row k of the window.
-  ALWAYS_INLINE void read(const Value<T>* plane, int64_t y, int64_t k, Tap* taps) {
-    const int64_t start = slots_.of(y) * row_.size();
-    if (slots_.claim(y)) split(plane + y * columns_.length, pieces_.data() + start);
-    for (int64_t l = 0; l < columns_.size; ++l) taps[l] = {start + offsets_[l], int(k * columns_.size + l)};
-  }
-
-  ALWAYS_INLINE void pool(const Tap* taps, int count, Value<T>* out, uint8_t* places) {
+  // Writes rows `begin` to `end` of outputs.
+  ALWAYS_INLINE void write(const Value<T>* plane, int64_t begin, int64_t end, Value<T>* out, uint8_t* places) {
     const int64_t outputs = columns_.outputs;
-    if (outputs >= lanes<T>) return largest<T>(pieces_.data(), taps, count, outputs, out, places);
-    largest<T>(pieces_.data(), taps, count, whole, values_.data(), places_.data());
-    copy(values_.data(), outputs, out);
-    copy(places_.data(), outputs, places);
+    for (; begin < end; begin += band_) {
+      const int64_t count = std::min(band_, end - begin);
+      read(plane, begin, count + by_row_.most_ahead);
+      largest<T>(pieces_.data(), taps_.data(), int(taps_.size()), in_wholes(count * pitch_), values_.data(), places_.data());
+      for (int64_t i = 0; i < count; ++i) {
+        copy(values_.data() + i * pitch_, outputs, out + (begin + i) * outputs);
+        copy(places_.data() + i * pitch_, outputs, places + (begin + i) * outputs);
+        step_inside(begin + i, places + (begin + i) * outputs);
+      }
+    }
   }
 
  private:
   static constexpr Value<T> lowest = Largest<T, lanes<T>>::lowest;
 
-  ALWAYS_INLINE void split(const Value<T>* values, Value<T>* pieces) {
-    const int64_t stride = columns_.stride, size = row_.size();
-    Value<T>* row = stride == 1 ? pieces : row_.data();
-    copy(values, std::min(columns_.length, size - columns_.padding), row + columns_.padding);
-    if (stride == 2) {
+  ALWAYS_INLINE void read(const Value<T>* plane, int64_t begin, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t phase = 0; phase < std::min(rows_.stride, rows_.reach()); ++phase) {
+        const int64_t y = (begin + i) * rows_.stride + phase - rows_.padding;
+        split(rows_.holds(y) ? plane + y * columns_.length : nullptr,
+              pieces_.data() + phase * columns_.stride * piece_ + i * pitch_);
+      }
+  }
+
+  // Takes a row apart, or one of minus infinity. More is written than belongs to it, which the next row overwrites.
+  ALWAYS_INLINE void split(const Value<T>* values, Value<T>* piece) {
+    const int64_t stride = columns_.stride, count = row_.size() / stride;
+    if (values == nullptr) {
+      for (int64_t r = 0; r < stride; ++r) std::fill_n(piece + r * piece_, pitch_, lowest);
+      return;
+    }
+    Value<T>* row = row_.data();
+    copy(values, std::min<int64_t>(columns_.length, row_.size() - columns_.padding), row + columns_.padding);
+    if (stride == 1) {
+      copy(row, count, piece);
+    } else if (stride == 2) {
 #pragma omp simd
-      for (int64_t q = 0; q < piece_; ++q) pieces[q] = row[2 * q], pieces[piece_ + q] = row[2 * q + 1];
-    } else if (stride > 2) {
+      for (int64_t q = 0; q < count; ++q) piece[q] = row[2 * q], piece[piece_ + q] = row[2 * q + 1];
+    } else {
       for (int64_t r = 0; r < std::min(stride, columns_.reach()); ++r)
-        for (int64_t q = 0; q < piece_; ++q) pieces[r * piece_ + q] = row[stride * q + r];
+        for (int64_t q = 0; q < pitch_; ++q) piece[r * piece_ + q] = row[stride * q + r];
     }
   }
 
-  const Axis& columns_;
-  int64_t piece_;
-  Slots slots_;
-  std::vector<int64_t> offsets_;  // of the taps of a row
+  // The first tap, which is taken if no value is larger than minus infinity, lies outside in windows at the upper and left
+  // edge: torch takes the first one inside.
+  ALWAYS_INLINE void step_inside(int64_t output, uint8_t* places) const {
+    const int64_t above = rows_.first_inside(output);
+    if (above == rows_.size) return;
+    for (int64_t o = 0; o < columns_.outputs && (above > 0 || columns_.at(o) < 0); ++o) {
+      const int64_t before = columns_.first_inside(o);
+      if (before < columns_.size) places[o] = std::max(places[o], uint8_t(above * columns_.size + before));
+    }
+  }
+
+  const Axis &rows_, &columns_;
+  Phases by_row_, by_column_;
+  int64_t pitch_, band_, run_, piece_;
   Line<Value<T>> row_, pieces_, values_;
   Line<uint8_t> places_;
+  std::vector<Tap> taps_;
 };
 
-// Writes rows `begin` to `end` of outputs of a plane.
 template <typename T>
-CLONES void plane_rows(const Value<T>* plane, const Axis& rows, const Axis& columns, PaddedRows<T>& padded, int64_t begin,
-                       int64_t end, Value<T>* out, uint8_t* places) {
-  Tap taps[most_places];
-  padded.clear();
-  for (int64_t o = begin; o < end; ++o) {
-    int count = 0;
-    for (int64_t k = 0, y = rows.at(o); k < rows.size; ++k, y += rows.dilation) {
-      if (!rows.holds(y)) continue;
-      padded.read(plane, y, k, taps + count);
-      count += int(columns.size);
-    }
-    uint8_t* row = places + o * columns.outputs;
-    padded.pool(taps, count, out + o * columns.outputs, row);
-    // The first tap, which is taken if no value is larger than minus infinity, lies outside in windows at the left edge:
-    // torch takes the first one inside.
-    for (int64_t i = 0; i < columns.outputs && columns.at(i) < 0 && count > 0; ++i) {
-      int64_t inside = 0;
-      while (inside < columns.size && !columns.holds(columns.at(i) + inside * columns.dilation)) ++inside;
-      if (inside < columns.size) row[i] = std::max(row[i], uint8_t(taps[0].place + inside));
-    }
-  }
+CLONES void plane_rows(const Value<T>* plane, PlanePool<T>& pool, int64_t begin, int64_t end, Value<T>* out,
+                       uint8_t* places) {
+  pool.write(plane, begin, end, out, places);
 }
 
 // Writes one row of the gradient of a map (rows, columns, channels): each element adds what flows to it.
@@ -473,54 +488,42 @@ CLONES void channels_last_gradient(const T* dz, const uint8_t* places, int64_t c
   }
 }
 
-// How the elements of an axis that lie `stride` apart, one phase of them, are held by windows: element `number` of phase
-// `phase` is tap k of output number - back, for each tap of the phase.
-struct Phases {
-  struct Kind { int64_t phase, back, tap; };
-
-  int64_t number, most_back;  // of elements in a phase; the largest `back`
-  std::vector<Kind> kinds;    // the last tap of a phase first, which is that of the first output
-
-  explicit Phases(const Axis& axis)
-      : number((axis.length + axis.padding - 1) / axis.stride + 1), most_back((axis.reach() - 1) / axis.stride) {
-    for (int64_t k = axis.size - 1; k >= 0; --k)
-      kinds.push_back({k * axis.dilation % axis.stride, k * axis.dilation / axis.stride, k});
-  }
-};
-
 // The gradient of a plane, in bands of rows. The gradients of the outputs are copied with zeros around them. Then those
 // that flow to an element from one place lie equally far from it for all elements of a phase, which are summed in one run.
 template <typename T> class PlaneGradient {
  public:
   PlaneGradient(const Axis& rows, const Axis& columns)
       : rows_(rows), columns_(columns), by_row_(rows), by_column_(columns),
-        pitch_(by_column_.number + by_column_.most_back),
-        band_(std::min(by_row_.number, std::max<int64_t>(1, 4096 / pitch_))), run_(in_wholes(band_ * pitch_)),
-        gradients_(run_ + by_row_.most_back * pitch_ + by_column_.most_back), places_(gradients_.size()),
-        pieces_(columns.stride * run_ + whole), row_(columns.stride * in_wholes(by_column_.number)) {}
+        height_(number(rows)), width_(number(columns)),
+        pitch_(width_ + by_column_.most_ahead), band_(std::min(height_, std::max<int64_t>(1, band_size<T> / pitch_))),
+        run_(in_wholes(band_ * pitch_)), gradients_(run_ + by_row_.most_ahead * pitch_ + by_column_.most_ahead),
+        places_(gradients_.size()), pieces_(rows.stride * columns.stride * run_ + whole), row_(columns.stride * in_wholes(width_)) {}
 
   ALWAYS_INLINE void write(const T* dz, const uint8_t* places, T* dx) {
-    for (int64_t first = 0; first < by_row_.number; first += band_) {
+    for (int64_t first = 0; first < height_; first += band_) {
       read(dz, places, first);
-      const int64_t last = std::min(first + band_, by_row_.number);
-      for (int64_t phase = 0; phase < rows_.stride; ++phase) {
+      const int64_t last = std::min(first + band_, height_);
+      for (int64_t phase = 0; phase < rows_.stride; ++phase)
         for (int64_t r = 0; r < columns_.stride; ++r) sum_phase(phase, r);
-        for (int64_t i = first; i < last; ++i) {
+      for (int64_t i = first; i < last; ++i)
+        for (int64_t phase = 0; phase < rows_.stride; ++phase) {
           const int64_t y = i * rows_.stride + phase - rows_.padding;
           if (!rows_.holds(y)) continue;
-          join(reinterpret_cast<const Value<T>*>(pieces_.data()) + (i - first) * pitch_,
-               reinterpret_cast<Value<T>*>(dx) + y * columns_.length);
+          const T* piece = pieces_.data() + phase * columns_.stride * run_ + (i - first) * pitch_;
+          join(reinterpret_cast<const Value<T>*>(piece), reinterpret_cast<Value<T>*>(dx) + y * columns_.length);
         }
-      }
     }
   }
 
  private:
+  // How many elements a phase has at most.
+  static int64_t number(const Axis& axis) { return (axis.length + axis.padding - 1) / axis.stride + 1; }
+
   // Copies the outputs that the band of rows from `first` on has to do with.
   ALWAYS_INLINE void read(const T* dz, const uint8_t* places, int64_t first) {
-    const int64_t outputs = columns_.outputs, kept = std::min(outputs, by_column_.number);
-    for (int64_t i = 0; i < band_ + by_row_.most_back; ++i) {
-      const int64_t o = first - by_row_.most_back + i, start = i * pitch_ + by_column_.most_back;
+    const int64_t outputs = columns_.outputs, kept = std::min(outputs, width_);
+    for (int64_t i = 0; i < band_ + by_row_.most_ahead; ++i) {
+      const int64_t o = first - by_row_.most_ahead + i, start = i * pitch_ + by_column_.most_ahead;
       if (0 <= o && o < rows_.outputs) {
         copy(dz + o * outputs, kept, gradients_.data() + start);
         copy(places + o * outputs, kept, places_.data() + start);
@@ -533,13 +536,14 @@ template <typename T> class PlaneGradient {
   ALWAYS_INLINE void sum_phase(int64_t row_phase, int64_t column_phase) {
     Source<T> sources[most_places];
     int count = 0;
-    for (const auto& row : by_row_.kinds)
-      for (const auto& column : by_column_.kinds) {
+    for (int64_t k = rows_.size - 1; k >= 0; --k)  // the last tap is that of the first output
+      for (int64_t l = columns_.size - 1; l >= 0; --l) {
+        const auto &row = by_row_.taps[k], &column = by_column_.taps[l];
         if (row.phase != row_phase || column.phase != column_phase) continue;
-        const int64_t start = (by_row_.most_back - row.back) * pitch_ + by_column_.most_back - column.back;
-        sources[count++] = {&gradients_[start], &places_[start], int(row.tap * columns_.size + column.tap)};
+        const int64_t start = (by_row_.most_ahead - row.ahead) * pitch_ + by_column_.most_ahead - column.ahead;
+        sources[count++] = {&gradients_[start], &places_[start], int(k * columns_.size + l)};
       }
-    sum<T>(sources, count, run_, pieces_.data() + column_phase * run_);
+    sum<T>(sources, count, run_, pieces_.data() + (row_phase * columns_.stride + column_phase) * run_);
   }
 
   // Writes a row whose phases begin at `piece`, and run_ elements further each.
@@ -551,14 +555,14 @@ template <typename T> class PlaneGradient {
       for (int64_t q = 0; q < count; ++q) row[2 * q] = piece[q], row[2 * q + 1] = piece[run_ + q];
     } else if (stride > 2) {
       for (int64_t r = 0; r < stride; ++r)
-        for (int64_t q = 0; q < by_column_.number; ++q) row[stride * q + r] = piece[r * run_ + q];
+        for (int64_t q = 0; q < width_; ++q) row[stride * q + r] = piece[r * run_ + q];
     }
     copy((stride == 1 ? piece : row) + columns_.padding, columns_.length, dx);
   }
 
   const Axis &rows_, &columns_;
   Phases by_row_, by_column_;
-  int64_t pitch_, band_, run_;
+  int64_t height_, width_, pitch_, band_, run_;
   Line<T> gradients_;
   Line<uint8_t> places_;
   Line<T> pieces_;
@@ -620,12 +624,11 @@ void max_pool2d_into(Tensor z, Tensor place, Tensor x, std::vector<int64_t> size
                                out + i * row, places + i * row);
         return;
       }
-      PaddedRows<T> padded(rows, columns);
+      PlanePool<T> pool(rows, columns);
       for (int64_t i = begin; i < end;) {
         const int64_t plane = i / rows.outputs, first = plane * rows.outputs;
         const int64_t last = std::min(end, first + rows.outputs);
-        plane_rows<T>(values + plane * map, rows, columns, padded, i - first, last - first, out + first * row,
-                      places + first * row);
+        plane_rows<T>(values + plane * map, pool, i - first, last - first, out + first * row, places + first * row);
         i = last;
       }
     });
