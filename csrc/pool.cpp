@@ -2,12 +2,18 @@
 #include <torch/csrc/stable/library.h>
 
 #include <array>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels.h"
 #include "tensors.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC warns of vectors that it takes apart for older processors
+#endif
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -51,8 +57,14 @@ class Holders {
     }
   }
 
-  struct Range { const Holder *first, *last; const Holder* begin() const { return first; } const Holder* end() const { return last; } };
-  Range operator[](int64_t element) const { return {holders_.data() + first_[element], holders_.data() + first_[element + 1]}; }
+  struct Range {
+    const Holder *first, *last;
+    const Holder* begin() const { return first; }
+    const Holder* end() const { return last; }
+  };
+  Range operator[](int64_t element) const {
+    return {holders_.data() + first_[element], holders_.data() + first_[element + 1]};
+  }
 
  private:
   std::vector<Holder> holders_;
@@ -67,28 +79,26 @@ template <int Count, typename F> ALWAYS_INLINE void unrolled(const F& body) {
   unrolled(body, std::make_integer_sequence<int, Count>());
 }
 
-// N numbers side by side, which the compiler turns into the vectors that a processor has. They are passed by reference,
-// because how values are passed differs between processors.
+// N numbers side by side, which the compiler turns into the vectors that a processor has. They are passed by
+// reference, because how values are passed differs between processors.
 template <typename A, int N> struct VectorOf { typedef A Type __attribute__((vector_size(N * sizeof(A)))); };
 template <typename A, int N> using Vector = typename VectorOf<A, N>::Type;
 
-template <typename V> ALWAYS_INLINE void read(V& vector, const void* memory) { std::memcpy(&vector, memory, sizeof(V)); }
-template <typename V> ALWAYS_INLINE void write(void* memory, const V& vector) { std::memcpy(memory, &vector, sizeof(V)); }
+template <typename V> ALWAYS_INLINE void read(V& vector, const void* memory) {
+  std::memcpy(&vector, memory, sizeof(V));
+}
+template <typename V> ALWAYS_INLINE void write(void* memory, const V& vector) {
+  std::memcpy(memory, &vector, sizeof(V));
+}
 
-// Converts integers, in steps between widths that processors have instructions for.
-template <typename To, int N, typename From> ALWAYS_INLINE void convert(const Vector<From, N>& from, Vector<To, N>& to) {
-  if constexpr (sizeof(To) > 2 * sizeof(From) || sizeof(From) > 2 * sizeof(To)) {
-    using Middle = std::conditional_t<sizeof(To) == 8 || sizeof(From) == 8, uint32_t, uint16_t>;
-    Vector<Middle, N> middle;
-    if constexpr (sizeof(From) == 8 || sizeof(To) != 8) {
-      middle = __builtin_convertvector(from, Vector<Middle, N>);
-      convert<To, N, Middle>(middle, to);
-    } else {
-      convert<Middle, N, From>(from, middle);
-      to = __builtin_convertvector(middle, Vector<To, N>);
-    }
+// Writes integers as bytes, by halving their width step by step, for which processors have instructions.
+template <int N, typename A> ALWAYS_INLINE void write_bytes(uint8_t* memory, const Vector<A, N>& vector) {
+  if constexpr (sizeof(A) == 1) {
+    write(memory, vector);
   } else {
-    to = __builtin_convertvector(from, Vector<To, N>);
+    using Half = std::conditional_t<sizeof(A) == 8, uint32_t, std::conditional_t<sizeof(A) == 4, uint16_t, uint8_t>>;
+    const Vector<Half, N> half = __builtin_convertvector(vector, Vector<Half, N>);
+    write_bytes<N, Half>(memory, half);
   }
 }
 
@@ -101,8 +111,8 @@ template <typename T> using Value = std::conditional_t<sizeof(T) == 2, int16_t, 
 // A tap of a window: how far its values lie from a common address, and its place, the number of the tap.
 struct Tap { int64_t offset; int place; };
 
-// The largest of N windows' values so far, with their places. As in torch the first of equal ones is taken, and the last
-// NaN.
+// The largest of N windows' values so far, with their places. As in torch the first of equal ones is taken, and the
+// last NaN.
 template <typename T, int N> class Largest {
  public:
   static constexpr T lowest = -std::numeric_limits<T>::infinity();
@@ -114,15 +124,14 @@ template <typename T, int N> class Largest {
   ALWAYS_INLINE void take(const T* values, int place) {
     Vector<T, N> other;
     read(other, values);
-    const Vector<Lane<T>, N> larger = (other > value_) | (other != other), number = Vector<Lane<T>, N>{} + Lane<T>(place);
+    const Vector<Lane<T>, N> larger = (other > value_) | (other != other);
+    const Vector<Lane<T>, N> number = Vector<Lane<T>, N>{} + Lane<T>(place);
     value_ = larger ? other : value_;
     place_ = larger ? number : place_;
   }
   ALWAYS_INLINE void finish(T* out, uint8_t* places) const {
     write(out, value_);
-    Vector<uint8_t, N> bytes;
-    convert<uint8_t, N, Lane<T>>(place_, bytes);
-    write(places, bytes);
+    write_bytes<N, Lane<T>>(places, place_);
   }
 
  private:
@@ -145,21 +154,22 @@ template <int16_t infinity, int N> class LargestOf16Bits {
     Vector<int16_t, N> other, key, is_nan;
     read(other, values);
     order(other, key, is_nan);
-    const Vector<int16_t, N> larger = (key > key_) | is_nan, number = Vector<int16_t, N>{} + int16_t(place);
+    const Vector<int16_t, N> larger = (key > key_) | is_nan;
+    const Vector<int16_t, N> number = Vector<int16_t, N>{} + int16_t(place);
     value_ = larger ? other : value_;
     key_ = larger ? key : key_;
     place_ = larger ? number : place_;
   }
   ALWAYS_INLINE void finish(int16_t* out, uint8_t* places) const {
     write(out, value_);
-    Vector<uint8_t, N> bytes;
-    convert<uint8_t, N, int16_t>(place_, bytes);
-    write(places, bytes);
+    write_bytes<N, int16_t>(places, place_);
   }
 
  private:
-  static ALWAYS_INLINE void order(const Vector<int16_t, N>& value, Vector<int16_t, N>& key, Vector<int16_t, N>& is_nan) {
-    const Vector<int16_t, N> magnitude = value & 0x7FFF, sign = value >> 15, most = Vector<int16_t, N>{} + 0x7FFF;
+  using Numbers = Vector<int16_t, N>;
+
+  static ALWAYS_INLINE void order(const Numbers& value, Numbers& key, Numbers& is_nan) {
+    const Numbers magnitude = value & 0x7FFF, sign = value >> 15, most = Numbers{} + 0x7FFF;
     is_nan = magnitude > infinity;
     key = is_nan ? most : (magnitude ^ sign) - sign;
   }
@@ -384,14 +394,16 @@ struct Phases {
 // How many numbers of a phase are computed at once: few enough for the first cache.
 template <typename T> constexpr int64_t band_size = 4096 / sizeof(T);
 
-// The pooling of a plane, in bands of rows. They are copied with minus infinity around them and taken apart into the phases
-// of rows and columns. Then the values of all outputs at one tap lie side by side.
+// The pooling of a plane, in bands of rows. They are copied with minus infinity around them and taken apart into the
+// phases of rows and columns. Then the values of all outputs at one tap lie side by side.
 template <typename T> class PlanePool {
  public:
   PlanePool(const Axis& rows, const Axis& columns)
-      : rows_(rows), columns_(columns), by_row_(rows), by_column_(columns), pitch_(columns.outputs + by_column_.most_ahead),
+      : rows_(rows), columns_(columns), by_row_(rows), by_column_(columns),
+        pitch_(columns.outputs + by_column_.most_ahead),
         band_(std::min(rows.outputs, std::max<int64_t>(1, band_size<T> / pitch_))), run_(in_wholes(band_ * pitch_)),
-        piece_((band_ + by_row_.most_ahead) * pitch_ + 2 * whole), row_(columns.stride * in_wholes(pitch_), lowest),
+        piece_(run_ + by_row_.most_ahead * pitch_ + by_column_.most_ahead + whole),
+        row_(columns.stride * in_wholes(pitch_), lowest),
         pieces_(rows.stride * columns.stride * piece_, lowest), values_(run_), places_(run_) {
     for (const auto& row : by_row_.taps)
       for (const auto& column : by_column_.taps) {
@@ -406,7 +418,8 @@ template <typename T> class PlanePool {
     for (; begin < end; begin += band_) {
       const int64_t count = std::min(band_, end - begin);
       read(plane, begin, count + by_row_.most_ahead);
-      largest<T>(pieces_.data(), taps_.data(), int(taps_.size()), in_wholes(count * pitch_), values_.data(), places_.data());
+      largest<T>(pieces_.data(), taps_.data(), int(taps_.size()), in_wholes(count * pitch_), values_.data(),
+                 places_.data());
       for (int64_t i = 0; i < count; ++i) {
         copy(values_.data() + i * pitch_, outputs, out + (begin + i) * outputs);
         copy(places_.data() + i * pitch_, outputs, places + (begin + i) * outputs);
@@ -447,8 +460,8 @@ template <typename T> class PlanePool {
     }
   }
 
-  // The first tap, which is taken if no value is larger than minus infinity, lies outside in windows at the upper and left
-  // edge: torch takes the first one inside.
+  // The first tap, which is taken if no value is larger than minus infinity, lies outside in windows at the upper and
+  // left edge: torch takes the first one inside.
   ALWAYS_INLINE void step_inside(int64_t output, uint8_t* places) const {
     const int64_t above = rows_.first_inside(output);
     if (above == rows_.size) return;
@@ -489,7 +502,7 @@ CLONES void channels_last_gradient(const T* dz, const uint8_t* places, int64_t c
 }
 
 // The gradient of a plane, in bands of rows. The gradients of the outputs are copied with zeros around them. Then those
-// that flow to an element from one place lie equally far from it for all elements of a phase, which are summed in one run.
+// that flow to an element from one place lie equally far from it for all elements of a phase: one run sums them.
 template <typename T> class PlaneGradient {
  public:
   PlaneGradient(const Axis& rows, const Axis& columns)
@@ -497,7 +510,8 @@ template <typename T> class PlaneGradient {
         height_(number(rows)), width_(number(columns)),
         pitch_(width_ + by_column_.most_ahead), band_(std::min(height_, std::max<int64_t>(1, band_size<T> / pitch_))),
         run_(in_wholes(band_ * pitch_)), gradients_(run_ + by_row_.most_ahead * pitch_ + by_column_.most_ahead),
-        places_(gradients_.size()), pieces_(rows.stride * columns.stride * run_ + whole), row_(columns.stride * in_wholes(width_)) {}
+        places_(gradients_.size()), pieces_(rows.stride * columns.stride * run_ + whole),
+        row_(columns.stride * in_wholes(width_)) {}
 
   ALWAYS_INLINE void write(const T* dz, const uint8_t* places, T* dx) {
     for (int64_t first = 0; first < height_; first += band_) {
@@ -654,8 +668,8 @@ void max_pool2d_backward_into(Tensor dx, Tensor dz, Tensor place, std::vector<in
       torch::stable::parallel_for(0, batch * rows.length, grain, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t image = i / rows.length * outputs * channels;
-          channels_last_gradient<T>(gradients + image, places + image, channels, columns, above, beside, i % rows.length,
-                                    out + i * row);
+          channels_last_gradient<T>(gradients + image, places + image, channels, columns, above, beside,
+                                    i % rows.length, out + i * row);
         }
       });
     } else {

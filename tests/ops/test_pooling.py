@@ -166,6 +166,33 @@ def test_maps_of_many_vectors_have_torchs_bits_with_any_number_of_threads(window
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 3), (3, 1, 1), ((1, 200), (2, 1)), (3, 5, 1, 30), ((16, 3), 2, (8, 1))])
+def test_planes_of_many_bands_have_torchs_bits(window, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (1, 2, 203, 211), generator=generator).to(dtype)
+    x[0, 0, :50] = -torch.inf
+    x[0, 1, :, :150] = -torch.inf
+    ours, theirs = gradients(max_pool2d, x, *window), gradients(F.max_pool2d, x, *window)
+    assert all_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [1, 3, 40])
+def test_zeros_have_the_sign_that_torchs_have(back_end, channels, layout, dtype):
+    torch.manual_seed(0)
+    x = (torch.rand(2, channels, 20, 20) - 0.5).sign().mul(0).to(dtype).contiguous(memory_format=layout)
+    x.requires_grad_()
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
+    results = []
+    for pool in (max_pool2d, F.max_pool2d):
+        z = pool(x, 3, 2, 1)
+        (dx,) = torch.autograd.grad(z, x, -z)
+        results.append((z.view(bits), dx.view(bits)))
+    assert all_equal(*results)
+
+
 @pytest.mark.skipif(native.why_not() is not None, reason="torch's own operations write outside of the map")
 def test_a_window_without_any_element_gives_minus_infinity_and_takes_no_gradient():
     """Torch itself returns an index outside of the map there."""
