@@ -15,11 +15,6 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC warns of vectors that it takes apart for older processors
 #endif
 
-#ifdef __x86_64__
-#include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,f16c")))
-#endif
-
 namespace zoo {
 namespace {
 
@@ -216,9 +211,7 @@ template <typename T> struct Source {
   int place;
 };
 
-#ifdef __x86_64__
-const bool has_avx2 = __builtin_cpu_supports("avx2");  // and so F16C, which all processors with AVX2 have
-
+#ifdef AVX2
 // Sums of gradients side by side, rounded after each addition, as torch's are. The instructions are named here, because
 // compilers do not find those that widen bytes.
 template <typename T> struct Sum;
@@ -327,7 +320,7 @@ template <typename T> AVX2 void sum_by_avx2(const Source<T>* sources, int count,
 
 // Writes the sums of the gradients that flow to each element.
 template <typename T> ALWAYS_INLINE void sum(const Source<T>* sources, int count, int64_t length, T* out) {
-#ifdef __x86_64__
+#ifdef AVX2
   if (has_avx2 && count > 0 && length >= Sum<T>::count) return sum_by_avx2(sources, count, length, out);
 #endif
   std::memset(static_cast<void*>(out), 0, length * sizeof(T));
