@@ -5,6 +5,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <cstddef>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -139,6 +141,31 @@ struct Parts {
       for (int64_t part = begin; part < end; ++part) body(part, Range{boundary(part), boundary(part + 1)});
     });
   }
+
+  // Calls body(channel) for each channel, to merge what the parts have found. Many parts of many channels take so long
+  // that the threads share them.
+  template <typename F> void each_channel(const F& body) const {
+    torch::stable::parallel_for(0, layout.channels, std::max<int64_t>(1, 4096 / count), [&](int64_t begin, int64_t end) {
+      for (int64_t channel = begin; channel < end; ++channel) body(channel);
+    });
+  }
+};
+
+// What the parts find, an R per channel and part. Each part clears its own, because clearing them all in one thread would
+// take as long as the sweep where there are many threads and channels.
+template <typename R> class Findings {
+ public:
+  explicit Findings(const Parts& parts)
+      : channels(parts.layout.channels), memory(new std::byte[parts.count * channels * sizeof(R)]) {}
+  R* of(int64_t part) const { return reinterpret_cast<R*>(memory.get()) + part * channels; }
+  R* cleared(int64_t part) const {
+    std::uninitialized_value_construct_n(of(part), channels);
+    return of(part);
+  }
+
+ private:
+  int64_t channels;
+  std::unique_ptr<std::byte[]> memory;
 };
 
 // The moments of the union of two sets of values (Chan, Golub, LeVeque 1979).
@@ -153,22 +180,22 @@ std::tuple<Tensor, Tensor> statistics(Tensor x) {
   x = native(x);
   const Parts parts(layout_of(x));
   const int64_t channels = parts.layout.channels;
-  std::vector<Moments> moments(parts.count * channels);
+  const Findings<Moments> moments(parts);
   std::tuple<Tensor, Tensor> result;
   with_storage(x, [&](auto tag) {
     using T = decltype(tag);
     const T* data = read_pointer<T>(x);
-    if (parts.layout.numel != 0)
-      parts.run([&](int64_t part, Range range) {
-        statistics_part(parts.layout, data, range, &moments[part * channels]);
-      });
+    parts.run([&](int64_t part, Range range) {
+      Moments* cleared = moments.cleared(part);
+      if (parts.layout.numel != 0) statistics_part(parts.layout, data, range, cleared);
+    });
     std::vector<Compute<T>> mean(channels), var(channels);
-    for (int64_t channel = 0; channel < channels; ++channel) {
-      Moments all = moments[channel];
-      for (int64_t part = 1; part < parts.count; ++part) all = merged(all, moments[part * channels + channel]);
+    parts.each_channel([&](int64_t channel) {
+      Moments all = moments.of(0)[channel];
+      for (int64_t part = 1; part < parts.count; ++part) all = merged(all, moments.of(part)[channel]);
       mean[channel] = all.mean;
       var[channel] = all.count == 0 ? 0 : all.squares / all.count;
-    }
+    });
     result = {new_vector(x, mean), new_vector(x, var)};
   });
   return result;
@@ -220,14 +247,18 @@ Backward<T> backward_job(const Layout& layout, const Tensor& z, const Tensor& dz
 }
 
 template <typename Job> std::vector<Sums> reduced(const Parts& parts, const Job& job) {
-  const int64_t channels = parts.layout.channels;
-  std::vector<Sums> sums(parts.count * channels);
-  if (parts.layout.numel != 0)
-    parts.run([&](int64_t part, Range range) { reduce_part(job, range, &sums[part * channels]); });
-  for (int64_t i = channels; i < parts.count * channels; ++i) {
-    sums[i % channels].first += sums[i].first;
-    sums[i % channels].second += sums[i].second;
-  }
+  const Findings<Sums> found(parts);
+  std::vector<Sums> sums(parts.layout.channels);
+  parts.run([&](int64_t part, Range range) {
+    Sums* cleared = found.cleared(part);
+    if (parts.layout.numel != 0) reduce_part(job, range, cleared);
+  });
+  parts.each_channel([&](int64_t channel) {
+    for (int64_t part = 0; part < parts.count; ++part) {
+      sums[channel].first += found.of(part)[channel].first;
+      sums[channel].second += found.of(part)[channel].second;
+    }
+  });
   return sums;
 }
 
@@ -534,6 +565,14 @@ std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tenso
   return result;
 }
 
+// The forward pass of training in one operator: overwrites x and returns the variance, all that backward needs of them.
+Tensor forward_(Tensor x, Tensor running_mean, Tensor running_var, double momentum, MaybeTensor weight,
+                MaybeTensor bias, double eps, int64_t activation, double parameter, MaybeTensor shortcut) {
+  const auto [mean, var] = track_statistics(x, running_mean, running_var, momentum);
+  apply_(x, mean, var, weight, bias, eps, activation, parameter, shortcut);
+  return var;
+}
+
 }  // namespace
 
 // The schemas are in zoo/ops/abn/native.py, because only Python can tag them for the compiler.
@@ -546,6 +585,7 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_backward_apply_shortcut", TORCH_BOX(&backward_apply_shortcut));
   library.impl("abn_backward", TORCH_BOX(&backward));
   library.impl("abn_track_statistics", TORCH_BOX(&track_statistics));
+  library.impl("abn_forward_", TORCH_BOX(&forward_));
   library.impl("norm_act", TORCH_BOX(&norm_act));
   library.impl("norm_act_into", TORCH_BOX(&norm_act_into));
   library.impl("norm_act_backward", TORCH_BOX(&norm_act_backward));

@@ -14,17 +14,100 @@
 #define CLONES
 #endif
 #define INLINED __attribute__((always_inline))
+#ifdef __x86_64__
+#include <immintrin.h>
+#define F16C __attribute__((target("avx2,f16c")))
+#endif
 
 namespace zoo {
 namespace {
 
+constexpr int64_t half_run = 512;   // number of float16 that are converted at once, few enough for the first cache
 constexpr int64_t stretch = 65536;  // number of values that a walk to the beginning reads forwards
 constexpr int64_t block = 4096;     // number of values summed in the compute type before the sum is added in double
+
+CLONES void widen_by_integers(const float16* from, float* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = load(from[i]);
+}
+
+CLONES void narrow_by_integers(const float* from, float16* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(to[i], from[i]);
+}
+
+#ifdef __x86_64__
+const bool has_f16c = __builtin_cpu_supports("avx2");  // no processor has AVX2 without F16C
+
+// Both convert by eights. What remains passes through eights of its own, so that nothing is touched beyond the arrays.
+F16C void widen_by_f16c(const float16* from, float* to, int64_t count) {
+  const auto read = [](const float16* eight) F16C { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)); };
+  for (; count >= 8; count -= 8, from += 8, to += 8) _mm256_storeu_ps(to, _mm256_cvtph_ps(read(from)));
+  if (count == 0) return;
+  float16 rest[8] = {};
+  float wide[8];
+  std::memcpy(rest, from, count * sizeof(float16));
+  _mm256_storeu_ps(wide, _mm256_cvtph_ps(read(rest)));
+  std::memcpy(to, wide, count * sizeof(float));
+}
+
+F16C void narrow_by_f16c(const float* from, float16* to, int64_t count) {
+  const auto write = [](float16* eight, __m256 wide) F16C {
+    const __m128i rounded = _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), rounded);
+  };
+  for (; count >= 8; count -= 8, from += 8, to += 8) write(to, _mm256_loadu_ps(from));
+  if (count == 0) return;
+  float wide[8] = {};
+  float16 rest[8];
+  std::memcpy(wide, from, count * sizeof(float));
+  write(rest, _mm256_loadu_ps(wide));
+  std::memcpy(to, rest, count * sizeof(float16));
+}
+
+void widen(const float16* from, float* to, int64_t count) {
+  (has_f16c ? widen_by_f16c : widen_by_integers)(from, to, count);
+}
+
+void narrow(const float* from, float16* to, int64_t count) {
+  (has_f16c ? narrow_by_f16c : narrow_by_integers)(from, to, count);
+}
+#else
+void widen(const float16* from, float* to, int64_t count) { widen_by_integers(from, to, count); }
+void narrow(const float* from, float16* to, int64_t count) { narrow_by_integers(from, to, count); }
+#endif
 
 // A coefficient that is the same for all elements of a cell, read like an array.
 template <typename A> struct Uniform {
   A value;
   ALWAYS_INLINE A operator[](int64_t) const { return value; }
+};
+
+// Values that are read or written in the compute type. Those of float16, at most half_run of them, pass through a buffer:
+// the instructions that convert many at once cannot be named in a function that is compiled for older processors, too.
+template <typename T> struct Input {
+  const T* values;
+  ALWAYS_INLINE Input(const T* values, int64_t) : values(values) {}
+  ALWAYS_INLINE Compute<T> operator[](int64_t i) const { return load(values[i]); }
+};
+template <> struct Input<float16> {
+  alignas(64) float buffer[half_run];
+  ALWAYS_INLINE Input(const float16* values, int64_t count) { widen(values, buffer, count); }
+  ALWAYS_INLINE float operator[](int64_t i) const { return buffer[i]; }
+};
+
+template <typename T> struct Output {
+  T* values;
+  ALWAYS_INLINE Output(T* values, int64_t) : values(values) {}
+  ALWAYS_INLINE void set(int64_t i, Compute<T> value) { store(values[i], value); }
+};
+template <> struct Output<float16> {
+  float16* values;
+  int64_t count;
+  alignas(64) float buffer[half_run];
+  ALWAYS_INLINE Output(float16* values, int64_t count) : values(values), count(count) {}
+  ALWAYS_INLINE ~Output() { narrow(buffer, values, count); }
+  ALWAYS_INLINE void set(int64_t i, float value) { buffer[i] = value; }
 };
 
 // Calls body(first, last, channel) for each cell of the range. The channel is 0 for cells that are not planes.
@@ -71,22 +154,38 @@ template <typename T, typename F> ALWAYS_INLINE void with_activation_at(Activati
   else body(Identity<A>(0, 0));
 }
 
-// Adds term(i, a, b) over first <= i < last to two sums.
-template <typename A, typename F> ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term) {
+// Calls body(first, last) for runs of elements that are converted together.
+template <typename T, typename F> ALWAYS_INLINE void each_run(int64_t first, int64_t last, const F& body) {
+  if constexpr (std::is_same_v<T, float16>) {
+    for (; first < last; first += half_run) body(first, std::min(last, first + half_run));
+  } else {
+    body(first, last);
+  }
+}
+
+// Adds term(i, a, b, values...) over first <= i < last to two sums; the values are those at i of the given arrays.
+template <typename T, typename F, typename... Arrays>
+ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term, const Arrays*... arrays) {
+  using A = Compute<T>;
   for (; first < last; first += block) {
-    const int64_t end = std::min(last, first + block);
     A a = 0, b = 0;
+    each_run<T>(first, std::min(last, first + block), [&](int64_t begin, int64_t end) INLINED {
+      const auto add = [&](const auto&... values) INLINED {
 #pragma omp simd reduction(+ : a, b)
-    for (int64_t i = first; i < end; ++i) term(i, a, b);
+        for (int64_t i = 0; i < end - begin; ++i) term(begin + i, a, b, values[i]...);
+      };
+      add(Input<T>(arrays + begin, end - begin)...);
+    });
     sums.first += double(a);
     sums.second += double(b);
   }
 }
 
-// Adds term(i, j, a, b) over the range to the sums of each channel, for cells of whole periods; j is the index of the
-// coefficient.
-template <typename A, typename F>
-ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, const F& term) {
+// Adds term(i, j, a, b, values...) over the range to the sums of each channel, for cells of whole periods; j is the index
+// of the coefficient, and the values are those at i of the given arrays.
+template <typename T, typename F, typename... Arrays>
+ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, const F& term, const Arrays*... arrays) {
+  using A = Compute<T>;
   Line<A> first_sums(layout.cell), second_sums(layout.cell);
   A *a = first_sums.data(), *b = second_sums.data();
   const auto flush = [&] {
@@ -98,8 +197,14 @@ ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, co
   };
   int64_t pending = 0;
   walk(layout, range, [&](int64_t first, int64_t last, int64_t) INLINED {
+    each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
+      const auto add = [&](const auto&... values) INLINED {
+        const int64_t j = begin - first;
 #pragma omp simd
-    for (int64_t j = 0; j < last - first; ++j) term(first + j, j, a[j], b[j]);
+        for (int64_t i = 0; i < end - begin; ++i) term(begin + i, j + i, a[j + i], b[j + i], values[i]...);
+      };
+      add(Input<T>(arrays + begin, end - begin)...);
+    });
     if (++pending % 128 == 0) flush();
   });
   flush();
@@ -132,11 +237,12 @@ template <typename T> CLONES void periods_statistics(const Layout& layout, const
   sample_means(layout, x, range, shifts);
   std::vector<Sums> sums(layout.channels);
   const A* shift = shifts.data();
-  sum_periods<A>(layout, range, sums.data(), [=](int64_t i, int64_t j, A& a, A& b) INLINED {
-    const A deviation = load(x[i]) - shift[j];
+  const auto term = [=](int64_t, int64_t j, A& a, A& b, A xi) INLINED {
+    const A deviation = xi - shift[j];
     a += deviation;
     b += deviation * deviation;
-  });
+  };
+  sum_periods<T>(layout, range, sums.data(), term, x);
   const double count = double(range.end - range.begin) / layout.channels;
   for (int64_t channel = 0; channel < layout.channels; ++channel)
     moments[channel] = moments_of(count, shift[channel * layout.inner], sums[channel]);
@@ -149,15 +255,16 @@ template <typename T> CLONES void planes_statistics(const Layout& layout, const 
   walk(layout, range, [&](int64_t first, int64_t last, int64_t channel) INLINED {
     if (moments[channel].count == 0) {  // the mean of the channel's first plane is near the mean
       Sums plane;
-      sum<A>(first, last, plane, [=](int64_t i, A& a, A&) INLINED { a += load(x[i]); });
+      sum<T>(first, last, plane, [=](int64_t, A& a, A&, A xi) INLINED { a += xi; }, x);
       shifts[channel] = A(plane.first / (last - first));
     }
     const A shift = shifts[channel];
-    sum<A>(first, last, sums[channel], [=](int64_t i, A& a, A& b) INLINED {
-      const A deviation = load(x[i]) - shift;
+    const auto term = [=](int64_t, A& a, A& b, A xi) INLINED {
+      const A deviation = xi - shift;
       a += deviation;
       b += deviation * deviation;
-    });
+    };
+    sum<T>(first, last, sums[channel], term, x);
     moments[channel].count += last - first;
   });
   for (int64_t channel = 0; channel < layout.channels; ++channel)
@@ -175,19 +282,24 @@ template <typename T> CLONES void reduce_part(const Backward<T>& job, Range rang
   using A = Compute<T>;
   const T *z = job.z, *dz = job.dz, *shortcut = job.shortcut;
   specialised<T>(job, [&](const auto& activation, auto has_shortcut) INLINED {
-    const auto term = [=](int64_t i, A& a, A& b) INLINED {
-      const A zi = load(z[i]), dzi = load(dz[i]), dy = activation.gradient(zi, dzi);
+    const auto term = [=](A& a, A& b, A zi, A dzi, auto... si) INLINED {
+      const A dy = activation.gradient(zi, dzi);
       a += dy;
       b += activation.product(zi, dzi);
-      if constexpr (has_shortcut) b -= dy * load(shortcut[i]);
+      if constexpr (has_shortcut) b -= dy * (si, ...);
     };
-    if (job.layout.planes) {
-      walk(job.layout, range, [&](int64_t first, int64_t last, int64_t channel) INLINED {
-        sum<A>(first, last, sums[channel], term);
-      });
-    } else {
-      sum_periods<A>(job.layout, range, sums, [=](int64_t i, int64_t, A& a, A& b) INLINED { term(i, a, b); });
-    }
+    const auto with = [&](const auto*... arrays) INLINED {
+      if (job.layout.planes) {
+        walk(job.layout, range, [&](int64_t first, int64_t last, int64_t channel) INLINED {
+          sum<T>(first, last, sums[channel], [=](int64_t, auto&&... rest) INLINED { term(rest...); }, arrays...);
+        });
+      } else {
+        const auto in_period = [=](int64_t, int64_t, auto&&... rest) INLINED { term(rest...); };
+        sum_periods<T>(job.layout, range, sums, in_period, arrays...);
+      }
+    };
+    if constexpr (has_shortcut) with(z, dz, shortcut);
+    else with(z, dz);
   });
 }
 
@@ -197,12 +309,18 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
   T* z = job.z;
   const auto sweep = [&](const auto& activation, auto has_shortcut) INLINED {
     const auto run = [=](int64_t first, int64_t last, auto mean, auto slope, auto bias) INLINED {
+      each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
+        const int64_t count = end - begin;
+        const Input<T> xs(x + begin, count), shortcuts(has_shortcut ? shortcut + begin : x, has_shortcut ? count : 0);
+        Output<T> zs(z + begin, count);
 #pragma omp simd
-      for (int64_t j = 0; j < last - first; ++j) {
-        A y = (load(x[first + j]) - mean[j]) * slope[j] + bias[j];
-        if constexpr (has_shortcut) y += load(shortcut[first + j]);
-        store(z[first + j], activation.activate(y));
-      }
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t j = begin - first + i;
+          A y = (xs[i] - mean[j]) * slope[j] + bias[j];
+          if constexpr (has_shortcut) y += shortcuts[i];
+          zs.set(i, activation.activate(y));
+        }
+      });
     };
     walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
       if (job.layout.planes)
@@ -221,16 +339,22 @@ template <typename T> CLONES void gradient_part(const Backward<T>& job, Range ra
   T *dx = job.dx, *dshortcut = job.dshortcut;
   specialised<T>(job, [&](const auto& activation, auto has_shortcut) INLINED {
     const auto run = [=](int64_t first, int64_t last, auto of_dy, auto of_y, auto constant) INLINED {
+      each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
+        const int64_t count = end - begin, some = has_shortcut ? count : 0;
+        const Input<T> zs(z + begin, count), dzs(dz + begin, count), shortcuts(some ? shortcut + begin : z, some);
+        Output<T> dxs(dx + begin, count), dshortcuts(some ? dshortcut + begin : dx, some);
 #pragma omp simd
-      for (int64_t j = 0; j < last - first; ++j) {
-        const A zj = load(z[first + j]), dy = activation.gradient(zj, load(dz[first + j]));
-        A y = activation.invert(zj);
-        if constexpr (has_shortcut) {
-          y -= load(shortcut[first + j]);
-          store(dshortcut[first + j], dy);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t j = begin - first + i;
+          const A zi = zs[i], dy = activation.gradient(zi, dzs[i]);
+          A y = activation.invert(zi);
+          if constexpr (has_shortcut) {
+            y -= shortcuts[i];
+            dshortcuts.set(i, dy);
+          }
+          dxs.set(i, of_dy[j] * dy + (of_y[j] * y + constant[j]));
         }
-        store(dx[first + j], of_dy[j] * dy + (of_y[j] * y + constant[j]));
-      }
+      });
     };
     walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
       if (job.layout.planes)
@@ -247,8 +371,8 @@ template <typename T> CLONES void reduce_part(const BackwardFromInput<T>& job, R
   T* kept = job.dx;
   with_activation_at<T>(job.activation, [&](const auto& activation) INLINED {
     constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
-    const auto term = [=](int64_t i, A mean, A slope, A bias, A& a, A& b) INLINED {
-      const A deviation = load(x[i]) - mean, dy = activation.gradient_at(deviation * slope + bias, load(dz[i]));
+    const auto term = [=](int64_t i, A mean, A slope, A bias, A& a, A& b, A xi, A dzi) INLINED {
+      const A deviation = xi - mean, dy = activation.gradient_at(deviation * slope + bias, dzi);
       if constexpr (is_costly) store(kept[i], dy);
       a += dy;
       b += dy * deviation;
@@ -257,12 +381,14 @@ template <typename T> CLONES void reduce_part(const BackwardFromInput<T>& job, R
     if (job.layout.planes) {
       walk(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
         const A m = mean[c], s = slope[c], o = bias[c];
-        sum<A>(first, last, sums[c], [=](int64_t i, A& a, A& b) INLINED { term(i, m, s, o, a, b); });
+        const auto at = [=](int64_t i, A& a, A& b, A xi, A dzi) INLINED { term(i, m, s, o, a, b, xi, dzi); };
+        sum<T>(first, last, sums[c], at, x, dz);
       });
     } else {
-      sum_periods<A>(job.layout, range, sums, [=](int64_t i, int64_t j, A& a, A& b) INLINED {
-        term(i, mean[j], slope[j], bias[j], a, b);
-      });
+      const auto at = [=](int64_t i, int64_t j, A& a, A& b, A xi, A dzi) INLINED {
+        term(i, mean[j], slope[j], bias[j], a, b, xi, dzi);
+      };
+      sum_periods<T>(job.layout, range, sums, at, x, dz);
     }
   });
 }
@@ -275,14 +401,20 @@ template <typename T> CLONES void gradient_part(const BackwardFromInput<T>& job,
     constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
     const auto run = [=](int64_t first, int64_t last, auto mean, auto slope, auto bias, auto of_deviation,
                          auto constant) INLINED {
+      each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
+        const int64_t count = end - begin;
+        const Input<T> xs(x + begin, count), gradients((is_costly ? dx : dz) + begin, count);
+        Output<T> dxs(dx + begin, count);
 #pragma omp simd
-      for (int64_t j = 0; j < last - first; ++j) {
-        const A deviation = load(x[first + j]) - mean[j];
-        A dy;
-        if constexpr (is_costly) dy = load(dx[first + j]);
-        else dy = activation.gradient_at(deviation * slope[j] + bias[j], load(dz[first + j]));
-        store(dx[first + j], slope[j] * dy + (of_deviation[j] * deviation + constant[j]));
-      }
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t j = begin - first + i;
+          const A deviation = xs[i] - mean[j];
+          A dy;
+          if constexpr (is_costly) dy = gradients[i];
+          else dy = activation.gradient_at(deviation * slope[j] + bias[j], gradients[i]);
+          dxs.set(i, slope[j] * dy + (of_deviation[j] * deviation + constant[j]));
+        }
+      });
     };
     walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
       if (job.layout.planes)

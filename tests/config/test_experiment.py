@@ -158,6 +158,7 @@ def test_the_parameter_of_an_activation_without_one_is_free(activation: str) -> 
         ({"network": {"arch": "resnext50", "memory": "checkpoint_norms"}}, "network.memory"),
         ({"training": {"activation_memory_budget": 0.5}}, "training.activation_memory_budget"),
         ({"network": {"memory": "lean"}, "training": {"compile": True}}, "network.memory"),
+        ({"training": {"compile_mode": "reduce-overhead"}}, "training.compile_mode"),
         ({"input": {"scale_val": 256, "crop_val": 320}}, "input.crop_val"),
         ({"input": {"pad_mode_train": "reflect"}}, "input.pad_mode_train"),
         ({"input": {"scale_train": 32, "pad_train": 2, "crop_train": 37}}, "input.crop_train"),
@@ -205,6 +206,7 @@ def test_an_impossible_combination_is_refused(content: dict[str, Any], path: str
         {"network": {"arch": "revnet38_cifar", "memory": "lean"}},
         {"training": {"compile": True, "activation_memory_budget": 0.5}},
         {"training": {"compile": True, "activation_memory_budget": 0}},
+        {"training": {"compile": True, "compile_mode": "reduce-overhead", "activation_memory_budget": 0.5}},
         {"optimizer": {"nesterov": True, "momentum": 0.5}},
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch._functorch.config
@@ -48,3 +50,24 @@ def test_a_budget_changes_no_gradient_and_the_network_inside_is_found() -> None:
     for ours, parameter in zip(gradients, network.parameters(), strict=True):
         assert relative_error(ours, parameter.grad) < 1e-3
     assert unwrap(wrapped) is network
+
+
+@pytest.mark.parametrize("budget", [None, 0.5])
+@pytest.mark.parametrize(("mode", "options"), [("default", {}), ("reduce-overhead", {"triton.cudagraphs": True})])
+def test_the_compiler_gets_the_options_of_the_mode_with_and_without_a_budget(
+    budget: float | None, mode: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.compile_fx  # here, as it warns in torch 2.11
+
+    seen: list[tuple[dict[str, bool], float]] = []
+
+    def compile_fx(graph: Any, inputs: Any, config_patches: dict[str, bool], **_: Any) -> Any:
+        seen.append((dict(config_patches), torch._functorch.config.activation_memory_budget))
+        return graph.forward
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_fx)
+    torch._dynamo.reset()
+    wrapping.compile_network(_network(), budget, mode)(torch.randn(2, 8, 4, 4))
+    assert [(options, 1.0 if budget is None else budget)] == [
+        ({key: value for key, value in patches.items() if key in options}, kept) for patches, kept in seen
+    ]

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.engine.tiny import build_net, make_config
 from zoo.engine.process import Process, open_process
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
+from zoo.layers import InPlaceABN
 from zoo.tasks import task_of
 
 pytestmark = [
@@ -19,15 +21,19 @@ pytestmark = [
 ]
 
 
-def _state(process: Process, **training: Any) -> TrainState:
+def _state(process: Process, fused: bool = False, **training: Any) -> TrainState:
     config = make_config(training=training, optimizer={"ema_decay": 0.9, "accumulate_steps": 2, "clip": 1.0})
-    return build_state(task_of(config), build_net(config.network), process)
+    net = build_net(config.network)
+    if fused:
+        net = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), InPlaceABN(3), net)
+    return build_state(task_of(config), net, process)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
-def test_a_step_never_waits_for_the_device(amp: str) -> None:
+def test_a_step_never_waits_for_the_device(amp: str, fused: bool) -> None:
     with open_process() as process:
-        state = _state(process, amp=amp, channels_last=True)
+        state = _state(process, fused, amp=amp, channels_last=True)
         images = torch.randn(8, 3, 8, 8, device=process.device)
         batch = StepBatch(images, torch.arange(8, device=process.device) % 2, global_size=8)
         for _ in range(2):  # the first steps compile and allocate

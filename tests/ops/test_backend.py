@@ -24,7 +24,8 @@ def test_every_back_end_has_the_kernels_of_the_contract_with_its_arguments(modul
         _, *expected = inspect.signature(contract).parameters.values()  # the first is self
         assert list(inspect.signature(getattr(module, name)).parameters.values()) == expected
     optional = {name: member.__doc__ for name, member in members if isinstance(member, property)}
-    assert optional.keys() == {"backward", "track_statistics"}
+    names = {"backward", "track_statistics", "reduce_gradients", "local_statistics", "group_statistics", "forward_"}
+    assert optional.keys() == names
     for name, contract in optional.items():
         kernel = getattr(module, name)
         assert kernel is None or contract.startswith(f"{name}({', '.join(inspect.signature(kernel).parameters)}): ")

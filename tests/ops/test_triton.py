@@ -22,6 +22,8 @@ from tests.ops.triton_cases import (
     assert_equals_the_reference,
     lay_out,
 )
+from tests.ops.triton_stub import Device, Operations, measure_host_time, stubbed
+from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
 from zoo.ops.abn.kernels import NormSettings
 
@@ -89,8 +91,25 @@ def test_tensors_without_elements_give_zeros_and_empty_results(interpreted):
 
 
 @needs_triton
-def test_torch_accepts_all_five_operators(interpreted):
-    assert len(interpreted["operators"]) == 5
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_running_statistics_move_as_those_of_torch_alone_and_over_a_group(interpreted, dtype, layout):
+    errors = interpreted["running"][f"{dtype} {layout}"]
+    assert len(errors) == 9
+    assert max(errors.values()) < (1e-12 if dtype == "float64" else 1e-6), errors
+
+
+@needs_triton
+@pytest.mark.parametrize("types", ["float32 float32", "bfloat16 float32", "bfloat16 bfloat16"])
+def test_gradients_of_parameters_have_their_dtype(interpreted, types):
+    errors = interpreted["gradients"][types]
+    assert len(errors) == 4 + 3 + 3 + 2
+    assert max(errors.values()) < (1e-2 if types.endswith("bfloat16") else 1e-5), errors
+
+
+@needs_triton
+def test_torch_accepts_every_operator(interpreted):
+    assert len(interpreted["operators"]) == 8
 
 
 @needs_triton
@@ -105,33 +124,16 @@ class Recorder:
         self.kernel, self.record = kernel, record
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def compile_only(*arguments: Any, **constants: Any) -> None:
-            code = self.kernel.warmup(*arguments, grid=grid, **constants).asm
+        def compile_only(*arguments: Any, **options: Any) -> None:
+            code = self.kernel.warmup(*arguments, grid=grid, **options).asm
             assert len(code["cubin"]) > 0
             full_size = sum(isinstance(a, torch.Tensor) and a.dim() == 4 for a in arguments)
-            lanes = constants["ROWS"] * constants["COLS"] // (32 * constants["num_warps"])
+            named = dict(zip(self.kernel.arg_names, arguments, strict=True))
+            lanes = named["ROWS"] * named["COLS"] // (32 * options["num_warps"])
             bits = next(8 * a.element_size() for a in arguments if isinstance(a, torch.Tensor))
             self.record.append((code["ptx"], full_size * lanes * bits))
 
         return compile_only
-
-
-class Device:
-    """Answers what Triton asks its driver before it compiles."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -145,6 +147,7 @@ def compiled(request, monkeypatch, tmp_path) -> list[tuple[str, int]]:
     record: list[tuple[str, int]] = []
     for name in KERNELS:
         monkeypatch.setattr(triton_kernels, name, Recorder(getattr(triton_kernels, name), record))
+    monkeypatch.setattr(triton, "_compiled", {})
     monkeypatch.setattr(driver, "_active", Device(request.param))
     return record
 
@@ -153,10 +156,10 @@ def call_all(x: torch.Tensor) -> None:
     """Call the five kernels with all their arguments."""
     vector = torch.ones(x.shape[1])
     settings = NormSettings(vector, vector, 1e-5, "leaky_relu", 0.01)
-    triton.statistics(x)
+    triton.track_statistics(x, vector.clone(), vector.clone(), 0.1)
     triton.apply(x, vector, vector, settings, x)
-    sums = triton.backward_reduce(x, x, settings, x)
-    triton.backward_apply(x, x, vector, sums, settings, x)
+    (mean_dy, mean_dy_xhat), _, _ = triton.reduce_gradients(x, x, 7, settings, x)
+    triton.backward_apply(x, x, vector, (mean_dy, mean_dy_xhat), settings, x)
 
 
 def wide_bits(ptx: str) -> int:
@@ -209,3 +212,74 @@ def test_a_row_of_more_than_32_bits_is_counted_in_64():
     tiling = triton.tiling_of(torch.empty(1, 1, 2**16, 2**16, device="meta"), 1024)
     assert tiling.unit == 1
     assert tiling.units == 2**32
+
+
+def test_the_last_tile_of_a_row_does_not_end_beyond_32_bits_either():
+    for inner in (2**31 - 1024, 2**31 - 512, 2**31 - 16):
+        tiling = triton.tiling_of(torch.empty(1, 1, inner, device="meta"), 1024)
+        assert tiling.unit == 1 or -(-inner // tiling.cols) * tiling.cols <= 2**31 - 1
+        assert tiling.units * tiling.unit == inner
+
+
+@pytest.mark.parametrize("slices", [lambda x: x[:, 2:6], lambda x: x[..., ::2]])
+def test_a_part_of_a_channels_last_tensor_is_copied_in_its_layout(slices):
+    part = slices(lay_out(torch.randn(2, 8, 6, 6), "channels_last"))
+    dense = triton._dense(part)
+    assert torch.equal(dense, part)
+    assert dense.is_contiguous(memory_format=torch.channels_last)
+
+
+def launches(layer: torch.nn.Module, dtype: torch.dtype, shortcut: bool = False) -> list[str]:
+    """Return what the forward and backward pass of a norm starts on the device: kernels and operations of torch."""
+    x = torch.randn(2, 64, 14, 14, dtype=dtype, requires_grad=True)
+    arguments = (x, torch.randn_like(x).requires_grad_()) if shortcut else (x,)
+    dz = torch.randn_like(x)
+    layer.inplace = False
+    with stubbed() as device, Operations() as operations:
+        torch.autograd.grad(layer(*arguments), [*arguments, *layer.parameters()], dz)
+    return [*device.started, *operations.launched.elements()]
+
+
+@needs_triton
+@pytest.mark.parametrize("shortcut", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "parameters"),
+    [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")],
+)
+def test_a_training_step_of_a_norm_is_six_kernels_and_the_count_of_the_batches(dtype, parameters, shortcut):
+    started = launches(InPlaceABN(64, dtype=getattr(torch, parameters)), getattr(torch, dtype), shortcut)
+    assert started == [*KERNELS, "add_"]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_synchronised_norm_starts_at_most_four_things_more(dtype):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        started = launches(InPlaceABNSync(64), dtype)
+    finally:
+        torch.distributed.destroy_process_group()
+    more = ["combine_statistics", "_allgather_base_", "allreduce_", "div"]
+    assert sorted(started) == sorted([*KERNELS, "add_", *more])
+
+
+@needs_triton
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_gradient_in_another_layout_is_copied_once(shortcut):
+    x, joined = torch.randn(2, 64, 14, 14, requires_grad=True), torch.randn(2, 80, 14, 14)
+    layer = InPlaceABN(64)
+    layer.inplace = False
+    with stubbed(), Operations() as operations:
+        out = layer(x, lay_out(torch.randn(x.shape), "channels_last") if shortcut else None)
+        operations.launched.clear()
+        torch.autograd.grad(out, x, joined[:, 16:])
+    assert operations.launched == {"copy_": 2 if shortcut else 1}
+
+
+@needs_triton
+@pytest.mark.slow  # a ratio of times, which other work on the machine disturbs
+def test_the_host_is_busy_for_at_most_three_times_as_long_as_with_the_norm_of_torch():
+    ours, theirs = measure_host_time()
+    assert ours < 3.0 * theirs

@@ -249,11 +249,15 @@ def check_operators() -> list[str]:
     """Run torch's own checks of the operators; return the names of those that pass."""
     x, dz, shortcut, settings = make(Case(layout="channels_last", shortcut=True), "cpu")
     vector = torch.ones(3)
+    row = triton.local_statistics(x)
     arguments = {
         "statistics": (x,),
+        "track_statistics": (x, vector.clone(), vector.clone(), 0.1),
+        "local_statistics": (x,),
+        "group_statistics": (torch.stack([row, row]), torch.float32, vector.clone(), vector.clone(), 0.1),
         "apply": (x, vector, vector, shortcut, *settings),
         "apply_": (x, vector, vector, None, *settings),
-        "backward_reduce": (x, dz, None, *settings),
+        "reduce_gradients": (x, dz, 105, None, *settings),
         "backward_apply": (x, dz, vector, vector, vector, shortcut, *settings),
     }
     for name, values in arguments.items():
@@ -281,6 +285,60 @@ def measure_compiled() -> list[float]:
     return [relative_error(*pair) for pair in zip(*results, strict=True)]
 
 
+def measure_running(dtype: str, layout: str, device: str = "cpu") -> dict[str, float]:
+    """Return the errors of running statistics after a batch, against torch's own, and of those of a group of three."""
+    momentum, x = 0.3, make(Case(dtype, layout, shape=(6, 5, 7, 5)), device)[0]
+    expected = [v.double().to(device) for v in (torch.linspace(-1, 1, 5), torch.linspace(0.5, 2, 5))]
+    start = [v.to(torch.float64 if dtype == "float64" else torch.float32, copy=True) for v in expected]
+    F.batch_norm(x.double(), *expected, None, None, True, momentum)
+    truth = reference.statistics(x.double())
+    alone = [v.clone() for v in start]
+    statistics = triton.track_statistics(x, *alone, momentum)
+    assert [v._version for v in alone] == [1, 1]
+    together = [v.clone() for v in start]
+    parts = [lay_out(part, layout) for part in (x[:1], x[1:1], x[1:])]  # one of them has no elements
+    gathered = torch.stack([triton.local_statistics(part) for part in parts])
+    *of_group, count = triton.group_statistics(gathered, start[0].dtype, *together, momentum)
+    assert [v._version for v in together] == [1, 1]
+    assert (count.item(), count.shape, count.dtype) == (x.numel() // 5, (), start[0].dtype)
+    results = {"running": alone, "running of a group": together}, {"statistics": statistics, "of a group": of_group}
+    errors = {
+        f"{name} {n}": relative_error(value, exact)
+        for found, truths in zip(results, (expected, truth), strict=True)
+        for name, values in found.items()
+        for n, (value, exact) in enumerate(zip(values, truths, strict=True))
+    }
+    column = torch.stack([start[0], start[0]], 1)[:, 0]  # running statistics need not be contiguous
+    triton.track_statistics(x, column, start[1].clone(), momentum)
+    return errors | {"strided": relative_error(column, expected[0])}
+
+
+def measure_gradients(dtype: str, parameters: str, device: str = "cpu") -> dict[str, float]:
+    """Return the errors of the two means and the parameters' gradients, for parameters of another dtype than z."""
+    z, dz, shortcut, settings = make(Case(dtype, "channels_last", shortcut=True, shape=(300, 3, 3, 3)), device)
+    weight, bias = (None if v is None else v.to(getattr(torch, parameters)) for v in settings[:2])
+    assert weight is not None
+    weight[1] = 0
+    sums = reference.backward_reduce(z, dz, NormSettings(weight, bias, *settings[2:]), shortcut)
+    errors = {}
+    for given in ((weight, bias), (weight, None), (None, bias), (None, None)):
+        own = NormSettings(*given, *settings[2:])
+        sums = reference.backward_reduce(z, dz, own, shortcut)
+        means, dweight, dbias = triton.reduce_gradients(z, dz, 7, own, shortcut)
+        sign = 1 if given[0] is None else torch.where(given[0] < 0, -1, 1)
+        for name, ours, truth, like in (
+            ("dy", means[0], sums[0] / 7, sums[0]),
+            ("dy x_hat", means[1], sums[1] / 7, sums[1]),
+            ("dweight", dweight, sign * sums[1], given[0]),
+            ("dbias", dbias, sums[0], given[1]),
+        ):
+            assert (ours is None) == (like is None)
+            if ours is not None and like is not None:
+                assert ours.dtype == like.dtype
+                errors[f"{name} {[v is None for v in given]}"] = relative_error(ours, truth.to(like.dtype))
+    return errors
+
+
 def main() -> None:
     report = {
         "cases": {name: measure(case) for name, case in CASES.items()},
@@ -292,6 +350,15 @@ def main() -> None:
             for dtype in small_scales.DTYPES
             for layout in LAYOUTS
             for activation in small_scales.ACTIVATIONS
+        },
+        "running": {
+            f"{dtype} {layout}": measure_running(dtype, layout)
+            for dtype in ("float64", "float32", "bfloat16")
+            for layout in LAYOUTS
+        },
+        "gradients": {
+            f"{dtype} {parameters}": measure_gradients(dtype, parameters)
+            for dtype, parameters in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
         },
         "empty": [measure_empty(shape) for shape in ((0, 3, 4, 4), (2, 3, 0, 4), (0, 3), (2, 0, 3))],
         "operators": check_operators(),

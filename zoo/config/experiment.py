@@ -27,6 +27,14 @@ SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision", "scaled"]
 SMALL_PART = 0.25  # of a validation image's area: a crop of less is probably not meant
+# Keys that experiments of earlier versions do not have; see `Experiment.digest`.
+ADDED_LATER = (
+    "segmentation",
+    "input.decoder",
+    "input.shuffle_shards",
+    "training.gradient_angle_meter",
+    "training.compile_mode",
+)
 # Settings that segmentation does not use -> what it does instead.
 UNUSED_IN_SEGMENTATION = {
     "input.scale_train": "training images are scaled by segmentation.scale_range",
@@ -122,6 +130,9 @@ class Training(Section):
     """Whether images and weights are laid out with the channels last, which is faster on some machines."""
     compile: bool = False
     """Whether torch.compile compiles the network."""
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    """The mode of torch.compile. "reduce-overhead" records CUDA graphs, for small batches, where starting kernels takes
+    longer than running them (not measured); "max-autotune" tries more kernels, and takes longer to compile."""
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
     """How much torch.compile keeps for backward: 0: as little as by repeating the whole forward pass; 1: torch's own
     choice, for speed; null: left to torch."""
@@ -136,7 +147,12 @@ class Training(Section):
     which takes the memory that reversible chains save, and the time of two more steps; 0: never."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a complaint about a budget without a compiler to keep it."""
+        """Yield complaints about a budget and a mode without a compiler to keep them."""
+        if self.compile_mode != "default" and not self.compile:
+            yield (
+                ("compile_mode", "compile"),
+                "is for torch.compile alone; set training.compile to true, or remove the key",
+            )
         if self.activation_memory_budget is not None and not self.compile:
             yield (
                 ("activation_memory_budget", "compile"),
@@ -326,17 +342,18 @@ class Experiment(Section):
     def digest(self) -> str:
         """Return the sha256 of all settings, defaults included, without the ``expected`` scores.
 
-        A ``segmentation``, ``input.decoder`` or ``input.shuffle_shards`` that is null and a
-        ``training.gradient_angle_meter`` of 0 do not count, so that experiments keep the digests of earlier versions.
+        The keys of ADDED_LATER do not count where they have their defaults, so that experiments keep the digests of
+        earlier versions.
         """
         settings = self.model_dump(mode="json", exclude={"expected"})
-        if self.segmentation is None:
-            del settings["segmentation"]
-        for key in ("decoder", "shuffle_shards"):
-            if settings["input"][key] is None:
-                del settings["input"][key]
-        if not self.training.gradient_angle_meter:
-            del settings["training"]["gradient_angle_meter"]
+        defaults = Experiment().model_dump(mode="json")
+        for path in ADDED_LATER:
+            *sections, key = path.split(".")
+            section, default = settings, defaults
+            for name in sections:
+                section, default = section[name], default[name]
+            if section[key] == default[key]:
+                del section[key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

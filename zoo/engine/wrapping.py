@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 from torch._functorch import config as functorch_config
+from torch._inductor import list_mode_options
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -20,22 +21,29 @@ _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(Distr
 
 
 def compile_network(
-    model: nn.Module, activation_memory_budget: float | None, *, fullgraph: bool = False, dynamic: bool | None = None
+    model: nn.Module,
+    activation_memory_budget: float | None,
+    mode: str = "default",
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
 ) -> nn.Module:
     """Return the compiled model; the budget (0 to 1, None: torch's choice) limits what it keeps for backward.
 
-    ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of a network,
-    new in 2.15, refuses regions that update running statistics.)
+    ``mode``, ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of
+    a network, new in 2.15, refuses regions that update running statistics.)
     """
     if activation_memory_budget is None:
-        return torch.compile(model, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
-    inductor = lookup_backend("inductor")
+        return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
+    # With a backend of its own, torch.compile takes no mode.
+    inductor: Any = lookup_backend("inductor")
+    options = list_mode_options(mode)
 
     # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
     # backend of its own, each compiled model has its own budget.
     def backend(graph: Any, inputs: Any) -> Any:
         with functorch_config.patch(activation_memory_budget=activation_memory_budget):
-            return inductor(graph, inputs)
+            return inductor(graph, inputs, config_patches=options)
 
     return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
 

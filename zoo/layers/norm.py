@@ -144,7 +144,7 @@ class InPlaceABN(ABN):
             self.eps,
             *(activation or (self.activation, self.activation_param)),
             # FSDP2 hands a module that it shards by itself a view of the input, which autograd lets nobody overwrite.
-            inplace=self.inplace and not hasattr(self, "set_reshard_after_forward"),
+            inplace=self.inplace and not hasattr(type(self), "set_reshard_after_forward"),
             group=self._group_to_synchronise(),
             shortcut=shortcut,
         )

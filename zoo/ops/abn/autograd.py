@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.kernels import Means, NormSettings, TrainingForward
 from zoo.ops.abn.statistics import means_over_group
 
 
@@ -73,16 +73,84 @@ class ActivatedBatchNorm(torch.autograd.Function):
         if kernels.backward is not None and ctx.needs_input_grad[0] and shortcut is None and one_process:
             dx, dweight, dbias = kernels.backward(z, dz, var, num_values is not None, settings)
             return dx, None, _of_dtype(dweight, weight), _of_dtype(dbias, bias), *[None] * 8
-        sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings, shortcut)
-        if any(ctx.needs_input_grad[:2]):
-            means = None if num_values is None else means_over_group(sum_dy, sum_dy_xhat, num_values, ctx.group)
+        if not torch.compiler.is_compiling():  # once for both kernels; the compiler lays tensors out as it likes
+            dz, shortcut = _laid_out(dz, z), None if shortcut is None else _laid_out(shortcut, z)
+        needs_dx = any(ctx.needs_input_grad[:2])
+        means, *gradients = reduce_gradients(z, dz, num_values if needs_dx else None, ctx.group, settings, shortcut)
+        if needs_dx:
             dx, dshortcut = kernels.backward_apply(z, dz, var, means, settings, shortcut)
-        return dx, dshortcut, *parameter_gradients(sum_dy, sum_dy_xhat, weight, bias), *[None] * 8
+        return dx, dshortcut, *gradients, *[None] * 8
+
+
+class TrainingNorm(torch.autograd.Function):
+    """`ActivatedBatchNorm` in place, by the kernel that also takes the statistics of the batch and tracks them.
+
+    It is for eager mode and one process. Where nothing transforms the function, the form with ``ctx`` in forward does,
+    which costs torch less time per call.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shortcut: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        activation: str,
+        activation_param: float,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        num_values: int,
+        forward_: TrainingForward,
+    ) -> Tensor:
+        settings = NormSettings(weight, bias, eps, activation, activation_param)
+        var = forward_(x, running_mean, running_var, momentum, settings, shortcut)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x, shortcut, weight, bias, var, None)
+        ctx.num_values, ctx.group = num_values, None
+        ctx.scalars = eps, activation, activation_param
+        return x
+
+    # It returns a gradient for as many arguments.
+    backward = staticmethod(ActivatedBatchNorm.backward)  # type: ignore[assignment]
 
 
 # At every call torch binds the arguments to the signature, to fill in defaults; this one without names saves that.
 _arguments = inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)
 ActivatedBatchNorm.forward.__signature__ = inspect.Signature([_arguments])  # type: ignore[attr-defined]
+
+
+def reduce_gradients(
+    z: Tensor,
+    dz: Tensor,
+    num_values: int | Tensor | None,
+    group: dist.ProcessGroup | None,
+    settings: NormSettings,
+    shortcut: Tensor | None = None,
+) -> tuple[Means, Tensor | None, Tensor | None]:
+    """Return the means of dy and dy x_hat over the group, and dL/dweight and dL/dbias of this process.
+
+    ``num_values`` is the number of values that the means are taken over. Without it there are no means (None).
+    """
+    kernels = kernels_for(z)
+    if kernels.reduce_gradients is None:
+        sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings, shortcut)
+        means = None if num_values is None else means_over_group(sum_dy, sum_dy_xhat, num_values, group)
+        return means, *parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
+    divisor = num_values if group is None and isinstance(num_values, int | torch.SymInt) else 1
+    sums, dweight, dbias = kernels.reduce_gradients(z, dz, divisor, settings, shortcut)
+    if num_values is not None and group is not None:
+        dist.all_reduce(sums, group=group)
+        sums = sums / num_values
+    mean_dy, mean_dy_xhat = sums.unbind()
+    return None if num_values is None else (mean_dy, mean_dy_xhat), dweight, dbias
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """Return x in the layout of ``like``."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 def parameter_gradients(

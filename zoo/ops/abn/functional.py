@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.autograd import ActivatedBatchNorm
+from zoo.ops.abn.autograd import ActivatedBatchNorm, TrainingNorm
+from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.statistics import Momentum, Statistics, take_statistics
-from zoo.ops.context import can_work_in_place
+from zoo.ops.abn.statistics import (
+    Momentum,
+    Statistics,
+    check_input,
+    check_num_values,
+    take_statistics,
+    values_per_channel,
+)
+from zoo.ops.context import can_work_in_place, is_eager
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -64,8 +73,18 @@ def inplace_abn(
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
     _check_shortcut(x, shortcut, inplace)
     _check_overwritable(x, inplace)
+    settings = NormSettings(weight, bias, eps, activation, activation_param)
+    forward_ = kernels_for(x).forward_ if inplace and training and group is None else None
+    if forward_ is not None and running_mean is not None and running_var is not None and is_eager():
+        check_input(x, [weight, bias, running_mean, running_var])
+        num_values = values_per_channel(x)
+        check_num_values(x, num_values)
+        momentum = momentum() if callable(momentum) else momentum
+        if not isinstance(momentum, Tensor):
+            running = running_mean, running_var
+            return TrainingNorm.apply(x, shortcut, *settings, *running, momentum, num_values, forward_)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, group)
-    return normalise(x, statistics, NormSettings(weight, bias, eps, activation, activation_param), inplace, shortcut)
+    return normalise(x, statistics, settings, inplace, shortcut)
 
 
 def inplace_abn_sync(
@@ -139,7 +158,7 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
     """Raise ValueError unless the shortcut has the shape and dtype of x, and stays as it is when x is overwritten."""
     if shortcut is None:
         return
-    if inplace and not torch.compiler.is_compiling() and torch._C._is_alias_of(x, shortcut):  # type: ignore[attr-defined]
+    if inplace and not torch.compiler.is_compiling() and _may_overlap(x, shortcut):
         raise ValueError(
             f"x and the shortcut, of shape {tuple(x.shape)}, share memory, and backward needs the shortcut as it is; "
             "set inplace = False"
@@ -149,6 +168,28 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
             f"the shortcut, {shortcut.dtype} of shape {tuple(shortcut.shape)}, has not the dtype and shape of the "
             f"normalised tensor, {x.dtype} of shape {tuple(x.shape)}"
         )
+
+
+def _may_overlap(x: Tensor, shortcut: Tensor) -> bool:
+    """Return whether two tensors may have an element in common; of strides that differ this is not found out."""
+    if not torch._C._is_alias_of(x, shortcut):  # type: ignore[attr-defined]
+        return False  # their memory is not the same
+    if (x.shape, x.stride(), x.dtype) != (shortcut.shape, shortcut.stride(), shortcut.dtype):
+        return True
+    steps = sorted(
+        ((stride, size - 1) for stride, size in zip(x.stride(), x.shape, strict=True) if stride), reverse=True
+    )
+    return _is_reached(int(shortcut.storage_offset() - x.storage_offset()), steps)
+
+
+def _is_reached(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
+    """Return whether ``distance`` is the sum of so many times each stride, of ``steps`` (stride, at most how many)."""
+    if not steps:
+        return distance == 0
+    (stride, most), *rest = steps
+    reach = sum(length * count for length, count in rest)
+    first, last = max(-most, -((reach - distance) // stride)), min(most, (distance + reach) // stride)
+    return any(_is_reached(distance - count * stride, rest) for count in range(first, last + 1))
 
 
 def _check_overwritable(x: Tensor, inplace: bool) -> None:

@@ -9,7 +9,7 @@ can be inverted (Rota Bulo et al., CVPR 2018, section 3; the absolute value is t
 weight g = 1, without bias b = 0. The derivation of the backward formulas is in csrc/README.md.
 
 A back end is a module with these functions: reference.py (plain torch), native.py (C++, CPU), triton.py (CUDA) and
-meta.py (bytes without numbers). None of them knows autograd, running averages or process groups.
+meta.py (bytes without numbers). None of them knows autograd or communicates.
 """
 
 from __future__ import annotations
@@ -34,10 +34,16 @@ class NormSettings(NamedTuple):
 Backward = Callable[[Tensor, Tensor, Tensor, bool, NormSettings], tuple[Tensor, Tensor, Tensor]]
 Means = tuple[Tensor, Tensor] | None  # of dy and dy x_hat over a channel
 TrackStatistics = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+ReduceGradients = Callable[
+    [Tensor, Tensor, int, NormSettings, Tensor | None], tuple[Tensor, Tensor | None, Tensor | None]
+]
+LocalStatistics = Callable[[Tensor], Tensor]
+GroupStatistics = Callable[[Tensor, torch.dtype, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
+TrainingForward = Callable[[Tensor, Tensor, Tensor, float, NormSettings, Tensor | None], Tensor]
 
 
 class Kernels(Protocol):
-    """The kernels of one back end; the last two are optional, and None where a back end does not have them.
+    """The kernels of one back end; the properties are optional, and None where a back end does not have them.
 
     x, z, their gradients and the shortcut are (N, C, ...) tensors of one shape and dtype, of any strides; vectors are
     (C,). Statistics, sums and means are computed in the accumulation dtype (`accumulate_dtype`).
@@ -89,6 +95,34 @@ class Kernels(Protocol):
 
         It returns what `statistics` does, and moves the running ones, (C,), in place by ``momentum`` towards those of
         the batch, the variance towards the unbiased one.
+        """
+
+    @property
+    def reduce_gradients(self) -> ReduceGradients | None:
+        """reduce_gradients(z, dz, divisor, settings, shortcut): `backward_reduce`, and what follows from its sums.
+
+        It returns the two sums over ``divisor``, (2, C), and dL/dweight and dL/dbias, (C,), in the dtypes of weight and
+        bias, or None for one that is not there.
+        """
+
+    @property
+    def local_statistics(self) -> LocalStatistics | None:
+        """local_statistics(x): `statistics` and the number of values per channel as one float64 tensor, (2 C + 1,)."""
+
+    @property
+    def group_statistics(self) -> GroupStatistics | None:
+        """group_statistics(gathered, dtype, running_mean, running_var, momentum): the statistics of a process group.
+
+        ``gathered`` is (processes, 2 C + 1), a row of `local_statistics` for each. It returns mean and biased variance,
+        (C,), and the number of values per channel, without dimensions, in ``dtype``. The running ones, unless they are
+        None, are moved as by `track_statistics`. A back end has either this and `local_statistics` or neither.
+        """
+
+    @property
+    def forward_(self) -> TrainingForward | None:
+        """forward_(x, running_mean, running_var, momentum, settings, shortcut): forward in training, in one kernel.
+
+        It does what `track_statistics` does, then `apply_` with these statistics, and returns the variance.
         """
 
 

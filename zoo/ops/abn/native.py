@@ -21,6 +21,10 @@ from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 # The order of csrc/numbers.h; the last three only from x.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
 
+reduce_gradients = None
+local_statistics = None
+group_statistics = None
+
 SETTINGS = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
 GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS}"
 FROM_INPUT = "Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps, int activation"
@@ -30,6 +34,8 @@ SCHEMAS = (
     " -> (Tensor, Tensor)",
     f"abn_apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> Tensor",
     f"abn_apply_(Tensor(a!) x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> ()",
+    "abn_forward_(Tensor(a!) x, Tensor(b!) running_mean, Tensor(c!) running_var, float momentum,"
+    f" {SETTINGS}, Tensor? shortcut) -> Tensor",
     f"abn_backward_reduce(Tensor z, Tensor dz, {SETTINGS}, Tensor? shortcut) -> (Tensor, Tensor)",
     f"abn_backward_apply({GRADIENTS}) -> Tensor",
     f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
@@ -121,6 +127,21 @@ def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momen
     return mean, var
 
 
+def forward_(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    settings: NormSettings,
+    shortcut: Tensor | None = None,
+) -> Tensor:
+    """Overwrite x with z for the statistics of x; move the running ones as `track_statistics` does; return var."""
+    arguments = (x, running_mean, running_var, momentum, *_operator_arguments(settings), shortcut)
+    var = torch.ops.zoo.abn_forward_.default(*arguments)
+    increment_version((running_mean, running_var))
+    return var
+
+
 def norm_act(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float, activation: str
 ) -> Tensor:
@@ -198,6 +219,7 @@ if _reason is None:  # torch.compile and meta tensors need the shapes of the res
     _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
     _register("zoo::abn_backward", lambda z, *_: (new_like(z), *_new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
+    _register("zoo::abn_forward_", lambda x, *_: _new_vectors(x)[1])
     _register("zoo::norm_act", lambda x, *_: new_like(x))
     _register("zoo::norm_act_into", lambda *_: None)
     _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops.abn.autograd import parameter_gradients
+from zoo.ops.abn.autograd import reduce_gradients
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
-from zoo.ops.abn.statistics import Statistics, means_over_group
+from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution
 
 
@@ -90,12 +90,9 @@ class _NormActConv(torch.autograd.Function):
         dweight = dbias = None
         dinputs: Sequence[Tensor | None] = [None] * len(inputs)
         if dz is not None:
-            kernels = kernels_for(z)
-            sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings)
-            dweight, dbias = parameter_gradients(sum_dy, sum_dy_xhat, weight, bias)
+            means, dweight, dbias = reduce_gradients(z, dz, num_values if needs_dx else None, ctx.group, settings)
             if needs_dx:
-                means = None if num_values is None else means_over_group(sum_dy, sum_dy_xhat, num_values, ctx.group)
-                dinputs = kernels.backward_apply(z, dz, var, means, settings)[0].split(ctx.sizes, dim=1)
+                dinputs = kernels_for(z).backward_apply(z, dz, var, means, settings)[0].split(ctx.sizes, dim=1)
         return *[None] * 6, dweight, dbias, *[None] * 3, dconv_weight, dconv_bias, *dinputs
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.ops.abn.backend import kernels_for
+from zoo.ops.abn.kernels import accumulate_dtype
 from zoo.ops.context import is_eager
 
 Momentum = float | Tensor | Callable[[], float | Tensor]
@@ -58,6 +59,8 @@ def take_statistics(
     if track is not None and is_eager() and group is None and not isinstance(momentum, Tensor):
         mean, var = track(x.detach(), running_mean, running_var, momentum)
         return Statistics(mean, var, values_per_channel(x), None)
+    if group is not None and not isinstance(momentum, Tensor) and kernels_for(x).group_statistics is not None:
+        return _gather_statistics(x, group, (running_mean, running_var), momentum)
     batch = _batch_statistics(x, group)
     update_running(running_mean, running_var, batch, momentum)
     return batch
@@ -90,37 +93,50 @@ def values_per_channel(x: Tensor) -> int:
 
 def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> Statistics:
     """Return the statistics of the batch, over the group where one is given."""
+    if group is not None:
+        return _gather_statistics(x, group)
     mean, var = kernels_for(x).statistics(x.detach())
-    num_local = values_per_channel(x)
-    if group is None:
-        return Statistics(mean, var, num_local, None)
-    gathered = _gather_statistics(mean, var, num_local, group)
-    # Two local values are enough for the whole group. Only with fewer does this wait for the number of the group, which
-    # a compiled graph cannot do at all.
-    if num_local < 2 and not torch.compiler.is_compiling():
-        check_num_values(x, int(gathered.num_values))  # type: ignore[arg-type]
-    return gathered
+    return Statistics(mean, var, values_per_channel(x), None)
 
 
-def _gather_statistics(mean: Tensor, var: Tensor, num_values: int, group: dist.ProcessGroup) -> Statistics:
+def _gather_statistics(
+    x: Tensor,
+    group: dist.ProcessGroup,
+    running: tuple[Tensor | None, Tensor | None] = (None, None),
+    momentum: float = 0.0,
+) -> Statistics:
     """Return the statistics of the values of all processes together, equal on every process.
+
+    Running statistics are given only to kernels that have `group_statistics`, which moves them.
 
     One all-gather of 2 C + 1 numbers. Processes may hold different numbers of values, 0 included (then mean and var
     must be finite, but their values do not matter). They are sent in float64, so that any number is exact and the sums
     of squares do not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of
     values stays a tensor on the device, so that nothing waits for it.
     """
-    packed = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_values, dtype=torch.float64)])
+    kernels, num_local, dtype = kernels_for(x), values_per_channel(x), accumulate_dtype(x.dtype)
+    if kernels.local_statistics is not None:
+        packed = kernels.local_statistics(x.detach())
+    else:
+        mean, var = kernels.statistics(x.detach())
+        packed = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_local, dtype=torch.float64)])
     world_size = dist.get_world_size(group)
     gathered = packed.new_empty(world_size * packed.numel())
     dist.all_gather_into_tensor(gathered, packed, group=group)
-    channels = mean.numel()
-    means, variances, counts = gathered.view(world_size, -1).split([channels, channels, 1], dim=1)
+    gathered = gathered.view(world_size, -1)
+    # Two local values are enough for the whole group. Only with fewer does this wait for the number of the group, which
+    # a compiled graph cannot do at all.
+    if num_local < 2 and not torch.compiler.is_compiling():
+        check_num_values(x, int(gathered[:, -1].sum()))
+    if kernels.group_statistics is not None:
+        return Statistics(*kernels.group_statistics(gathered, dtype, *running, momentum), group)
+    channels = x.shape[1]
+    means, variances, counts = gathered.split([channels, channels, 1], dim=1)
     total = counts.sum()
     divisor = total.clamp(min=1)  # if no process has a value, the caller reports it instead of a division by zero
     group_mean = (counts * means).sum(0) / divisor
     group_var = (counts * (variances + (means - group_mean).square())).sum(0) / divisor
-    return Statistics(group_mean.to(mean.dtype), group_var.to(var.dtype), total.to(mean.dtype), group)
+    return Statistics(group_mean.to(dtype), group_var.to(dtype), total.to(dtype), group)
 
 
 @torch.no_grad()

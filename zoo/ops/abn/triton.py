@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 
@@ -32,9 +33,12 @@ WARPS = 4
 REDUCING_PROGRAMS = 1024
 ELEMENTWISE_PROGRAMS = 4096
 COMBINED_SPLITS = 256  # the number of splits that a program combines at a time
+COMBINED_CHANNELS = 8  # of so many channels
+COMBINING_WARPS = 8
+MOST_COMPILED = 4096  # of the entries below there is one per kernel and shape, and a run may never see the last shape
 
 backward = None
-track_statistics = None
+forward_ = None
 
 
 @functools.cache
@@ -51,27 +55,61 @@ def why_not() -> str | None:
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
-    mean, var = torch.ops.zoo_triton.statistics(x)
+    mean, var = _called("statistics", _run_statistics)(x)
     return mean, var
+
+
+def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance, and move the running statistics in place by ``momentum`` towards them."""
+    mean, var = _called("track_statistics", _run_track_statistics)(x, running_mean, running_var, momentum)
+    increment_version((running_mean, running_var))  # autograd does not see that the kernel changes them
+    return mean, var
+
+
+def local_statistics(x: Tensor) -> Tensor:
+    """Return mean, biased variance and number of values, (2 C + 1,) in float64, as a process sends them to others."""
+    packed: Tensor = _called("local_statistics", _run_local_statistics)(x)
+    return packed
+
+
+def group_statistics(
+    gathered: Tensor, dtype: torch.dtype, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, biased variance and number of values of a group, and move the running statistics towards them."""
+    run = _called("group_statistics", _run_group_statistics)
+    mean, var, count = run(gathered, dtype, running_mean, running_var, momentum)
+    if running_mean is not None and running_var is not None:
+        increment_version((running_mean, running_var))
+    return mean, var, count
 
 
 def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
     """Return z in a new tensor of the dtype and strides of x."""
-    z: Tensor = torch.ops.zoo_triton.apply(x, mean, var, shortcut, *settings)
+    z: Tensor = _called("apply", _run_apply)(x, mean, var, shortcut, *settings)
     return z
 
 
 def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
     """Overwrite x with z."""
-    torch.ops.zoo_triton.apply_(x, mean, var, shortcut, *settings)
+    _called("apply_", _run_apply_)(x, mean, var, shortcut, *settings)
 
 
 def backward_reduce(
     z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    sum_dy, sum_dy_xhat = torch.ops.zoo_triton.backward_reduce(z, dz, shortcut, *settings)
+    sums, _, _ = _called("reduce_gradients", _run_reduce_gradients)(z, dz, 1, shortcut, *settings)
+    sum_dy, sum_dy_xhat = sums.unbind()
     return sum_dy, sum_dy_xhat
+
+
+def reduce_gradients(
+    z: Tensor, dz: Tensor, divisor: int, settings: NormSettings, shortcut: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the two sums over ``divisor``, (2, C), and the gradients of weight and bias in their dtypes, or None."""
+    run = _called("reduce_gradients", _run_reduce_gradients)
+    means, dweight, dbias = run(z, dz, divisor, shortcut, *settings)
+    return means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
 
 
 def backward_apply(
@@ -79,8 +117,22 @@ def backward_apply(
 ) -> tuple[Tensor, Tensor | None]:
     """Return dx and, with a shortcut, its gradient dy, in new tensors."""
     mean_dy, mean_dy_xhat = means if means is not None else (None, None)
-    dx, dshortcut = torch.ops.zoo_triton.backward_apply(z, dz, var, mean_dy, mean_dy_xhat, shortcut, *settings)
+    run = _called("backward_apply", _run_backward_apply)
+    dx, dshortcut = run(z, dz, var, mean_dy, mean_dy_xhat, shortcut, *settings)
     return dx, None if shortcut is None else dshortcut
+
+
+def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the operator, or in plain eager mode the function behind it, which saves the way through the dispatcher.
+
+    The operator is for whatever looks at operations: torch.compile, transforms, dispatch modes.
+    """
+    watched = (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+    return getattr(torch.ops.zoo_triton, name).default if watched else function
 
 
 # The last arguments of the operators: the shortcut and the fields of NormSettings.
@@ -88,10 +140,10 @@ SETTINGS = "Tensor? shortcut, Tensor? weight, Tensor? bias, float eps, str activ
 _library = torch.library.Library("zoo_triton", "FRAGMENT")
 
 
-def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], None]:
+def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as an operator without autograd; ``fake`` returns results without values."""
 
-    def register(function: Callable[..., Any]) -> None:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
         # With flexible_layout the operators take any layout. Without it the compiler copies the channels_last outputs
         # of convolutions.
@@ -99,6 +151,7 @@ def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
         _library.define(schema, tags=tags)
         _library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"zoo_triton::{name}", fake, lib=_library)
+        return function
 
     return register
 
@@ -115,14 +168,92 @@ def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
 
 @_operator("statistics(Tensor x) -> (Tensor, Tensor)", _two_vectors)
 def _run_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean, var = _two_vectors(x)
+    _launch_statistics(x, mean, var)
+    return mean, var
+
+
+@_operator(
+    "track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum) -> (Tensor, Tensor)",
+    _two_vectors,
+)
+def _run_track_statistics(
+    x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    mean, var = _two_vectors(x)
+    _launch_statistics(x, mean, var, running=(running_mean, running_var), momentum=momentum)
+    return mean, var
+
+
+@_operator("local_statistics(Tensor x) -> Tensor", lambda x: x.new_empty(2 * x.shape[1] + 1, dtype=torch.float64))
+def _run_local_statistics(x: Tensor) -> Tensor:
+    channels = x.shape[1]
+    packed = x.new_empty(2 * channels + 1, dtype=torch.float64)
+    _launch_statistics(x, packed, packed[channels:], packed[2 * channels :])
+    return packed
+
+
+def _launch_statistics(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor | None = None,
+    running: tuple[Tensor | None, Tensor | None] = (None, None),
+    momentum: float = 0.0,
+) -> None:
+    """Write mean, variance and number of values of x, zeros without elements, and move the running ones."""
     if x.numel() == 0:
-        mean, var = _two_vectors(x)
-        return mean.zero_(), var.zero_()
+        for result in (mean, var) if count is None else (mean, var, count):
+            result.zero_()
+        return
     x = _dense(x)
     tiling = tiling_of(x, REDUCING_PROGRAMS)
-    partial = _partial(x, tiling, 3)
-    _launch("statistics", x, tiling, x, *partial)
-    return _combine("combine_statistics", partial)
+    splits, channels = tiling.splits, x.shape[1]
+    partial = x.new_empty((3, splits, channels), dtype=accumulate_dtype(x.dtype))
+    _launch("statistics", x, tiling, (x, partial), (splits * channels,))
+    places = channels, splits * channels, 2 * splits * channels, 1
+    _combine_statistics(partial, splits, channels, places, (mean, var, count), running, momentum)
+
+
+def _vectors_of_group(gathered: Tensor, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    channels = gathered.shape[1] // 2
+    mean, var, count = (gathered.new_empty(shape, dtype=dtype) for shape in ((channels,), (channels,), ()))
+    return mean, var, count
+
+
+@_operator(
+    "group_statistics(Tensor gathered, ScalarType dtype, Tensor(a!)? running_mean, Tensor(b!)? running_var,"
+    " float momentum) -> (Tensor, Tensor, Tensor)",
+    _vectors_of_group,
+)
+def _run_group_statistics(
+    gathered: Tensor, dtype: torch.dtype, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = _vectors_of_group(gathered, dtype)
+    channels = results[0].numel()
+    places = 2 * channels + 1, channels, 2 * channels, 0
+    _combine_statistics(gathered, len(gathered), channels, places, results, (running_mean, running_var), momentum)
+    return results
+
+
+def _combine_statistics(
+    partial: Tensor,
+    splits: int,
+    channels: int,
+    places: tuple[int, int, int, int],
+    results: tuple[Tensor | None, ...],
+    running: tuple[Tensor | None, Tensor | None],
+    momentum: float,
+) -> None:
+    """Write ``results`` and move the running statistics; ``places`` says where things are in ``partial``."""
+    moved = _vector(running[0]), _vector(running[1])
+    rows = min(power_above(splits), COMBINED_SPLITS)
+    numbers = momentum, splits, channels, *places, rows, COMBINED_CHANNELS
+    programs = -(-channels // COMBINED_CHANNELS)
+    _start("combine_statistics", partial, programs, COMBINING_WARPS, (partial, *results, *moved), numbers)
+    for old, new in zip(running, moved, strict=True):
+        if old is not None and new is not None and old is not new:
+            old.copy_(new)
 
 
 @_operator(f"apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}) -> Tensor", lambda x, *_: torch.empty_like(x))
@@ -146,22 +277,40 @@ def _launch_apply(
 ) -> None:
     if x.numel():
         tensors = x, z, _laid_out(shortcut, x), *map(_vector, (mean, var, settings.weight, settings.bias))
-        _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), *tensors, **_constants(settings))
+        _launch("apply", x, tiling_of(x, ELEMENTWISE_PROGRAMS), tensors, (), settings[2:])
 
 
-@_operator(f"backward_reduce(Tensor z, Tensor dz, {SETTINGS}) -> (Tensor, Tensor)", _two_vectors)
-def _run_backward_reduce(z: Tensor, dz: Tensor, shortcut: Tensor | None, *fields: Any) -> tuple[Tensor, Tensor]:
-    if z.numel() == 0:
-        sum_dy, sum_dy_xhat = _two_vectors(z)
-        return sum_dy.zero_(), sum_dy_xhat.zero_()
+def _new_gradients(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return uninitialised tensors for the means and the gradients of weight and bias, of no elements without these."""
+    means = z.new_empty((2, z.shape[1]), dtype=accumulate_dtype(z.dtype))
+    dweight, dbias = (z.new_empty(0) if v is None else v.new_empty(v.shape) for v in (weight, bias))
+    return means, dweight, dbias
+
+
+@_operator(
+    f"reduce_gradients(Tensor z, Tensor dz, SymInt divisor, {SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    lambda z, dz, divisor, shortcut, weight, bias, *_: _new_gradients(z, weight, bias),
+)
+def _run_reduce_gradients(
+    z: Tensor, dz: Tensor, divisor: int, shortcut: Tensor | None, *fields: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     settings = NormSettings(*fields)
+    means, dweight, dbias = _new_gradients(z, settings.weight, settings.bias)
+    if z.numel() == 0:
+        return means.zero_(), dweight.zero_(), dbias.zero_()
     z = _dense(z)
     tiling = tiling_of(z, REDUCING_PROGRAMS)
-    partial = _partial(z, tiling, 2)
-    vectors = _vector(settings.weight), _vector(settings.bias)
-    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), *vectors, *partial
-    _launch("backward_reduce", z, tiling, *tensors, **_constants(settings, z))
-    return _combine("combine_sums", partial)
+    splits, channels = tiling.splits, z.shape[1]
+    partial = z.new_empty((2, splits, channels), dtype=means.dtype)
+    weight = _vector(settings.weight)
+    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), weight, _vector(settings.bias), partial
+    constants = *settings[2:], _rounding(z.dtype)
+    _launch("backward_reduce", z, tiling, tensors, (splits * channels,), constants)
+    results = means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
+    numbers = splits, channels, divisor, min(power_above(splits), COMBINED_SPLITS), COMBINED_CHANNELS
+    programs = -(-channels // COMBINED_CHANNELS)
+    _start("combine_sums", partial, programs, COMBINING_WARPS, (partial, weight, *results), numbers)
+    return means, dweight, dbias
 
 
 @_operator(
@@ -185,25 +334,20 @@ def _run_backward_apply(
         tensors = dense, _laid_out(dz, dense), _laid_out(shortcut, dense)
         vectors = map(_vector, (var, settings.weight, settings.bias, mean_dy, mean_dy_xhat))
         outputs = dx, None if shortcut is None else dshortcut
+        constants = *settings[2:], _rounding(z.dtype)
         tiling = tiling_of(dense, ELEMENTWISE_PROGRAMS)
-        _launch("backward_apply", dense, tiling, *tensors, *vectors, *outputs, **_constants(settings, dense))
+        _launch("backward_apply", dense, tiling, (*tensors, *vectors, *outputs), (), constants)
     return _restored(dx, z, dense), dshortcut if shortcut is None else _restored(dshortcut, z, dense)
 
 
-def _constants(settings: NormSettings, z: Tensor | None = None) -> dict[str, Any]:
-    """Return the constants that a kernel is compiled with; given the output z, also the rounding unit of its dtype."""
-    constants = {"EPS": settings.eps, "ACTIVATION": settings.activation, "PARAM": settings.activation_param}
-    return constants if z is None else constants | {"ROUNDING": torch.finfo(z.dtype).eps / 2}
-
-
-def _partial(x: Tensor, tiling: Tiling, count: int) -> list[Tensor]:
-    """Return ``count`` uninitialised (splits, C) tensors."""
-    return [x.new_empty((tiling.splits, x.shape[1]), dtype=accumulate_dtype(x.dtype)) for _ in range(count)]
-
-
 def _dense(x: Tensor) -> Tensor:
-    """Return x, or a contiguous copy where it is neither contiguous nor channels_last."""
-    return x if is_channels_last(x) else x.contiguous()
+    """Return x, or a copy of the closest layout where it is neither contiguous nor channels_last."""
+    if _is_dense(x.shape, x.stride()):
+        return x
+    copy = torch.empty_like(x)
+    if not _is_dense(copy.shape, copy.stride()):
+        copy = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return copy.copy_(x)
 
 
 def _laid_out(x: Tensor | None, like: Tensor) -> Tensor | None:
@@ -219,29 +363,52 @@ def _restored(result: Tensor, like: Tensor, dense: Tensor) -> Tensor:
 
 
 def _vector(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
+    return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def _launch(name: str, x: Tensor, tiling: Tiling, *tensors: Tensor | None, **constants: Any) -> None:
+def _launch(
+    name: str,
+    x: Tensor,
+    tiling: Tiling,
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...] = (),
+) -> None:
     """Start one of the kernels that read the dense tensor x."""
-    *sizes, channels_last, unit, rows, cols = tiling
-    constants |= {"CHANNELS_LAST": channels_last, "UNIT": unit, "ROWS": rows, "COLS": cols}
-    _start(name, x, tiling.programs, WARPS, *tensors, *sizes, **constants)
+    _start(name, x, tiling.programs, WARPS, tensors, (*tiling[:4], *numbers, *tiling[4:8], *constants))
 
 
-def _combine(name: str, partial: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return two (C,) tensors, which a kernel combines from (splits, C) ones; with one split they are the first two."""
-    splits, channels = partial[0].shape
-    if splits == 1:
-        return partial[0].view(channels), partial[1].view(channels)
-    first, second = partial[0].new_empty(channels), partial[0].new_empty(channels)
-    rows = min(power_above(splits), COMBINED_SPLITS)
-    _start(name, first, -(-channels // 8), 8, *partial, first, second, splits, channels, ROWS=rows, COLS=8)
-    return first, second
+_compiled: dict[tuple[Any, ...], Any] = {}
 
 
-def _start(name: str, x: Tensor, programs: int, warps: int, *arguments: Any, **constants: Any) -> None:
-    """Start a kernel on the device of x, for values of its dtype."""
+def _start(
+    name: str, x: Tensor, programs: int, warps: int, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
+) -> None:
+    """Start a kernel on the device of x, for values of its dtype.
+
+    Binding its arguments takes Triton longer than anything else here, so that what it compiled is kept under all that
+    the code depends on: device, dtypes, whether addresses are aligned, and the numbers.
+    """
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(x):
+            return _start(name, x, programs, warps, tensors, numbers)
+    key = name, x.get_device(), numbers, *[t if t is None else (t.dtype, t.data_ptr() % 16) for t in tensors]
+    found = _compiled.get(key)
+    if found is None:
+        _compile_and_start(key, x, programs, warps, tensors, numbers)
+    else:
+        kernel, accumulate = found
+        kernel[programs, 1, 1](*tensors, *numbers, accumulate)
+
+
+def _compile_and_start(
+    key: tuple[Any, ...],
+    x: Tensor,
+    programs: int,
+    warps: int,
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[Any, ...],
+) -> None:
     import triton.language as tl  # type: ignore
 
     from zoo.ops.abn import triton_kernels
@@ -249,12 +416,23 @@ def _start(name: str, x: Tensor, programs: int, warps: int, *arguments: Any, **c
     accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
     # Fused multiply-add is the default of the present Triton, but not of the next one.
     options = {"num_warps": warps, "enable_fp_fusion": True}
-    with torch.cuda.device_of(x):
-        getattr(triton_kernels, name)[(programs,)](*arguments, ACC=accumulate, **constants, **options)
+    kernel = getattr(triton_kernels, key[0])[(programs,)](*tensors, *numbers, accumulate, **options)
+    if kernel is not None:  # the interpreter compiles nothing
+        if len(_compiled) >= MOST_COMPILED:
+            _compiled.clear()
+        _compiled[key] = kernel, accumulate
+
+
+@functools.cache
+def _rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
 
 
 class Tiling(NamedTuple):
-    """How a tensor is cut into the programs of one kernel, by its shape alone; the words are in triton_kernels.py."""
+    """How a tensor is cut into the programs of one kernel, by its shape alone; the words are in triton_kernels.py.
+
+    ``splits`` is how many programs share a channel, ``programs`` how many there are.
+    """
 
     outer: int
     groups: int
@@ -264,41 +442,35 @@ class Tiling(NamedTuple):
     unit: int
     rows: int
     cols: int
-
-    @property
-    def splits(self) -> int:
-        """Return how many programs share a channel."""
-        pieces = -(-self.outer // self.span)
-        return pieces if self.channels_last else pieces * self._chunks
-
-    @property
-    def programs(self) -> int:
-        """Return how many programs there are."""
-        return -(-self.outer // self.span) * self.groups * self._chunks
-
-    @property
-    def _chunks(self) -> int:
-        return -(-self.units * self.unit // self.cols)
+    splits: int
+    programs: int
 
 
 def tiling_of(x: Tensor, programs: int) -> Tiling:
     """Return the tiling of a contiguous or channels_last tensor for about ``programs`` programs."""
-    batch, channels = x.shape[:2]
-    area = x.numel() // (batch * channels)
-    if is_channels_last(x):
+    return _tiling_of(x.shape, x.stride(), programs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tiling_of(shape: torch.Size, stride: tuple[int, ...], programs: int) -> Tiling:
+    batch, channels = shape[:2]
+    area = math.prod(shape[2:])
+    if _is_channels_last(shape, stride):
         return _tiling(batch * area, 1, channels, True, programs)
     return _tiling(batch, channels, area, False, programs)
 
 
-@functools.lru_cache(maxsize=1024)
 def _tiling(outer: int, groups: int, inner: int, channels_last: bool, programs: int) -> Tiling:
     cols = _width(inner, 32, 128) if channels_last else _width(inner, 256, 1024)
     rows = min(TILE // cols, power_above(outer))
     pieces = max(1, programs // (groups * -(-inner // cols)))
     span = rows * -(-outer // (rows * pieces))
-    # A row too long for 32-bit numbers gets the unit 1, so that its units have 64 bits, and its indices, too.
-    unit = math.gcd(inner, 16) if inner < 2**31 else 1
-    return Tiling(outer, groups, inner // unit, span, channels_last, unit, rows, cols)
+    # A row whose last tile ends beyond 32-bit numbers gets the unit 1, so that its units have 64 bits, and its indices,
+    # too.
+    unit = math.gcd(inner, 16) if inner + cols <= 2**31 else 1
+    chunks, pieces = -(-inner // cols), -(-outer // span)
+    splits = pieces if channels_last else pieces * chunks
+    return Tiling(outer, groups, inner // unit, span, channels_last, unit, rows, cols, splits, pieces * groups * chunks)
 
 
 def _width(length: int, smallest: int, largest: int) -> int:
@@ -316,6 +488,22 @@ def power_above(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def is_channels_last(x: Tensor) -> bool:
-    """Return whether x is a dense (N, ..., C) tensor; True as well where there is one position per image."""
-    return x.shape[1] > 1 and x.stride(1) == 1 and x.movedim(1, -1).is_contiguous()
+@functools.lru_cache(maxsize=4096)
+def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    return _is_packed(shape, stride) or _is_channels_last(shape, stride)
+
+
+def _is_channels_last(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    """Return whether a tensor is a dense (N, ..., C) one; True as well where there is one position per image."""
+    last = _is_packed((shape[0], *shape[2:], shape[1]), (stride[0], *stride[2:], stride[1]))
+    return shape[1] > 1 and stride[1] == 1 and last
+
+
+def _is_packed(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Return whether the elements of a tensor follow each other in memory without gaps."""
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(stride), strict=True):
+        if length != 1 and step != expected:
+            return math.prod(shape) == 0
+        expected *= length
+    return True

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, name-defined"
 """The kernels of triton.py as they run on the device, and the two that combine their partial results.
 
 A tensor's memory is seen as (outer, groups, inner): (N, C, S) where it is contiguous, (N S, 1, C) where the channels
@@ -143,11 +143,14 @@ def merge(mean, squares, count, CHANNELS_LAST: tl.constexpr):
     return centre, fold(squares + distance * distance * count, CHANNELS_LAST) / divisor, total
 
 
-@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
-def statistics(x, means, variances, counts, outer, groups, units, span,
-               ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-               ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write mean, biased variance and number of values of each split, by Welford's update in every lane and a merge."""
+@triton.jit(do_not_specialize=["outer", "groups", "units", "span", "places"])
+def statistics(x, partial, outer, groups, units, span, places,
+               CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+               ACC: tl.constexpr):  # fmt: skip
+    """Write mean, biased variance and number of values of each split, by Welford's update in every lane and a merge.
+
+    ``partial`` is (3, splits, C), where splits C = ``places``.
+    """
     _, valid, place, inside, rows, end, offsets, stride, steps = locate(
         tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
     )
@@ -166,40 +169,59 @@ def statistics(x, means, variances, counts, outer, groups, units, span,
         rows += ROWS
         offsets += stride
     centre, variance, total = merge(mean, squares, count, CHANNELS_LAST)
-    tl.store(means + place, centre, mask=valid)
-    tl.store(variances + place, variance, mask=valid)
-    tl.store(counts + place, total, mask=valid)
+    tl.store(partial + place, centre, mask=valid)
+    tl.store(partial + places + place, variance, mask=valid)
+    tl.store(partial + 2 * places.to(tl.int64) + place, total, mask=valid)
 
 
-@triton.jit(do_not_specialize=["splits", "channels"])
-def combine_statistics(means, variances, counts, mean, var, splits, channels,
-                       ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write mean and biased variance of the union of all splits."""
+@triton.jit(do_not_specialize=["splits", "channels", "row", "second", "third"])
+def combine_statistics(partial, mean, var, count, running_mean, running_var, momentum: "fp64",  # noqa: F821
+                       splits, channels, row, second, third, COUNT_STEP: tl.constexpr,
+                       ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """Write mean and biased variance of the union of all splits, and move the running ones towards them.
+
+    The means of a split are at ``partial`` + split ``row``, its variances ``second`` behind them and its numbers of
+    values ``third`` behind them: one per channel, or with COUNT_STEP = 0 one for all, as it was gathered from a
+    process. ``count``, the number of values of all splits, and the running statistics may be None.
+    """
     cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     centre = tl.zeros((ROWS, COLS), ACC)
     squares = tl.zeros((ROWS, COLS), ACC)
-    count = tl.zeros((ROWS, COLS), ACC)
+    seen = tl.zeros((ROWS, COLS), ACC)
     for _ in range(0, splits, ROWS):
-        place = rows * channels + cols
+        place = rows * row + cols
         mask = (rows < splits) & (cols < channels)
-        added = tl.load(counts + place, mask=mask, other=0)
-        distance = tl.load(means + place, mask=mask, other=0) - centre
-        share = added / tl.maximum(count + added, 1)
+        added = tl.load(partial + third + rows * row + cols * COUNT_STEP, mask=mask, other=0).to(ACC)
+        distance = tl.load(partial + place, mask=mask, other=0).to(ACC) - centre
+        share = added / tl.maximum(seen + added, 1)
         centre += distance * share
-        squares += tl.load(variances + place, mask=mask, other=0) * added + distance * distance * count * share
-        count += added
+        variance = tl.load(partial + second + place, mask=mask, other=0).to(ACC)
+        squares += variance * added + distance * distance * seen * share
+        seen += added
         rows += ROWS
-    centre, variance, _ = merge(centre, squares, count, True)
-    tl.store(mean + cols, centre, mask=cols < channels)
-    tl.store(var + cols, variance, mask=cols < channels)
+    centre, variance, total = merge(centre, squares, seen, True)
+    valid = cols < channels
+    tl.store(mean + cols, centre.to(mean.dtype.element_ty), mask=valid)
+    tl.store(var + cols, variance.to(var.dtype.element_ty), mask=valid)
+    if count is not None:
+        tl.store(count + cols, total.to(count.dtype.element_ty), mask=cols == 0)
+    if running_mean is not None:
+        move(running_mean + cols, centre, momentum, valid, ACC)
+        move(running_var + cols, variance * (total / tl.maximum(total - 1, 1)), momentum, valid, ACC)
+
+
+@triton.jit
+def move(running, new, momentum, valid, ACC: tl.constexpr):
+    """Move running statistics by ``momentum`` towards new ones."""
+    old = tl.load(running, mask=valid, other=0).to(ACC)
+    tl.store(running, (old + (new - old) * momentum).to(running.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
 def apply(x, out, shortcut, mean, var, weight, bias, outer, groups, units, span,
-          EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr,
-          ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-          ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+          CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+          EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
     """Write z into ``out``, which may be x. Programs start at the end, which the kernel before left in the cache."""
     channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
         tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
@@ -218,12 +240,12 @@ def apply(x, out, shortcut, mean, var, weight, bias, outer, groups, units, span,
         offsets += stride
 
 
-@triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
-def backward_reduce(z, dz, shortcut, weight, bias, sums_dy, sums_dy_xhat, outer, groups, units, span,
+@triton.jit(do_not_specialize=["outer", "groups", "units", "span", "places"])
+def backward_reduce(z, dz, shortcut, weight, bias, partial, outer, groups, units, span, places,
+                    CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                     EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
-                    ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-                    ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write sum(dy) and sum(dy x_hat) of each split."""
+                    ACC: tl.constexpr):  # fmt: skip
+    """Write sum(dy) and sum(dy x_hat) of each split to ``partial``, (2, splits, C), where splits C = ``places``."""
     channel, valid, place, inside, rows, end, offsets, stride, steps = locate(
         tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
     )
@@ -248,34 +270,47 @@ def backward_reduce(z, dz, shortcut, weight, bias, sums_dy, sums_dy_xhat, outer,
         offsets += stride
     scale = scale_of(weight, channel, valid, EPS, ACC)
     divisor = tl.where(is_lost(scale, shift, ACTIVATION, ROUNDING), float("inf"), scale)
-    tl.store(sums_dy + place, fold(sum_dy, CHANNELS_LAST), mask=valid)
-    tl.store(sums_dy_xhat + place, fold(sum_dy_scaled, CHANNELS_LAST) / divisor, mask=valid)
+    tl.store(partial + place, fold(sum_dy, CHANNELS_LAST), mask=valid)
+    tl.store(partial + places + place, fold(sum_dy_scaled, CHANNELS_LAST) / divisor, mask=valid)
 
 
-@triton.jit(do_not_specialize=["splits", "channels"])
-def combine_sums(sums_dy, sums_dy_xhat, sum_dy, sum_dy_xhat, splits, channels,
-                 ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write the two sums over all splits."""
+@triton.jit(do_not_specialize=["splits", "channels", "divisor"])
+def combine_sums(partial, weight, means, dweight, dbias, splits, channels, divisor,
+                 ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """Write the two sums over all splits, over ``divisor``, into the (2, C) ``means``, and the parameters' gradients.
+
+    Those of weight and bias are sign(weight) sum(dy x_hat), the sign of 0 being +1, and sum(dy); either may be None.
+    """
     cols = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     first = tl.zeros((ROWS, COLS), ACC)
     second = tl.zeros((ROWS, COLS), ACC)
+    places = splits.to(tl.int64) * channels
     for _ in range(0, splits, ROWS):
         place = rows * channels + cols
         mask = (rows < splits) & (cols < channels)
-        first += tl.load(sums_dy + place, mask=mask, other=0)
-        second += tl.load(sums_dy_xhat + place, mask=mask, other=0)
+        first += tl.load(partial + place, mask=mask, other=0)
+        second += tl.load(partial + places + place, mask=mask, other=0)
         rows += ROWS
-    tl.store(sum_dy + cols, fold(first, True), mask=cols < channels)
-    tl.store(sum_dy_xhat + cols, fold(second, True), mask=cols < channels)
+    valid = cols < channels
+    sum_dy = fold(first, True)
+    sum_dy_xhat = fold(second, True)
+    number = divisor.to(ACC)
+    tl.store(means + cols, sum_dy / number, mask=valid)
+    tl.store(means + channels + cols, sum_dy_xhat / number, mask=valid)
+    if dweight is not None:
+        negative = tl.load(weight + cols, mask=valid, other=0).to(ACC) < 0
+        tl.store(dweight + cols, tl.where(negative, -sum_dy_xhat, sum_dy_xhat).to(dweight.dtype.element_ty), mask=valid)
+    if dbias is not None:
+        tl.store(dbias + cols, sum_dy.to(dbias.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["outer", "groups", "units", "span"])
 def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx, dshortcut,
                    outer, groups, units, span,
+                   CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
                    EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ROUNDING: tl.constexpr,
-                   ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-                   ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+                   ACC: tl.constexpr):  # fmt: skip
     """Write dx and, with a shortcut, its gradient, starting at the end as in `apply`."""
     channel, valid, _, inside, rows, end, offsets, stride, steps = locate(
         tl.num_programs(0) - 1 - tl.program_id(0), outer, groups, units, span, CHANNELS_LAST, UNIT, ROWS, COLS
