@@ -51,8 +51,8 @@ def kernels() -> list[Extension]:
     return [
         Extension(
             "zoo.ops.abn._native",
-            sources=["csrc/abn.cpp", "csrc/kernels.cpp", "csrc/resample.cpp"],
-            depends=["csrc/kernels.h", "csrc/numbers.h"],
+            sources=["csrc/abn.cpp", "csrc/kernels.cpp", "csrc/pool.cpp", "csrc/resample.cpp"],
+            depends=["csrc/kernels.h", "csrc/numbers.h", "csrc/tensors.h"],
             include_dirs=[str(torch / "include")],
             library_dirs=[str(torch / "lib")],
             libraries=["torch_cpu"],

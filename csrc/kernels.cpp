@@ -2,23 +2,6 @@
 
 #include <type_traits>
 
-// Functions marked CLONES are compiled for several generations of processors. The loader picks the newest that the
-// processor supports.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#if __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // older compilers do not know the names of the generations
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#else
-#define CLONES
-#endif
-#define INLINED __attribute__((always_inline))
-#ifdef __x86_64__
-#include <immintrin.h>
-#define F16C __attribute__((target("avx2,f16c")))
-#endif
-
 namespace zoo {
 namespace {
 
@@ -36,12 +19,10 @@ CLONES void narrow_by_integers(const float* from, float16* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(to[i], from[i]);
 }
 
-#ifdef __x86_64__
-const bool has_f16c = __builtin_cpu_supports("avx2");  // no processor has AVX2 without F16C
-
+#ifdef AVX2
 // Both convert by eights. What remains passes through eights of its own, so that nothing is touched beyond the arrays.
-F16C void widen_by_f16c(const float16* from, float* to, int64_t count) {
-  const auto read = [](const float16* eight) F16C { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)); };
+AVX2 void widen_by_f16c(const float16* from, float* to, int64_t count) {
+  const auto read = [](const float16* eight) AVX2 { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)); };
   for (; count >= 8; count -= 8, from += 8, to += 8) _mm256_storeu_ps(to, _mm256_cvtph_ps(read(from)));
   if (count == 0) return;
   float16 rest[8] = {};
@@ -51,8 +32,8 @@ F16C void widen_by_f16c(const float16* from, float* to, int64_t count) {
   std::memcpy(to, wide, count * sizeof(float));
 }
 
-F16C void narrow_by_f16c(const float* from, float16* to, int64_t count) {
-  const auto write = [](float16* eight, __m256 wide) F16C {
+AVX2 void narrow_by_f16c(const float* from, float16* to, int64_t count) {
+  const auto write = [](float16* eight, __m256 wide) AVX2 {
     const __m128i rounded = _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), rounded);
   };
@@ -66,11 +47,11 @@ F16C void narrow_by_f16c(const float* from, float16* to, int64_t count) {
 }
 
 void widen(const float16* from, float* to, int64_t count) {
-  (has_f16c ? widen_by_f16c : widen_by_integers)(from, to, count);
+  (has_avx2 ? widen_by_f16c : widen_by_integers)(from, to, count);
 }
 
 void narrow(const float* from, float16* to, int64_t count) {
-  (has_f16c ? narrow_by_f16c : narrow_by_integers)(from, to, count);
+  (has_avx2 ? narrow_by_f16c : narrow_by_integers)(from, to, count);
 }
 #else
 void widen(const float16* from, float* to, int64_t count) { widen_by_integers(from, to, count); }

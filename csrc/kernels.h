@@ -8,7 +8,31 @@
 
 #include "numbers.h"
 
+// Functions marked CLONES are compiled for several generations of processors. The loader picks the newest that the
+// processor supports.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if __GNUC__ >= 12
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else  // older compilers do not know the names of the generations
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#else
+#define CLONES
+#endif
+#define INLINED __attribute__((always_inline))
+
+// Functions marked AVX2 name its instructions and those of F16C, which every processor with AVX2 has. They may only be
+// called where has_avx2 is true.
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,f16c")))
+#endif
+
 namespace zoo {
+
+#ifdef AVX2
+inline const bool has_avx2 = __builtin_cpu_supports("avx2");
+#endif
 
 // How the elements of a tensor lie in memory. Element i of the flat memory belongs to channel (i / inner) % channels,
 // where inner is 1 for channels_last and the number of spatial positions for a contiguous tensor.

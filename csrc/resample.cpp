@@ -11,11 +11,6 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define AVX2 __attribute__((target("avx2")))
-#endif
-
 namespace zoo {
 namespace {
 
@@ -24,10 +19,6 @@ using torch::stable::Tensor;
 
 constexpr int precision = 22;  // bits of the weights, as in PIL: 32 less 8 of the values and 2 to spare
 constexpr int32_t half = 1 << (precision - 1);
-
-#ifdef AVX2
-const bool vectorised = __builtin_cpu_supports("avx2");
-#endif
 
 // Calls body with the number of taps, known when it is compiled, or with 0 for more than 4.
 template <typename F> void specialised(int64_t taps, const F& body) {
@@ -94,7 +85,7 @@ class Columns {
  public:
   explicit Columns(const Axis& axis) : axis_(axis), size_(axis.first.size()), padded_((size_ + 7) / 8 * 8) {
 #ifdef AVX2
-    if (vectorised) pack();
+    if (has_avx2) pack();
 #endif
   }
 
@@ -105,7 +96,7 @@ class Columns {
   // Writes a value for each pixel of the axis, and some more, at planes, planes + padded() and planes + 2 * padded().
   void run(const uint8_t* row, uint8_t* planes) const {
 #ifdef AVX2
-    if (vectorised) return specialised(taps_, [&](auto taps) { run_vectors<taps()>(row, planes); });
+    if (has_avx2) return specialised(taps_, [&](auto taps) { run_vectors<taps()>(row, planes); });
 #endif
     for (int64_t x = 0; x < size_; ++x) {
       const uint8_t* pixel = row + 3 * axis_.first[x];
@@ -215,7 +206,7 @@ AVX2 void blend_vectors(const uint8_t* const* rows, const int32_t* weights, int6
 // The vertical pass for one row: out[i] is the rounded sum of weights[t] rows[t][i].
 void blend_rows(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t size, uint8_t* out) {
 #ifdef AVX2
-  if (vectorised && size >= 32)
+  if (has_avx2 && size >= 32)
     return specialised(taps, [&](auto known) { blend_vectors<known()>(rows, weights, taps, size, out); });
 #endif
   for (int64_t i = 0; i < size; ++i) {

@@ -268,6 +268,12 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     assert values_of(results, "held ratio")[BASELINE] == values_of(results, "step ratio")[BASELINE] == 1
     assert values_of(results, "held ratio")["iABN"] < values_of(results, "held ratio")["iABN plain"] < 1
     assert results.records[0].subject == "resnet18 (1-1-1-1)"
+    shares = [record for record in results.records if record.unit == "%"]
+    assert {record.subject for record in shares} == {"resnet18 (1-1-1-1), share of time"}
+    for name in (BASELINE, "iABN plain", "iABN"):
+        assert sum(record.median for record in shares if record.provider == name) == pytest.approx(100)
+    tables = markdown(results.content()).split("\n\n")
+    assert [table.count("iABN plain") for table in tables if table.startswith("|")] == [1, 1]
 
 
 @pytest.mark.usefixtures("_no_inductor")
@@ -276,6 +282,7 @@ def test_without_rounds_only_bytes_are_measured() -> None:
     measure_networks(results, [TINY], MODES[1:], rounds=0)
     assert [*values_of(results, "held")] == [BASELINE, "compiled std-BN", "compiled iABN"]
     assert not values_of(results, "step")
+    assert not values_of(results, "convolution")
 
 
 def test_installed_packages_of_the_same_name_are_peers() -> None:

@@ -230,6 +230,34 @@ def test_one_map_is_held_of_the_blocks_and_the_norm_behind_them():
     assert y.requires_grad
 
 
+@pytest.mark.parametrize("measure", [measure_memory, count_memory])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_the_output_and_its_gradient_are_freed_before_the_blocks_are_undone(measure, is_held):
+    chain = ReversibleSequential(ReversibleBlock(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)) for _ in range(3))
+    x = torch.randn(8, 4, 64, 64, requires_grad=True)
+    outputs = []
+
+    def forward():
+        y = chain(x)
+        outputs[:] = [y] if is_held else []
+        return nn.functional.leaky_relu(y).sum()
+
+    peak = measure(forward, [*chain.parameters(), x]).peak / (x.numel() * 4)
+    # The map, its gradient, and either what halves of these become before they are freed or the gradients in a branch.
+    assert peak == pytest.approx(4 if is_held else 3, abs=0.1)
+
+
+def test_an_output_that_somebody_holds_stays_as_it_is():
+    net = network()
+    y = net[1](net[0](images(dtype=torch.float32)))
+    before, dy = y.detach().clone(), torch.randn_like(y)
+    given = dy.clone()
+    for _ in range(2):
+        y.backward(dy, retain_graph=True)
+        assert torch.equal(y, before)
+        assert torch.equal(dy, given)
+
+
 def test_the_meter_reports_each_block_and_can_be_taken_off():
     net, seen = network(InPlaceABN), []
     net[1].meter = lambda index, error: seen.append((index, error))

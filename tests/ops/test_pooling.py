@@ -5,11 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from zoo.benchmark.memory_use import measure_memory
 from zoo.layers.ends import MaxPool2d
+from zoo.ops.abn import native
+from zoo.ops.abn.backend import forced
+from zoo.ops.lean import Recording
 from zoo.ops.pooling import max_pool2d
+
+BACK_ENDS = ["auto", "reference"]
+
+
+@pytest.fixture(params=BACK_ENDS)
+def back_end(request):
+    """Take the kernels that there are, and plain torch in their place."""
+    with forced(request.param):
+        yield request.param
 
 
 def gradients(pool, x, *args):
@@ -32,7 +45,7 @@ def same(actual, expected):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(2, 3, 12, 12), (1, 1, 7, 5), (3, 2, 1, 1), (2, 3, 2, 9), (0, 3, 6, 6)])
-def test_outputs_gradients_and_layout_are_torchs(shape, layout, dtype):
+def test_outputs_gradients_and_layout_are_torchs(back_end, shape, layout, dtype):
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
     (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
@@ -44,7 +57,7 @@ def test_outputs_gradients_and_layout_are_torchs(shape, layout, dtype):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_kind_of_window_has_torchs_gradient(seed):
+def test_every_kind_of_window_has_torchs_gradient(back_end, seed):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low, high):
@@ -56,11 +69,13 @@ def test_every_kind_of_window_has_torchs_gradient(seed):
     size = [max(1, r) + extra for r, extra in zip(reach, draw(0, 9), strict=True)]
     x = torch.randint(0, 3, (2, 2, *size), generator=generator).float()  # many ties
     args = (kernel, stride, padding, dilation, bool(seed % 2))
-    assert all_equal(gradients(max_pool2d, x, *args), gradients(F.max_pool2d, x, *args))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = x.contiguous(memory_format=layout)
+        assert all_equal(gradients(max_pool2d, x, *args), gradients(F.max_pool2d, x, *args))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_ties_nan_and_infinities_choose_the_same_element(layout):
+def test_ties_nan_and_infinities_choose_the_same_element(back_end, layout):
     torch.manual_seed(0)
     x = torch.randint(0, 2, (2, 3, 9, 9)).float()
     x[0, 0, 2:5, 2:5] = float("nan")
@@ -72,7 +87,7 @@ def test_ties_nan_and_infinities_choose_the_same_element(layout):
     assert torch.equal(dx, their_dx)
 
 
-def test_maps_narrower_than_the_window_and_maps_without_a_batch():
+def test_maps_narrower_than_the_window_and_maps_without_a_batch(back_end):
     x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
     args = (16, 1, 8)
     assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
@@ -94,7 +109,7 @@ def test_inputs_with_gaps_have_torchs_gradient(cut):
         assert all_equal(ours, theirs)
 
 
-def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices():
+def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices(back_end):
     x = torch.randn(8, 16, 64, 64, requires_grad=True)
     outputs = x.numel() // 4
     memory = measure_memory(lambda: max_pool2d(x, 3, 2, 1).sum(), [x])
@@ -104,7 +119,7 @@ def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices(
     assert memory.peak < theirs.peak + outputs + 5000  # the indices come back for the call, beside the bytes
 
 
-def test_taking_gradients_twice_is_refused():
+def test_taking_gradients_twice_is_refused(back_end):
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
     (dx,) = torch.autograd.grad(max_pool2d(x, 3, 2, 1).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -130,3 +145,140 @@ def test_the_module_is_a_drop_in_for_torchs_and_gives_indices_where_asked_to():
     z, index = MaxPool2d(2, return_indices=True)(x.requires_grad_())
     assert index.dtype == torch.int64
     assert z.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (3, 1, 1), (5, 1, 2), (3, 3, 0, 2)])
+def test_maps_of_many_vectors_have_torchs_bits_with_any_number_of_threads(window, layout, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 150, 37, 41, generator=generator).to(dtype).contiguous(memory_format=layout)
+    x[0, 3, 5:9, 7] = torch.nan
+    threads = torch.get_num_threads()
+    theirs = gradients(F.max_pool2d, x, *window)
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            ours = gradients(max_pool2d, x, *window)
+            assert same(ours[0], theirs[0])
+            assert torch.equal(ours[1], theirs[1])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 3), (3, 1, 1), ((1, 200), 2), (3, 5, 1, 30), ((16, 3), 2, (8, 1))])
+def test_planes_of_many_bands_have_torchs_bits(window, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (1, 2, 203, 211), generator=generator).to(dtype)
+    x[0, 0, :50] = -torch.inf
+    x[0, 1, :, :150] = -torch.inf
+    ours, theirs = gradients(max_pool2d, x, *window), gradients(F.max_pool2d, x, *window)
+    assert all_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [1, 3, 40])
+def test_zeros_have_the_sign_that_torchs_have(back_end, channels, layout, dtype):
+    torch.manual_seed(0)
+    x = (torch.rand(2, channels, 20, 20) - 0.5).sign().mul(0).to(dtype).contiguous(memory_format=layout)
+    x.requires_grad_()
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
+    results = []
+    for pool in (max_pool2d, F.max_pool2d):
+        z = pool(x, 3, 2, 1)
+        (dx,) = torch.autograd.grad(z, x, -z)
+        results.append((z.view(bits), dx.view(bits)))
+    assert all_equal(*results)
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason="torch's own operations write outside of the map")
+def test_a_window_without_any_element_gives_minus_infinity_and_takes_no_gradient():
+    """Torch itself returns an index outside of the map there."""
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.ones(1, 2, 2, 2).contiguous(memory_format=layout)
+        z, dx = gradients(max_pool2d, x, 2, 1, 1, 3)
+        assert z.shape == (1, 2, 1, 1)
+        assert (z == -torch.inf).all()
+        assert not dx.any()
+
+
+def test_every_number_of_16_bits_is_compared_as_torch_compares_it(back_end):
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16)[torch.randperm(2**16)]
+    for dtype in (torch.bfloat16, torch.float16):
+        x = every.view(dtype).view(1, 4, 128, 128)
+        (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 2, 2), gradients(F.max_pool2d, x, 2, 2)
+        assert torch.equal(z.isnan(), their_z.isnan())
+        assert torch.equal(z.nan_to_num(7), their_z.nan_to_num(7))
+        assert torch.equal(dx, their_dx)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own check
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_opcheck_accepts_both_operators(back_end, layout):
+    x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
+    window = [3, 3], [2, 2], [1, 1], [1, 1], False
+    torch.library.opcheck(torch.ops.zoo.max_pool2d.default, (x.clone().requires_grad_(), *window))
+    z, place = torch.ops.zoo.max_pool2d(x, *window)
+    channels_last = layout == torch.channels_last
+    tests = ("test_schema", "test_faketensor")  # its gradient is refused
+    arguments = (z, place, 9, 8, channels_last, *window)
+    torch.library.opcheck(torch.ops.zoo.max_pool2d_backward.default, arguments, test_utils=tests)
+
+
+def test_the_operator_compiles_in_one_graph():
+    def pool(x):
+        return torch.ops.zoo.max_pool2d(x * 2, [3, 3], [2, 2], [1, 1], [1, 1], True)[0].sin()
+
+    x = torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(pool, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert all_equal(gradients(compiled, x), gradients(pool, x))
+
+
+@pytest.mark.parametrize(
+    "window",
+    [(3, 2, 2), (0, 1, 0), (2, 0, 0), (2, 1, -1), (9, 1, 0)],
+    ids=["pad", "size", "stride", "negative", "small"],
+)
+def test_what_torch_refuses_it_refuses_itself(window):
+    x = torch.randn(1, 1, 4, 4)
+    with pytest.raises(RuntimeError) as theirs:
+        F.max_pool2d(x, *window)
+    with pytest.raises(RuntimeError) as ours:
+        max_pool2d(x, *window)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_the_operator_itself_refuses_windows_that_it_cannot_pool():
+    x = torch.randn(1, 1, 40, 40)
+    with pytest.raises(ValueError, match="more than 256 places"):
+        torch.ops.zoo.max_pool2d(x, [17, 17], [1, 1], [0, 0], [1, 1], False)
+    with pytest.raises(ValueError, match="too small"):
+        torch.ops.zoo.max_pool2d(x, [3, 3], [1, 1], [0, 0], [30, 30], False)
+    with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
+        torch.ops.zoo.max_pool2d(x[0], [2, 2], [1, 1], [0, 0], [1, 1], False)
+
+
+@pytest.mark.parametrize("context", ["recording", "checkpoint", "autocast"])
+def test_recordings_checkpoints_and_autocast_change_no_bit(back_end, context):
+    x = torch.randn(4, 32, 24, 24, requires_grad=True)
+
+    def network(x):
+        y = max_pool2d(x.mul(1.5).relu(), 3, 2, 1)
+        return (y * y).sin()
+
+    def results(function):
+        z = function(x)
+        return [z, *torch.autograd.grad(z.sum(), x)]
+
+    expected = results(network)
+    if context == "recording":
+        with Recording(smallest_bytes=1):
+            ours = results(network)
+    elif context == "checkpoint":
+        ours = results(lambda x: torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False))
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = results(network)
+    assert all_equal(ours, expected)

@@ -1,9 +1,10 @@
-"""Time and bytes of a training step of whole networks, in several variants beside eager std-BN."""
+"""Time and bytes of a training step of whole networks, and what takes the time, in variants beside eager std-BN."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -13,6 +14,7 @@ from zoo.benchmark.memory_use import measure_memory
 from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
+from zoo.benchmark.time_shares import measure_shares
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
 
 MODES = ("eager", "compiled")
@@ -28,7 +30,7 @@ VARIANTS = (
 def measure_networks(results: Results, setups: Sequence[Setup], modes: Sequence[str], rounds: int) -> None:
     """Add time and bytes of each network with each norm in the ``modes``, and of other packages' networks.
 
-    Eager std-BN is always measured, as the baseline. With 0 rounds no times are taken.
+    Eager std-BN is always measured, as the baseline. `measure_strategies` says the rest.
     """
     wanted = [variant for variant in VARIANTS if ("eager" if variant.budget is None else "compiled") in modes]
     baseline = VARIANTS[0]
@@ -45,7 +47,8 @@ def measure_strategies(
 ) -> None:
     """Add the bytes of each strategy that the network has, then in a loop of its own the time of a step.
 
-    Both stand beside their ratio to the `BASELINE`, which has to be among the ``strategies``. With 0 rounds no times
+    Both stand beside their ratio to the `BASELINE`, which has to be among the ``strategies``. Where a step is not
+    compiled, steps that are not timed add which share of the time each kind of operation takes. With 0 rounds no times
     are taken. ``peers`` are networks of other packages that are measured too, by their names. What torch refuses to
     compile, or to run in a strategy, is noted and left out.
     """
@@ -69,6 +72,8 @@ def measure_strategies(
         if rounds > 0:
             print(f"{setup.case.subject}: times", file=sys.stderr, flush=True)
             add_times(results, setup.case, forwards, models, BASELINE, rounds)
+            compiled = {strategy.name for strategy in strategies if strategy.budget is not None}
+            _add_shares(results, setup.case, forwards, {n: m for n, m in models.items() if n not in compiled})
 
 
 def add_times(
@@ -88,6 +93,17 @@ def add_times(
     for name, values in seconds.items():
         results.add(case, name, "step", "ms", [1e3 * value for value in values])
         results.add(case, name, "step ratio", "1", ratios(values, seconds[baseline]))
+
+
+def _add_shares(
+    results: Results, case: Case, forwards: Mapping[str, Callable[[], Tensor]], models: Mapping[str, nn.Module]
+) -> None:
+    """Add which share of the time of a step each kind of operation takes, in rows of their own."""
+    of_time = replace(case, subject=f"{case.subject}, share of time")
+    for name, model in models.items():
+        shares = measure_shares(forwards[name], model.parameters(), results.device)
+        for kind, share in shares.items():
+            results.add(of_time, name, kind, "%", [100 * share])
 
 
 def _peers(setup: Setup) -> dict[str, nn.Module]:

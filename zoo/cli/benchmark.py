@@ -83,7 +83,9 @@ def _add_layer(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
 
 def _add_model(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add and return the parser of ``zoo benchmark model``."""
-    parser = kinds.add_parser("model", help="step time and bytes of networks with each norm, eager and compiled")
+    parser = kinds.add_parser(
+        "model", help="step time, what takes it, and bytes of networks with each norm, eager and compiled"
+    )
     _add_setup(parser, batch=4, size=224, nargs="+")
     _add_strategies(parser)
     _add_budgets(parser)

@@ -270,7 +270,11 @@ class _Halve:
 
 
 class _Join:
-    """The last link: the two halves in one tensor, which is all that the chain and the next layer keep."""
+    """The last link: the two halves in one tensor, which is all that the chain and the next layer keep.
+
+    In backward it halves the gradient alone. Autograd has let go of that before the link in front of it, which passes
+    on the halves in forward, halves the output, so that not both are there twice.
+    """
 
     def __call__(self, *xs: Tensor) -> Tensor:
         return torch.cat(xs, 1)
@@ -278,8 +282,22 @@ class _Join:
     def modules(self) -> Iterable[nn.Module]:
         return ()
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        return _halves_in_layout(ys[0]), _halves_in_layout(grads[0]), {}
+    def as_links(self) -> tuple[_HalveOutput, _Join]:
+        return _HalveOutput(), self
+
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Pair, Gradients]:
+        return ys, _halves_in_layout(grads[0]), {}
+
+
+class _HalveOutput:
+    def __call__(self, *xs: Tensor) -> Tensors:
+        return xs
+
+    def modules(self) -> Iterable[nn.Module]:
+        return ()
+
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Tensors, Gradients]:
+        return _halves_in_layout(ys[0]), grads, {}
 
 
 def _halves_in_layout(x: Tensor) -> Pair:

@@ -110,10 +110,10 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> T
             "the copies that nn.DataParallel makes do not know their parameters, which a chain of invertible layers "
             "would not train; use DistributedDataParallel, or store"
         )
-    numbered: list[tuple[int, Link]] = [
-        (number, link)
+    numbered: list[tuple[int | None, Link]] = [  # the first link of each module has its number
+        (number if position == 0 else None, link)
         for number, module in enumerate(links)
-        for link in (module.as_links() if hasattr(module, "as_links") else (module,))
+        for position, link in enumerate(module.as_links() if hasattr(module, "as_links") else (module,))
     ]
     if not any(x.requires_grad for x in xs):  # links before the first trained parameter have no backward
         first = next((i for i, (_, link) in enumerate(numbered) if _trained([link])), len(numbered))
@@ -122,28 +122,53 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> T
         numbered = numbered[first:]
     if not numbered:
         return xs
-    parameters = _trained(link for _, link in numbered)
-    return _Chain.apply(numbered, parameters, meter, len(xs), *xs, *parameters)
+    # Autograd keeps the output and its gradient, which belong to the caller, until a node has run backward. The last
+    # link is therefore a node of its own, so that both may be freed before the others are undone.
+    before, last = numbered[:-1], numbered[-1:]
+    handover = _Handover() if before else None
+    for part in filter(None, (before, last)):
+        parameters = _trained(link for _, link in part)
+        xs = _Chain.apply(part, parameters, meter, handover, part is last, len(xs), *xs, *parameters)
+    return xs
+
+
+class _Handover:
+    """What the last link of a chain finds again in backward: the outputs of the links before it, and their gradients.
+
+    Autograd, which would keep the gradients until all other links are undone, gets zeros without memory in their place.
+    """
+
+    found: tuple[Tensors, Tensors, set[int]]  # tensors, their gradients, addresses of storages that the caller has
+
+    def take(self) -> tuple[Tensors, Tensors, set[int]]:
+        """Return what was found, and keep it no longer."""
+        found = self.found
+        del self.found
+        return found
 
 
 class _Chain(torch.autograd.Function):
+    """The last link of a chain, or all before it; the ``handover`` is between the two, None if the link is alone."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        numbered: list[tuple[int, Link]],
+        numbered: list[tuple[int | None, Link]],
         parameters: list[Tensor],
         meter: Meter | None,
+        handover: _Handover | None,
+        is_last: bool,
         num_inputs: int,
         *tensors: Tensor,
     ) -> Tensors:
         ctx.numbered, ctx.parameters, ctx.meter = numbered, parameters, meter
+        ctx.handover, ctx.is_last = handover, is_last
         xs = tensors[:num_inputs]
         ctx.autocast, ctx.random_states, ctx.inputs = Autocast.now(xs[0]), [], []
         state = RandomState.now(xs[0])
-        for position, (number, link) in enumerate(numbered):
-            is_first = position == 0 or numbered[position - 1][0] != number
+        for number, link in numbered:
             # Detached, because a link may pass an input on as an output, and an output would keep itself alive.
-            ctx.inputs.append([x.detach() for x in xs] if meter and is_first else None)
+            ctx.inputs.append([x.detach() for x in xs] if meter and number is not None else None)
             xs = _run([link], xs)
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
@@ -151,7 +176,7 @@ class _Chain(torch.autograd.Function):
         ctx.training = [module.training for module in modules]
         used = [b for module in modules if not module.training for b in module.buffers(recurse=False)]
         # Parameters and buffers are saved for torch to notice if they are changed; backward reads xs only.
-        ctx.save_for_backward(*xs, *parameters, *used)
+        ctx.save_for_backward(*(xs if is_last else ()), *parameters, *used)
         return xs
 
     @staticmethod
@@ -160,7 +185,10 @@ class _Chain(torch.autograd.Function):
         """Go from the last link to the first; reconstruct the inputs of each and compute its gradients."""
         _check_modules([link for _, link in ctx.numbered], ctx.parameters, ctx.training)
         ys = ctx.saved_tensors[: len(grads)]
-        seen_by_caller = storages_of((*ys, *grads))  # may not be overwritten
+        if ctx.is_last:
+            seen_by_caller = storages_of((*ys, *grads))
+        else:
+            ys, grads, seen_by_caller = ctx.handover.take()
         gradients: Gradients = {}
         state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
@@ -169,15 +197,18 @@ class _Chain(torch.autograd.Function):
                 for (number, link), random_state, true_inputs in reversed(forward):
                     if random_state is not None:
                         random_state.restore()
-                    may_overwrite = seen_by_caller.isdisjoint(storages_of((*ys, *grads)))
-                    ys, grads, of_parameters = link.reverse(ys, grads, may_overwrite)
+                    seen_by_caller &= storages_of((*ys, *grads))  # may not be overwritten
+                    ys, grads, of_parameters = link.reverse(ys, grads, may_overwrite=not seen_by_caller)
                     add_gradients(gradients, of_parameters)
                     if true_inputs is not None:
                         ctx.meter(number, _relative_error(ys, true_inputs))
         finally:
             if state_of_caller is not None:
                 state_of_caller.restore()
-        return None, None, None, None, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
+        if ctx.is_last and ctx.handover is not None:
+            ctx.handover.found = ys, grads, seen_by_caller
+            grads = tuple(grad.new_zeros(()).expand_as(grad) for grad in grads)
+        return *[None] * 6, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
 
 
 def add_gradients(gradients: Gradients, others: Gradients) -> None:

@@ -1,11 +1,15 @@
 """Pooling that keeps less for backward than torch's: a byte per maximum, and only the shape for means.
 
 torch's maximum pooling keeps its input and 64-bit indices. Its mean pooling keeps the input but reads only its shape.
+
+`max_pool2d` is an operator, zoo::max_pool2d, which writes the maximum of each window and its place there in one sweep.
+On the CPU that is csrc/pool.cpp, on CUDA pooling_triton.py, as chosen in zoo/ops/abn/backend.py; where neither is at
+hand, plain torch operations stand in. Backward goes the other way round, from the places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
-from zoo.ops.context import is_fx_proxy, is_recorded
+from zoo.ops.abn import native, reference
+from zoo.ops.abn.backend import kernels_for
+from zoo.ops.context import is_eager, is_fx_proxy
 
 Pair = int | tuple[int, int]
 
@@ -28,6 +34,22 @@ class Window(NamedTuple):
     dilation: tuple[int, int]
     ceil_mode: bool
 
+    def outputs(self, sides: Sequence[int]) -> list[int]:
+        """Return the sides of the output of a map of these sides; raise ValueError for a window that torch refuses."""
+        outputs = []
+        for length, size, stride, padding, dilation in zip(sides, *self[:4], strict=True):
+            reach = dilation * (size - 1) + 1
+            if min(length, size, stride, dilation) < 1 or not 0 <= padding <= size // 2:
+                raise ValueError(f"max_pool2d cannot pool a map of sides {tuple(sides)} with {self}")
+            rest = length + 2 * padding - reach
+            output = (rest + (stride - 1 if self.ceil_mode else 0)) // stride + 1
+            if self.ceil_mode and (output - 1) * stride >= length + padding:  # the last window would begin outside
+                output -= 1
+            if output < 1:
+                raise ValueError(f"max_pool2d cannot pool a map of sides {tuple(sides)} with {self}: it is too small")
+            outputs.append(output)
+        return outputs
+
 
 def max_pool2d(
     x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
@@ -35,40 +57,137 @@ def max_pool2d(
     """Return `torch.nn.functional.max_pool2d` of the same arguments; its gradient is torch's, bit for bit.
 
     Backward keeps the place of each maximum within its window, one byte per output. Windows of more than 256 places
-    take torch's own pooling, and so do torch.compile, which keeps bytes by itself, and `torch.func`. Gradients can be
-    taken once, not twice.
+    take torch's own pooling, and so do torch.compile, which keeps bytes by itself, TorchScript and `torch.func`.
+    Gradients can be taken once, not twice.
     """
     window = Window(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
-    if not (x.requires_grad and is_recorded()) or window.size[0] * window.size[1] > 256:
+    if not _keeps_bytes(x, window):
         return F.max_pool2d(x, *window)
-    return _MaxPool.apply(x, window)
+    if x.dim() == 3:
+        return MAX_POOL(x.contiguous()[None], *window)[0][0]
+    return MAX_POOL(x, *window)[0]
 
 
-class _MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
-        z, index = torch.ops.aten.max_pool2d_with_indices(x, *window)
-        distances = _distances(window, x.shape, x.device)
-        # If a map is narrower than the window, two places may have the same distance; both stand for the same element.
-        last_row, last_column = ((size - 1) * step for size, step in zip(window.size, window.dilation, strict=True))
-        places = torch.zeros(last_row * x.shape[-1] + last_column + 1, dtype=torch.uint8, device=x.device)
-        places[distances] = torch.arange(len(distances), dtype=torch.uint8, device=x.device)
-        place = _look_up(places, index.sub_(_corners(window, x.shape, z)))
-        ctx.save_for_backward(place)
-        ctx.window, ctx.shape = window, x.shape
-        ctx.memory_format = memory_format_of(x)
-        return z
+def _keeps_bytes(x: Tensor, window: Window) -> bool:
+    """Return whether the operator below can pool x, and does so faster or with less memory than torch."""
+    if not is_eager() or torch.jit.is_tracing() or x.dtype not in DTYPES or x.dim() not in (3, 4):
+        return False
+    if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]):
+        return False
+    try:
+        window.outputs(x.shape[-2:])
+    except ValueError:  # torch has its own words for it
+        return False
+    return (x.requires_grad and torch.is_grad_enabled()) or kernels_for(x) is not reference
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, None]:
-        (place,) = ctx.saved_tensors
-        window, shape = ctx.window, ctx.shape
-        index = _look_up(_distances(window, shape, dz.device), place.int()).add_(_corners(window, shape, dz))
-        dx = torch.empty(shape, dtype=dz.dtype, device=dz.device, memory_format=ctx.memory_format)
-        # The operation reads only shape and layout of its second argument, the input, so that dx can stand for it.
-        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dz, dx, *window, index, grad_input=dx)
-        return dx, None
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+WINDOW = "SymInt[2] size, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool ceil_mode"
+_library = torch.library.Library("zoo", "FRAGMENT")
+
+
+def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as an operator; ``fake`` returns results without values."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = schema.partition("(")[0]
+        _library.define(schema, tags=native.TAGS)
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"zoo::{name}", fake, lib=_library)
+        return function
+
+    return register
+
+
+def _new_outputs(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+    if x.dim() != 4:
+        raise ValueError(f"max_pool2d pools maps (N, C, H, W), got a tensor of shape {tuple(x.shape)}")
+    shape, layout = (*x.shape[:2], *Window(*window).outputs(x.shape[2:])), memory_format_of(x)
+    z, place = (torch.empty(shape, dtype=t, device=x.device, memory_format=layout) for t in (x.dtype, torch.uint8))
+    return z, place
+
+
+@_operator(f"max_pool2d(Tensor x, {WINDOW}) -> (Tensor, Tensor)", _new_outputs)
+def _pool(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the maxima and their places within the window: row times the window's columns plus column, uint8."""
+    window = Window(*arguments)
+    if window.size[0] * window.size[1] > 256:
+        raise ValueError(f"a window of {window.size} has more than 256 places, which is what a byte holds")
+    kernels = kernels_for(x)
+    if kernels is reference:
+        return _pool_by_torch(x, window)
+    z, place = _new_outputs(x, *window)
+    x = x.contiguous(memory_format=memory_format_of(x))
+    if kernels is native:
+        torch.ops.zoo.max_pool2d_into.default(z, place, x, *window[:4])
+    elif z.numel():
+        from zoo.ops import pooling_triton
+
+        pooling_triton.forward(z, place, x, *window[:4])
+    return z, place
+
+
+def _new_gradient(dz: Tensor, place: Tensor, height: int, width: int, channels_last: bool, *window: Any) -> Tensor:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty((*dz.shape[:2], height, width), dtype=dz.dtype, device=dz.device, memory_format=layout)
+
+
+@_operator(
+    f"max_pool2d_backward(Tensor dz, Tensor place, SymInt height, SymInt width, bool channels_last, {WINDOW})"
+    " -> Tensor",
+    _new_gradient,
+)
+def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: bool, *arguments: Any) -> Tensor:
+    """Return the gradient of a map of this height and width."""
+    window, kernels = Window(*arguments), kernels_for(dz)
+    dx = _new_gradient(dz, place, height, width, channels_last)
+    if kernels is reference:
+        return _unpool_by_torch(dx, dz, place, window)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    dz, place = dz.contiguous(memory_format=layout), place.contiguous(memory_format=layout)
+    if kernels is native:
+        torch.ops.zoo.max_pool2d_backward_into.default(dx, dz, place, *window[:4])
+    elif dx.numel():
+        from zoo.ops import pooling_triton
+
+        pooling_triton.backward(dx, dz, place, *window[:4])
+    return dx
+
+
+def _save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, *window = inputs
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.arguments = *x.shape[2:], memory_format_of(x) == torch.channels_last, *window
+
+
+@once_differentiable
+def _backward(ctx: Any, dz: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    (place,) = ctx.saved_tensors
+    dx = None if dz is None else torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments)
+    return dx, None, None, None, None, None
+
+
+MAX_POOL = torch.ops.zoo.max_pool2d.default
+torch.library.register_autograd("zoo::max_pool2d", _backward, setup_context=_save_places, lib=_library)
+
+
+def _pool_by_torch(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    z, index = torch.ops.aten.max_pool2d_with_indices(x, *window)
+    distances = _distances(window, x.shape, x.device)
+    # If a map is narrower than the window, two places may have the same distance; both stand for the same element.
+    last_row, last_column = ((size - 1) * step for size, step in zip(window.size, window.dilation, strict=True))
+    places = torch.zeros(last_row * x.shape[-1] + last_column + 1, dtype=torch.uint8, device=x.device)
+    places[distances] = torch.arange(len(distances), dtype=torch.uint8, device=x.device)
+    return z, _look_up(places, index.sub_(_corners(window, x.shape, z)))
+
+
+def _unpool_by_torch(dx: Tensor, dz: Tensor, place: Tensor, window: Window) -> Tensor:
+    index = _look_up(_distances(window, dx.shape, dz.device), place.int()).add_(_corners(window, dx.shape, dz))
+    # The operation reads only shape and layout of its second argument, the input, so that dx can stand for it.
+    torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dz, dx, *window, index, grad_input=dx)
+    return dx
 
 
 def _distances(window: Window, shape: torch.Size, device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """The kernels for the CPU, compiled from csrc/: the results are those of reference.py within rounding.
 
-Besides those of norms there is one that resizes images, for zoo/ops/resample.py.
+Besides those of norms there are two that pool maps, for zoo/ops/pooling.py, and one that resizes images, for
+zoo/ops/resample.py.
 
 Contiguous and channels_last tensors are read as they are. A tensor of any other layout is first copied to a contiguous
 one; `apply_` copies the result back, and the other functions return contiguous tensors in this case. ``dz`` and
@@ -28,6 +29,7 @@ group_statistics = None
 SETTINGS = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
 GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS}"
 FROM_INPUT = "Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps, int activation"
+WINDOW = "int[] size, int[] stride, int[] padding, int[] dilation"
 SCHEMAS = (
     "abn_statistics(Tensor x) -> (Tensor, Tensor)",
     "abn_track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum)"
@@ -44,6 +46,8 @@ SCHEMAS = (
     f"norm_act_into(Tensor(a!) z, Tensor x, {FROM_INPUT}) -> ()",
     f"norm_act_backward(Tensor x, Tensor dz, {FROM_INPUT}) -> (Tensor, Tensor, Tensor)",
     "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
+    f"max_pool2d_into(Tensor(a!) z, Tensor(b!) place, Tensor x, {WINDOW}) -> ()",
+    f"max_pool2d_backward_into(Tensor(a!) dx, Tensor dz, Tensor place, {WINDOW}) -> ()",
     "resize_into(Tensor(a!) out, Tensor image, int height, int width, float left, float top, float right, float bottom,"
     " int first_row, int first_column, bool vertical_first) -> ()",
 )
@@ -224,4 +228,6 @@ if _reason is None:  # torch.compile and meta tensors need the shapes of the res
     _register("zoo::norm_act_into", lambda *_: None)
     _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))
     _register("zoo::line", lambda x, *_: new_like(x))
+    _register("zoo::max_pool2d_into", lambda *_: None)
+    _register("zoo::max_pool2d_backward_into", lambda *_: None)
     _register("zoo::resize_into", lambda *_: None)

@@ -1,0 +1,83 @@
+"""The Triton kernels of maximum pooling without a GPU: their bits in Triton's interpreter, and their compiled code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.pooling_cases import CASES, LAYOUTS
+from tests.ops.test_triton import Device, wide_bits
+from zoo.ops.abn import triton
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(triton.why_not() is not None, reason=str(triton.why_not()))
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, bool]:
+    """Return what the program of cases prints."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.ops.pooling_cases"]
+    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert child.returncode == 0, child.stderr[-3000:]
+    report: dict[str, bool] = json.loads(child.stdout)
+    return report
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_outputs_and_gradients_are_the_bits_of_torch(interpreted, case):
+    assert interpreted[" ".join(case)]
+
+
+def test_several_programs_and_none_give_the_same(interpreted):
+    assert interpreted["several programs"]
+    assert interpreted["empty"]
+
+
+class Compiler:
+    """Replaces a kernel: compiles what would be launched, and records the code."""
+
+    def __init__(self, kernel: Any, record: list[str]) -> None:
+        self.kernel, self.record = kernel, record
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def compile_only(*arguments: Any, **constants: Any) -> None:
+            code = self.kernel.warmup(*arguments, grid=grid, **constants).asm
+            assert len(code["cubin"]) > 0
+            self.record.append(code["ptx"])
+
+        return compile_only
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_launched_compiles_without_atomics_and_wide_where_channels_are_last(
+    capability, dtype, layout, monkeypatch, tmp_path
+):
+    from triton.runtime.driver import driver
+
+    from zoo.ops import pooling_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "_active", Device(capability))
+    record: list[str] = []
+    for name in ("largest", "gradient"):
+        monkeypatch.setattr(pooling_triton, name, Compiler(getattr(pooling_triton, name), record))
+    x = torch.zeros(2, 64, 56, 56, dtype=getattr(torch, dtype)).contiguous(memory_format=LAYOUTS[layout])
+    z = torch.zeros(2, 64, 28, 28, dtype=x.dtype).contiguous(memory_format=LAYOUTS[layout])
+    window = (3, 3), (2, 2), (1, 1), (1, 1)
+    pooling_triton.forward(z, z.to(torch.uint8), x, *window)
+    pooling_triton.backward(x, z, z.to(torch.uint8), *window)
+    assert len(record) == 2
+    for ptx in record:
+        assert not re.search(r"\b(atom|red)\.", ptx)
+        assert layout == "contiguous" or wide_bits(ptx) > 0
