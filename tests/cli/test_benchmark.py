@@ -51,7 +51,8 @@ def test_model_prints_the_table_that_it_writes(tmp_path: Path, capsys: pytest.Ca
     )
     assert code == 0
     assert (tmp_path / "model.md").read_text() in capsys.readouterr().out
-    assert {record["subject"] for record in content["records"]} == {"resnet18 (1-1-1-1)"}
+    name = "resnet18 (1-1-1-1)"
+    assert {record["subject"] for record in content["records"]} == {name, f"{name}, share of time"}
 
 
 def test_pareto_draws_its_plots_anew_from_the_json_alone_too(tmp_path: Path) -> None:
