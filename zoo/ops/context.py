@@ -58,11 +58,6 @@ def is_eager() -> bool:
     return can_work_in_place() and not is_transformed()
 
 
-def is_watched() -> bool:
-    """Return whether something looks at operations, which functions without an operator would escape."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or is_transformed()
-
-
 def is_recorded() -> bool:
     """Return whether autograd records here, and keeps exactly the tensors that operations save."""
     return torch.is_grad_enabled() and is_eager()

@@ -20,7 +20,7 @@ from torch.nn.modules.utils import _pair
 
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.context import is_eager, is_fx_proxy, is_watched
+from zoo.ops.context import is_eager, is_fx_proxy
 
 Pair = int | tuple[int, int]
 
@@ -63,10 +63,9 @@ def max_pool2d(
     window = Window(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
     if not _keeps_bytes(x, window):
         return F.max_pool2d(x, *window)
-    pool = MAX_POOL if is_watched() else _MaxPool.apply
     if x.dim() == 3:
-        return pool(x.contiguous()[None], *window)[0][0]
-    return pool(x, *window)[0]
+        return MAX_POOL(x.contiguous()[None], *window)[0][0]
+    return MAX_POOL(x, *window)[0]
 
 
 def _keeps_bytes(x: Tensor, window: Window) -> bool:
@@ -166,25 +165,12 @@ def _save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 @once_differentiable
 def _backward(ctx: Any, dz: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     (place,) = ctx.saved_tensors
-    unpool = torch.ops.zoo.max_pool2d_backward.default if is_watched() else _unpool
-    dx = None if dz is None else unpool(dz, place, *ctx.arguments)
+    dx = None if dz is None else torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments)
     return dx, None, None, None, None, None
 
 
 MAX_POOL = torch.ops.zoo.max_pool2d.default
 torch.library.register_autograd("zoo::max_pool2d", _backward, setup_context=_save_places, lib=_library)
-
-
-class _MaxPool(torch.autograd.Function):
-    """The operator without its way through torch's dispatcher, which takes longer than pooling a small map."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
-        output = _pool(x, *window)
-        _save_places(ctx, (x, *window), output)
-        return output
-
-    backward = staticmethod(_backward)  # type: ignore[assignment]
 
 
 def _pool_by_torch(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
-from zoo.ops.context import is_watched
 
 TILE = 2048
 WARPS = 4
@@ -130,8 +129,16 @@ def backward_apply(
 
 
 def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator, or where nothing looks at it the function behind it, which takes the host less time."""
-    return getattr(torch.ops.zoo_triton, name).default if is_watched() else function
+    """Return the operator, or in plain eager mode the function behind it, which saves the way through the dispatcher.
+
+    The operator is for whatever looks at operations: torch.compile, transforms, dispatch modes.
+    """
+    watched = (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+    return getattr(torch.ops.zoo_triton, name).default if watched else function
 
 
 # The last arguments of the operators: the shortcut and the fields of NormSettings.
