@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.ops.pooling_cases import CASES, LAYOUTS
-from tests.ops.triton_stub import Device
+from tests.ops.triton_stub import Device, interpret
 from zoo.ops.abn import triton
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(triton.why_not() is not None, reason=str(triton.why_not()))
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, bool]:
-    """Return what the program of cases prints."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.ops.pooling_cases"]
-    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert child.returncode == 0, child.stderr[-3000:]
-    report: dict[str, bool] = json.loads(child.stdout)
-    return report
+    return interpret("tests.ops.pooling_cases")
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)

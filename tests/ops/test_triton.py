@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.ops.triton_cases import (
     assert_equals_the_reference,
     lay_out,
 )
-from tests.ops.triton_stub import Operations, measure_host_time, stubbed
+from tests.ops.triton_stub import Operations, interpret, measure_host_time, stubbed
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
 
@@ -34,13 +32,7 @@ needs_triton = pytest.mark.skipif(triton.why_not() is not None, reason=str(trito
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, Any]:
-    """Return what the program of cases prints."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.ops.triton_cases"]
-    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert child.returncode == 0, child.stderr[-3000:]
-    report: dict[str, Any] = json.loads(child.stdout)
-    return report
+    return interpret("tests.ops.triton_cases")
 
 
 @needs_triton

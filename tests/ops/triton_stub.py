@@ -1,4 +1,4 @@
-"""Triton without a device: its kernels are compiled for sm_90 and started as ever, but the start itself does nothing.
+"""Triton without a device: programs in its interpreter, and starts that do nothing of kernels compiled for sm_90.
 
 As a program: prints how long the host is busy with the forward and backward pass of a norm and leaky ReLU through
 Triton, with starts that do nothing, over the same of torch's batch norm on a small tensor of the CPU.
@@ -6,10 +6,15 @@ Triton, with starts that do nothing, over the same of torch's batch norm on a sm
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +29,19 @@ from zoo.ops.abn import backend, triton
 # Operations of torch that only allocate memory, or look at it in another way, and so launch nothing.
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "view", "_unsafe_view", "select"}
 FREE |= {"slice", "split", "unbind", "as_strided", "permute", "transpose", "t", "expand", "reshape"}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def interpret(module: str) -> dict[str, Any]:
+    """Return what the program ``module`` prints, JSON, when Triton's interpreter runs the kernels."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module]
+    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert child.returncode == 0, child.stderr[-3000:]
+    report: dict[str, Any] = json.loads(child.stdout)
+    return report
 
 
 class Device:

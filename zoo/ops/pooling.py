@@ -9,7 +9,8 @@ hand, plain torch operations stand in. Backward goes the other way round, from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn.modules.utils import _pair
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.context import is_eager, is_fx_proxy
+from zoo.ops.operators import operator
 
 Pair = int | tuple[int, int]
 
@@ -84,19 +86,7 @@ def _keeps_bytes(x: Tensor, window: Window) -> bool:
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WINDOW = "SymInt[2] size, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool ceil_mode"
 _library = torch.library.Library("zoo", "FRAGMENT")
-
-
-def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as an operator; ``fake`` returns results without values."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = schema.partition("(")[0]
-        _library.define(schema, tags=native.TAGS)
-        _library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"zoo::{name}", fake, lib=_library)
-        return function
-
-    return register
+_operator = partial(operator, _library)
 
 
 def _new_outputs(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:

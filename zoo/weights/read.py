@@ -37,9 +37,8 @@ LOCAL = struct.Struct("<4s5H3L2H")  # before each entry of a zip archive
 DIRECTORY = 0x10  # among the attributes of an entry
 LEGACY_PICKLES = 5  # at the beginning of a file of the format before zip; what they describe follows
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
-NUMBER_TYPE = re.compile(
-    r"[iuf][248]|[iub]1|f16", re.ASCII
-)  # as numpy spells them in pickles, without the order of bytes
+# Kinds of numbers as numpy spells them in pickles, without the order of bytes.
+NUMBER_TYPE = re.compile(r"[iuf][248]|[iub]1|f16", re.ASCII)
 SLACK_BYTES = 2**18  # for zip directories, which are read twice
 # Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A plain DenseNet key such as
 # convs1.0.bn.weight has a number before its bn, so it is left alone; convs1.0.bn.bn.weight is not.

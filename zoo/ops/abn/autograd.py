@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import Means, NormSettings, TrainingForward
+from zoo.ops.abn.kernels import Means, NormSettings, TrainingForward, laid_out
 from zoo.ops.abn.statistics import means_over_group
 
 
@@ -74,7 +74,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
             dx, dweight, dbias = kernels.backward(z, dz, var, num_values is not None, settings)
             return dx, None, _of_dtype(dweight, weight), _of_dtype(dbias, bias), *[None] * 8
         if not torch.compiler.is_compiling():  # once for both kernels; the compiler lays tensors out as it likes
-            dz, shortcut = _laid_out(dz, z), None if shortcut is None else _laid_out(shortcut, z)
+            dz, shortcut = laid_out(dz, z), laid_out(shortcut, z)
         needs_dx = any(ctx.needs_input_grad[:2])
         means, *gradients = reduce_gradients(z, dz, num_values if needs_dx else None, ctx.group, settings, shortcut)
         if needs_dx:
@@ -146,11 +146,6 @@ def reduce_gradients(
         sums = sums / num_values
     mean_dy, mean_dy_xhat = sums.unbind()
     return None if num_values is None else (mean_dy, mean_dy_xhat), dweight, dbias
-
-
-def _laid_out(x: Tensor, like: Tensor) -> Tensor:
-    """Return x in the layout of ``like``."""
-    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 def parameter_gradients(

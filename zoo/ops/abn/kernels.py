@@ -15,7 +15,7 @@ meta.py (bytes without numbers). None of them knows autograd or communicates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -129,3 +129,11 @@ class Kernels(Protocol):
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the statistics and sums of tensors of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
+
+
+def laid_out(x: MaybeTensor, like: Tensor) -> MaybeTensor:
+    """Return x, or a copy of it, in the layout of the tensor ``like``, which is of its shape; None for None."""
+    return x if x is None or x.stride() == like.stride() else torch.empty_like(like).copy_(x)

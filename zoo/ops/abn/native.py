@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
+from zoo.ops.operators import TAGS
 
 # The order of csrc/numbers.h; the last three only from x.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
@@ -51,10 +52,6 @@ SCHEMAS = (
     "resize_into(Tensor(a!) out, Tensor image, int height, int width, float left, float top, float right, float bottom,"
     " int first_row, int first_column, bool vertical_first) -> ()",
 )
-# With flexible_layout the operators take tensors in the layout that they have. Without it torch.compile copies the
-# output of every convolution to a contiguous tensor.
-TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-
 _library = torch.library.Library("zoo", "FRAGMENT")
 for _schema in SCHEMAS:
     _library.define(_schema, tags=TAGS)

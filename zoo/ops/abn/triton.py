@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
+from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype, laid_out
+from zoo.ops.operators import operator
 
 TILE = 2048
 WARPS = 4
@@ -143,23 +144,7 @@ def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 # The last arguments of the operators: the shortcut and the fields of NormSettings.
 SETTINGS = "Tensor? shortcut, Tensor? weight, Tensor? bias, float eps, str activation, float activation_param"
-_library = torch.library.Library("zoo_triton", "FRAGMENT")
-
-
-def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as an operator without autograd; ``fake`` returns results without values."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = schema.partition("(")[0]
-        # With flexible_layout the operators take any layout. Without it the compiler copies the channels_last outputs
-        # of convolutions.
-        tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-        _library.define(schema, tags=tags)
-        _library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"zoo_triton::{name}", fake, lib=_library)
-        return function
-
-    return register
+_operator = functools.partial(operator, torch.library.Library("zoo_triton", "FRAGMENT"))
 
 
 def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -281,7 +266,7 @@ def _launch_apply(
     x: Tensor, z: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None
 ) -> None:
     if x.numel():
-        tensors = x, z, _laid_out(shortcut, x), *map(_vector, (mean, var, settings.weight, settings.bias))
+        tensors = x, z, laid_out(shortcut, x), *map(_vector, (mean, var, settings.weight, settings.bias))
         _launch("apply", x, tiling_of(x), tensors, settings[2:])
 
 
@@ -306,7 +291,7 @@ def _run_reduce_gradients(
     z, channels = _dense(z), z.shape[1]
     tiling = tiling_of(z, reducing=True)
     weight = _vector(settings.weight)
-    tensors = z, _laid_out(dz, z), _laid_out(shortcut, z), weight, _vector(settings.bias)
+    tensors = z, laid_out(dz, z), laid_out(shortcut, z), weight, _vector(settings.bias)
     constants = *settings[2:], _rounding(z.dtype)
     partial, splits = _launch("backward_reduce", z, tiling, tensors, constants, planes=2)
     results = means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
@@ -335,7 +320,7 @@ def _run_backward_apply(
     dense = _dense(z)
     dx, dshortcut = torch.empty_like(dense), _like_shortcut(dense, shortcut)
     if z.numel():
-        tensors = dense, _laid_out(dz, dense), _laid_out(shortcut, dense)
+        tensors = dense, laid_out(dz, dense), laid_out(shortcut, dense)
         vectors = map(_vector, (var, settings.weight, settings.bias, mean_dy, mean_dy_xhat))
         outputs = dx, None if shortcut is None else dshortcut
         constants = *settings[2:], _rounding(z.dtype)
@@ -351,13 +336,6 @@ def _dense(x: Tensor) -> Tensor:
     if not _is_dense(copy.shape, copy.stride()):
         copy = torch.empty_like(x, memory_format=torch.contiguous_format)
     return copy.copy_(x)
-
-
-def _laid_out(x: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return x in the layout of the dense tensor ``like``."""
-    if x is None or x.stride() == like.stride():
-        return x
-    return torch.empty_like(like).copy_(x)
 
 
 def _restored(result: Tensor, like: Tensor, dense: Tensor) -> Tensor:
