@@ -45,10 +45,21 @@ ALWAYS_INLINE float load(float16 value) {
 ALWAYS_INLINE void store(float& target, float value) { target = value; }
 ALWAYS_INLINE void store(double& target, double value) { target = value; }
 
-// Rounds to the nearest, ties to even. A NaN stays NaN only if its last bits are zero, which `quiet` ensures.
-ALWAYS_INLINE void store(bfloat16& target, float value) {
+// Rounds to the nearest, ties to even: the upper half of the result. A NaN stays NaN only if its last bits are zero, which
+// `quiet` ensures.
+ALWAYS_INLINE uint32_t rounded(float value) {
   const uint32_t word = bit_cast<uint32_t>(value);
-  target.bits = uint16_t((word + 0x7FFFu + ((word >> 16) & 1u)) >> 16);
+  return word + 0x7FFFu + ((word >> 16) & 1u);
+}
+ALWAYS_INLINE void store(bfloat16& target, float value) { target.bits = uint16_t(rounded(value) >> 16); }
+
+// Two neighbours of bfloat16 as one word.
+using Pair = uint32_t __attribute__((may_alias, aligned(2)));
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of two neighbours is the lower half of their word");
+ALWAYS_INLINE float first(uint32_t pair) { return bit_cast<float>(pair << 16); }
+ALWAYS_INLINE float second(uint32_t pair) { return bit_cast<float>(pair & 0xFFFF0000u); }
+ALWAYS_INLINE uint32_t pair(float first, float second) {
+  return (rounded(first) >> 16) | (rounded(second) & 0xFFFF0000u);
 }
 
 // Returns value, but for any NaN the one whose last bits are zero, as in every NaN that arithmetic on bfloat16 gives.

@@ -190,6 +190,25 @@ def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_at_odd_addresses_have_the_same_bits_and_leave_their_neighbours(dtype, layout):
+    """They are read and written in pairs or more, whatever the place and the number of elements."""
+    for shape in ((3, 5, 7, 7), (5, 17), (3, 1, 1, 1), (3, 1, 4, 1), (2, 3, 71, 67)):
+        x, dz, shortcut, weight, bias = make(shape, dtype, layout)
+        settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
+        expected = compare(x, dz, shortcut, settings)
+        odd = [torch.full((x.numel() + 2,), 7, dtype=dtype) for _ in range(3)]
+        views = [memory[1:-1].as_strided(x.shape, x.stride()) for memory in odd]
+        for view, values in zip(views, (x, dz, shortcut), strict=True):
+            view.copy_(values)
+        ours = compare(*views, settings)
+        assert all(torch.equal(mine, truth) for mine, truth in zip(ours, expected, strict=True))
+        native.apply_(views[0], *ours[:2], settings, views[2])
+        assert torch.equal(views[0], ours[2])
+        assert all(memory[[0, -1]].tolist() == [7, 7] for memory in odd)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_stays_nan_and_in_its_channel(dtype, layout):
     x, dz, _, weight, bias = make((3, 4, 6, 7), dtype, layout)
