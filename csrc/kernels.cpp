@@ -58,8 +58,8 @@ void widen(const float16* from, float* to, int64_t count) { widen_by_integers(fr
 void narrow(const float* from, float16* to, int64_t count) { narrow_by_integers(from, to, count); }
 #endif
 
-// Where an element of a run is: for most types a number. Two neighbours of bfloat16 are read and written as one word, so
-// that no vector instruction moves them between lanes: an element is the first or the second of pair i, or alone at i.
+// Where an element of a run is: for most types a number. Two neighbours of bfloat16 are read and written as one word,
+// which moves nothing between the lanes of a vector: an element is the first or the second of pair i, or alone at i.
 struct First { int64_t i; };
 struct Second { int64_t i; };
 struct Alone { int64_t i; };
@@ -147,7 +147,7 @@ template <typename T, typename Job, typename F> ALWAYS_INLINE void specialised(c
     else body(activation, std::false_type());
   };
   if (job.activation == Activation::leaky_relu) with(LeakyReLU<Compute<T>>(job.parameter, epsilon));
-  else if (job.activation == Activation::elu) with(ELU<Compute<T>>(job.parameter, epsilon));
+  else if (job.activation == Activation::elu) with(ELU<T>(job.parameter, epsilon));
   else with(Identity<Compute<T>>(job.parameter, epsilon));
 }
 
@@ -169,8 +169,8 @@ template <typename T, typename F> ALWAYS_INLINE void each_run(int64_t first, int
   }
 }
 
-// Calls body(at, j) for each element of a run that begins so many elements after its cell, first elements of pairs before
-// the second ones; j is the index of its coefficient. The calls may overlap.
+// Calls body(at, j) for each element of a run that begins `start` elements after its cell; j is the index of its
+// coefficient. The calls may overlap, but for the first element of a pair and the second one, which follows it.
 template <typename T, typename F>
 ALWAYS_INLINE void each_element(const Layout& layout, int64_t start, int64_t count, const F& body) {
   if constexpr (std::is_same_v<T, bfloat16>) {
@@ -188,7 +188,8 @@ ALWAYS_INLINE void each_element(const Layout& layout, int64_t start, int64_t cou
 }
 
 // Adds term(at, a, b) over the elements of a run to two sums.
-template <typename T, typename F> ALWAYS_INLINE void sum_run(int64_t count, Compute<T>& a, Compute<T>& b, const F& term) {
+template <typename T, typename F, typename A = Compute<T>>
+ALWAYS_INLINE void sum_run(int64_t count, A& a, A& b, const F& term) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     constexpr int64_t pairs = 8;  // whose elements have sums of their own, which are added in their order
     float a_first[pairs] = {}, a_second[pairs] = {}, b_first[pairs] = {}, b_second[pairs] = {};

@@ -128,6 +128,21 @@ ALWAYS_INLINE float log1p_negative(float t) {
 }
 ALWAYS_INLINE double log1p_negative(double t) { return std::log1p(t); }
 
+// The same for a t of half precision, or the quotient of one, in half the instructions: within 2^-18 of log(1 + t), and of
+// 2^-24 for the rounding of 1 + t. The polynomial is that of the least relative error.
+ALWAYS_INLINE float log1p_negative_of_half(float t) {
+  const uint32_t word = bit_cast<uint32_t>(1.0f + t);
+  const int32_t exponent = int32_t(word - 0x3F3504F3u) >> 23;
+  const float f = bit_cast<float>(word - (uint32_t(exponent) << 23)) - 1.0f;
+  float p = 0.11781917f * f - 0.18407194f;
+  p = p * f + 0.20442185f;
+  p = p * f - 0.24943833f;
+  p = p * f + 0.33320862f;
+  p = p * f - 0.5f;
+  p = p * f + 1.0f;
+  return p * f + float(exponent) * 0.69314718f;
+}
+
 // An activation f with its parameter: z = f(y), y = f^-1(z), and dy = dz f'(y) from z.
 template <typename A> struct LeakyReLU {
   A slope, inverse_slope;
@@ -138,7 +153,8 @@ template <typename A> struct LeakyReLU {
   ALWAYS_INLINE A product(A z, A dz) const { return z * dz; }  // dy y needs no inversion
 };
 
-template <typename A> struct ELU {
+template <typename T> struct ELU {
+  using A = Compute<T>;
   A alpha, inverse_alpha, lowest;
   // A saturated output is -alpha, whose pre-image is -inf. The pre-image of the next larger stored number is used
   // instead: it is multiplied by a gradient of zero, and zero times a finite number stays zero.
@@ -147,7 +163,8 @@ template <typename A> struct ELU {
   ALWAYS_INLINE A invert(A z) const {
     A ratio = z < 0 ? z * inverse_alpha : 0;
     ratio = ratio < lowest ? lowest : ratio;
-    return z < 0 ? log1p_negative(ratio) : z;
+    if constexpr (sizeof(T) == 2) return z < 0 ? log1p_negative_of_half(ratio) : z;
+    else return z < 0 ? log1p_negative(ratio) : z;
   }
   ALWAYS_INLINE A gradient(A z, A dz) const { return z < 0 ? dz * (z + alpha) : dz; }
   ALWAYS_INLINE A product(A z, A dz) const { return gradient(z, dz) * invert(z); }

@@ -171,6 +171,20 @@ def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(funct
     assert ((ours.double() - truth) / truth).abs().max() < 4 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_logarithm_of_halves_is_much_nearer_than_they_are_rounded(dtype, alpha):
+    """Every number between -alpha and 0 has a channel of its own, whose sum is dy y."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    z = every[(every > -alpha * (1 - torch.finfo(dtype).eps)) & (every < 0)].view(1, -1, 1)
+    settings = NormSettings(None, None, 0.0, "elu", alpha)
+    dy, dy_y = native.backward_reduce(z, torch.ones_like(z), settings)
+    truth = torch.log1p(z.flatten().double() / alpha)
+    error = (dy_y.double() / dy.double() - truth).abs()
+    assert z.numel() > 10000
+    assert (error <= 2**-18 * truth.abs() + 2**-24).all()
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
