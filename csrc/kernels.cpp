@@ -20,29 +20,34 @@ CLONES void narrow_by_integers(const float* from, float16* to, int64_t count) {
 }
 
 #ifdef AVX2
-// Both convert by eights. What remains passes through eights of its own, so that nothing is touched beyond the arrays.
+// Both convert by eights. What remains is converted with the numbers before it once more, or, if there are fewer than
+// eight, in eights of its own, so that nothing is touched beyond the arrays.
 AVX2 void widen_by_f16c(const float16* from, float* to, int64_t count) {
-  const auto read = [](const float16* eight) AVX2 { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)); };
-  for (; count >= 8; count -= 8, from += 8, to += 8) _mm256_storeu_ps(to, _mm256_cvtph_ps(read(from)));
-  if (count == 0) return;
+  const auto convert = [](const float16* eight, float* wide) AVX2 {
+    _mm256_storeu_ps(wide, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(eight))));
+  };
+  for (int64_t i = 0; i + 8 <= count; i += 8) convert(from + i, to + i);
+  if (count % 8 == 0) return;
+  if (count > 8) return convert(from + count - 8, to + count - 8);
   float16 rest[8] = {};
   float wide[8];
   std::memcpy(rest, from, count * sizeof(float16));
-  _mm256_storeu_ps(wide, _mm256_cvtph_ps(read(rest)));
+  convert(rest, wide);
   std::memcpy(to, wide, count * sizeof(float));
 }
 
 AVX2 void narrow_by_f16c(const float* from, float16* to, int64_t count) {
-  const auto write = [](float16* eight, __m256 wide) AVX2 {
-    const __m128i rounded = _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
+  const auto convert = [](const float* wide, float16* eight) AVX2 {
+    const __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(wide), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), rounded);
   };
-  for (; count >= 8; count -= 8, from += 8, to += 8) write(to, _mm256_loadu_ps(from));
-  if (count == 0) return;
+  for (int64_t i = 0; i + 8 <= count; i += 8) convert(from + i, to + i);
+  if (count % 8 == 0) return;
+  if (count > 8) return convert(from + count - 8, to + count - 8);
   float wide[8] = {};
   float16 rest[8];
   std::memcpy(wide, from, count * sizeof(float));
-  write(rest, _mm256_loadu_ps(wide));
+  convert(wide, rest);
   std::memcpy(to, rest, count * sizeof(float16));
 }
 
@@ -59,10 +64,14 @@ void narrow(const float* from, float16* to, int64_t count) { narrow_by_integers(
 #endif
 
 // Where an element of a run is: for most types a number. Two neighbours of bfloat16 are read and written as one word,
-// which moves nothing between the lanes of a vector: an element is the first or the second of pair i, or alone at i.
+// which moves nothing between the lanes of a vector: an element is the first or the second of pair i, counted from the
+// beginning of the run or in the last pairs of it, or alone at i.
 struct First { int64_t i; };
 struct Second { int64_t i; };
+struct LastFirst { int64_t i; };
+struct LastSecond { int64_t i; };
 struct Alone { int64_t i; };
+constexpr int64_t some_pairs = 8;  // a vector of AVX2
 ALWAYS_INLINE int64_t position(int64_t i) { return i; }
 ALWAYS_INLINE int64_t position(First at) { return 2 * at.i; }
 ALWAYS_INLINE int64_t position(Second at) { return 2 * at.i + 1; }
@@ -73,6 +82,7 @@ template <typename A> struct Uniform {
   A value;
   ALWAYS_INLINE A operator[](int64_t) const { return value; }
 };
+template <typename Coefficients> constexpr bool in_planes = !std::is_pointer_v<Coefficients>;
 
 // Values that are read or written in the compute type. Those of float16, at most half_run of them, pass through a buffer:
 // the instructions that convert many at once cannot be named in a function that is compiled for older processors, too.
@@ -83,9 +93,14 @@ template <typename T> struct Input {
 };
 template <> struct Input<bfloat16> {
   const bfloat16* values;
-  ALWAYS_INLINE Input(const bfloat16* values, int64_t) : values(values) {}
+  uint32_t last[some_pairs];  // as they are before anything is written
+  ALWAYS_INLINE Input(const bfloat16* values, int64_t count) : values(values) {
+    if (count >= 2 * some_pairs) std::memcpy(last, values + count - 2 * some_pairs, sizeof(last));
+  }
   ALWAYS_INLINE float operator[](First at) const { return first(reinterpret_cast<const Pair*>(values)[at.i]); }
   ALWAYS_INLINE float operator[](Second at) const { return second(reinterpret_cast<const Pair*>(values)[at.i]); }
+  ALWAYS_INLINE float operator[](LastFirst at) const { return first(last[at.i]); }
+  ALWAYS_INLINE float operator[](LastSecond at) const { return second(last[at.i]); }
   ALWAYS_INLINE float operator[](Alone at) const { return load(values[at.i]); }
 };
 template <> struct Input<float16> {
@@ -101,10 +116,15 @@ template <typename T> struct Output {
 };
 template <> struct Output<bfloat16> {
   bfloat16* values;
+  int64_t count;
   float before = 0;  // the first of a pair, which is written with the second
-  ALWAYS_INLINE Output(bfloat16* values, int64_t) : values(values) {}
+  ALWAYS_INLINE Output(bfloat16* values, int64_t count) : values(values), count(count) {}
   ALWAYS_INLINE void set(First, float value) { before = value; }
   ALWAYS_INLINE void set(Second at, float value) { reinterpret_cast<Pair*>(values)[at.i] = pair(before, value); }
+  ALWAYS_INLINE void set(LastFirst, float value) { before = value; }
+  ALWAYS_INLINE void set(LastSecond at, float value) {
+    reinterpret_cast<Pair*>(values + count - 2 * some_pairs)[at.i] = pair(before, value);
+  }
   ALWAYS_INLINE void set(Alone at, float value) { store(values[at.i], value); }
 };
 template <> struct Output<float16> {
@@ -170,16 +190,32 @@ template <typename T, typename F> ALWAYS_INLINE void each_run(int64_t first, int
 }
 
 // Calls body(at, j) for each element of a run that begins `start` elements after its cell; j is the index of its
-// coefficient. The calls may overlap, but for the first element of a pair and the second one, which follows it.
-template <typename T, typename F>
+// coefficient. The calls may overlap, but for the first element of a pair and the second one, which follows it. In planes,
+// which may be short, what no vector holds at the end of a run of bfloat16 is computed with the elements before it once
+// more, because single elements take as long as many vectors.
+template <typename T, bool planes = false, typename F>
 ALWAYS_INLINE void each_element(const Layout& layout, int64_t start, int64_t count, const F& body) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     const int64_t seconds = layout.seconds();
+    const auto first_pairs = [&](int64_t pairs) INLINED {
 #pragma omp simd
-    for (int64_t i = 0; i < count / 2; ++i) {
-      body(First{i}, i);
-      body(Second{i}, seconds + i);
+      for (int64_t i = 0; i < pairs; ++i) {
+        body(First{i}, i);
+        body(Second{i}, seconds + i);
+      }
+    };
+    if constexpr (planes) {
+      if (count >= 2 * some_pairs && count % (2 * some_pairs) > 1) {
+        first_pairs(count / (2 * some_pairs) * some_pairs);
+#pragma omp simd
+        for (int64_t i = 0; i < some_pairs; ++i) {
+          body(LastFirst{i}, i);
+          body(LastSecond{i}, seconds + i);
+        }
+        return;
+      }
     }
+    first_pairs(count / 2);
     if (count % 2 != 0) body(Alone{count - 1}, count / 2);
   } else {
 #pragma omp simd
@@ -191,18 +227,18 @@ ALWAYS_INLINE void each_element(const Layout& layout, int64_t start, int64_t cou
 template <typename T, typename F, typename A = Compute<T>>
 ALWAYS_INLINE void sum_run(int64_t count, A& a, A& b, const F& term) {
   if constexpr (std::is_same_v<T, bfloat16>) {
-    constexpr int64_t pairs = 8;  // whose elements have sums of their own, which are added in their order
-    float a_first[pairs] = {}, a_second[pairs] = {}, b_first[pairs] = {}, b_second[pairs] = {};
-    int64_t i = 0;
-    for (; i + 2 * pairs <= count; i += 2 * pairs) {
+    // Some pairs have sums of their own, which are added in the order of their elements.
+    float a_first[some_pairs] = {}, a_second[some_pairs] = {}, b_first[some_pairs] = {}, b_second[some_pairs] = {};
+    const int64_t pairs = count / (2 * some_pairs) * some_pairs;
+    for (int64_t i = 0; i < pairs; i += some_pairs) {
 #pragma omp simd
-      for (int64_t k = 0; k < pairs; ++k) {
-        term(First{i / 2 + k}, a_first[k], b_first[k]);
-        term(Second{i / 2 + k}, a_second[k], b_second[k]);
+      for (int64_t k = 0; k < some_pairs; ++k) {
+        term(First{i + k}, a_first[k], b_first[k]);
+        term(Second{i + k}, a_second[k], b_second[k]);
       }
     }
-    for (; i < count; ++i) term(Alone{i}, a_first[0], b_first[0]);
-    for (int64_t k = 0; k < pairs; ++k) {
+    for (int64_t i = 2 * pairs; i < count; ++i) term(Alone{i}, a_first[0], b_first[0]);
+    for (int64_t k = 0; k < some_pairs; ++k) {
       a = a + a_first[k] + a_second[k];
       b = b + b_first[k] + b_second[k];
     }
@@ -363,7 +399,7 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
         const int64_t count = end - begin;
         const Input<T> xs(x + begin, count), shortcuts(has_shortcut ? shortcut + begin : x, has_shortcut ? count : 0);
         Output<T> zs(z + begin, count);
-        each_element<T>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
+        each_element<T, in_planes<decltype(mean)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
           A y = (xs[at] - mean[j]) * slope[j] + bias[j];
           if constexpr (has_shortcut) y += shortcuts[at];
           zs.set(at, activation.activate(y));
@@ -391,7 +427,7 @@ template <typename T> CLONES void gradient_part(const Backward<T>& job, Range ra
         const int64_t count = end - begin, some = has_shortcut ? count : 0;
         const Input<T> zs(z + begin, count), dzs(dz + begin, count), shortcuts(some ? shortcut + begin : z, some);
         Output<T> dxs(dx + begin, count), dshortcuts(some ? dshortcut + begin : dx, some);
-        each_element<T>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
+        each_element<T, in_planes<decltype(of_dy)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
           const A zi = zs[at], dy = activation.gradient(zi, dzs[at]);
           A y = activation.invert(zi);
           if constexpr (has_shortcut) {
@@ -451,7 +487,7 @@ template <typename T> CLONES void gradient_part(const BackwardFromInput<T>& job,
         const int64_t count = end - begin;
         const Input<T> xs(x + begin, count), gradients((is_costly ? dx : dz) + begin, count);
         Output<T> dxs(dx + begin, count);
-        each_element<T>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
+        each_element<T, in_planes<decltype(mean)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
           const A deviation = xs[at] - mean[j];
           A dy;
           if constexpr (is_costly) dy = gradients[at];

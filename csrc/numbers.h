@@ -45,8 +45,8 @@ ALWAYS_INLINE float load(float16 value) {
 ALWAYS_INLINE void store(float& target, float value) { target = value; }
 ALWAYS_INLINE void store(double& target, double value) { target = value; }
 
-// Rounds to the nearest, ties to even: the upper half of the result. A NaN stays NaN only if its last bits are zero, which
-// `quiet` ensures.
+// Rounds to the nearest, ties to even; the upper half is the result. A NaN stays NaN only if its last bits are zero,
+// which `quiet` ensures.
 ALWAYS_INLINE uint32_t rounded(float value) {
   const uint32_t word = bit_cast<uint32_t>(value);
   return word + 0x7FFFu + ((word >> 16) & 1u);
@@ -128,8 +128,8 @@ ALWAYS_INLINE float log1p_negative(float t) {
 }
 ALWAYS_INLINE double log1p_negative(double t) { return std::log1p(t); }
 
-// The same for a t of half precision, or the quotient of one, in half the instructions: within 2^-18 of log(1 + t), and of
-// 2^-24 for the rounding of 1 + t. The polynomial is that of the least relative error.
+// The same for a t of half precision, or the quotient of one, in half the instructions: the error is at most 2^-18 of the
+// result, plus 2^-24 for the rounding of 1 + t. The polynomial is that of the least relative error.
 ALWAYS_INLINE float log1p_negative_of_half(float t) {
   const uint32_t word = bit_cast<uint32_t>(1.0f + t);
   const int32_t exponent = int32_t(word - 0x3F3504F3u) >> 23;
