@@ -190,9 +190,10 @@ template <typename T, typename F> ALWAYS_INLINE void each_run(int64_t first, int
 }
 
 // Calls body(at, j) for each element of a run that begins `start` elements after its cell; j is the index of its
-// coefficient. The calls may overlap, but for the first element of a pair and the second one, which follows it. In planes,
-// which may be short, what no vector holds at the end of a run of bfloat16 is computed with the elements before it once
-// more, because single elements take as long as many vectors.
+// coefficient. The calls may overlap, but for the first element of a pair and the second one, which follows it.
+//
+// In planes, which may be short, what no vector holds at the end of a run of bfloat16 is computed with the elements
+// before it once more, because single elements take as long as many vectors.
 template <typename T, bool planes = false, typename F>
 ALWAYS_INLINE void each_element(const Layout& layout, int64_t start, int64_t count, const F& body) {
   if constexpr (std::is_same_v<T, bfloat16>) {

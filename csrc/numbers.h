@@ -128,8 +128,8 @@ ALWAYS_INLINE float log1p_negative(float t) {
 }
 ALWAYS_INLINE double log1p_negative(double t) { return std::log1p(t); }
 
-// The same for a t of half precision, or the quotient of one, in half the instructions: the error is at most 2^-18 of the
-// result, plus 2^-24 for the rounding of 1 + t. The polynomial is that of the least relative error.
+// The same for a t of half precision, or the quotient of one, in half the instructions: the error is at most 2^-18 of
+// the result, plus 2^-24 for the rounding of 1 + t. The polynomial is that of the least relative error.
 ALWAYS_INLINE float log1p_negative_of_half(float t) {
   const uint32_t word = bit_cast<uint32_t>(1.0f + t);
   const int32_t exponent = int32_t(word - 0x3F3504F3u) >> 23;
