@@ -26,9 +26,11 @@ AVX2 void widen_by_f16c(const float16* from, float* to, int64_t count) {
   const auto convert = [](const float16* eight, float* wide) AVX2 {
     _mm256_storeu_ps(wide, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(eight))));
   };
-  for (int64_t i = 0; i + 8 <= count; i += 8) convert(from + i, to + i);
-  if (count % 8 == 0) return;
-  if (count > 8) return convert(from + count - 8, to + count - 8);
+  const bool enough = count > 8;
+#pragma GCC unroll 4
+  for (; count >= 8; count -= 8, from += 8, to += 8) convert(from, to);
+  if (count == 0) return;
+  if (enough) return convert(from + count - 8, to + count - 8);
   float16 rest[8] = {};
   float wide[8];
   std::memcpy(rest, from, count * sizeof(float16));
@@ -41,9 +43,11 @@ AVX2 void narrow_by_f16c(const float* from, float16* to, int64_t count) {
     const __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(wide), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), rounded);
   };
-  for (int64_t i = 0; i + 8 <= count; i += 8) convert(from + i, to + i);
-  if (count % 8 == 0) return;
-  if (count > 8) return convert(from + count - 8, to + count - 8);
+  const bool enough = count > 8;
+#pragma GCC unroll 4
+  for (; count >= 8; count -= 8, from += 8, to += 8) convert(from, to);
+  if (count == 0) return;
+  if (enough) return convert(from + count - 8, to + count - 8);
   float wide[8] = {};
   float16 rest[8];
   std::memcpy(wide, from, count * sizeof(float));
