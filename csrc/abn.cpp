@@ -18,7 +18,7 @@ namespace {
 Layout layout_of(const Tensor& x) {
   const int64_t channels = x.size(1), numel = x.numel();
   const int64_t positions = numel == 0 ? 1 : numel / x.size(0) / channels;
-  return Layout(channels, x.is_contiguous() ? positions : 1, numel);
+  return Layout(channels, x.is_contiguous() ? positions : 1, numel, x.scalar_type() == ScalarType::BFloat16);
 }
 
 // Reads a vector with a number per channel, of any floating dtype and stride; without a vector they all are `missing`.

@@ -20,29 +20,38 @@ CLONES void narrow_by_integers(const float* from, float16* to, int64_t count) {
 }
 
 #ifdef AVX2
-// Both convert by eights. What remains passes through eights of its own, so that nothing is touched beyond the arrays.
+// Both convert by eights. What remains is converted with the numbers before it once more, or, if there are fewer than
+// eight, in eights of its own, so that nothing is touched beyond the arrays.
 AVX2 void widen_by_f16c(const float16* from, float* to, int64_t count) {
-  const auto read = [](const float16* eight) AVX2 { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)); };
-  for (; count >= 8; count -= 8, from += 8, to += 8) _mm256_storeu_ps(to, _mm256_cvtph_ps(read(from)));
+  const auto convert = [](const float16* eight, float* wide) AVX2 {
+    _mm256_storeu_ps(wide, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(eight))));
+  };
+  const bool enough = count > 8;
+#pragma GCC unroll 4
+  for (; count >= 8; count -= 8, from += 8, to += 8) convert(from, to);
   if (count == 0) return;
+  if (enough) return convert(from + count - 8, to + count - 8);
   float16 rest[8] = {};
   float wide[8];
   std::memcpy(rest, from, count * sizeof(float16));
-  _mm256_storeu_ps(wide, _mm256_cvtph_ps(read(rest)));
+  convert(rest, wide);
   std::memcpy(to, wide, count * sizeof(float));
 }
 
 AVX2 void narrow_by_f16c(const float* from, float16* to, int64_t count) {
-  const auto write = [](float16* eight, __m256 wide) AVX2 {
-    const __m128i rounded = _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
+  const auto convert = [](const float* wide, float16* eight) AVX2 {
+    const __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(wide), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(eight), rounded);
   };
-  for (; count >= 8; count -= 8, from += 8, to += 8) write(to, _mm256_loadu_ps(from));
+  const bool enough = count > 8;
+#pragma GCC unroll 4
+  for (; count >= 8; count -= 8, from += 8, to += 8) convert(from, to);
   if (count == 0) return;
+  if (enough) return convert(from + count - 8, to + count - 8);
   float wide[8] = {};
   float16 rest[8];
   std::memcpy(wide, from, count * sizeof(float));
-  write(rest, _mm256_loadu_ps(wide));
+  convert(wide, rest);
   std::memcpy(to, rest, count * sizeof(float16));
 }
 
@@ -58,11 +67,26 @@ void widen(const float16* from, float* to, int64_t count) { widen_by_integers(fr
 void narrow(const float* from, float16* to, int64_t count) { narrow_by_integers(from, to, count); }
 #endif
 
+// Where an element of a run is: for most types a number. Two neighbours of bfloat16 are read and written as one word,
+// which moves nothing between the lanes of a vector: an element is the first or the second of pair i, counted from the
+// beginning of the run or in the last pairs of it, or alone at i.
+struct First { int64_t i; };
+struct Second { int64_t i; };
+struct LastFirst { int64_t i; };
+struct LastSecond { int64_t i; };
+struct Alone { int64_t i; };
+constexpr int64_t some_pairs = 8;  // a vector of AVX2
+ALWAYS_INLINE int64_t position(int64_t i) { return i; }
+ALWAYS_INLINE int64_t position(First at) { return 2 * at.i; }
+ALWAYS_INLINE int64_t position(Second at) { return 2 * at.i + 1; }
+ALWAYS_INLINE int64_t position(Alone at) { return at.i; }
+
 // A coefficient that is the same for all elements of a cell, read like an array.
 template <typename A> struct Uniform {
   A value;
   ALWAYS_INLINE A operator[](int64_t) const { return value; }
 };
+template <typename Coefficients> constexpr bool in_planes = !std::is_pointer_v<Coefficients>;
 
 // Values that are read or written in the compute type. Those of float16, at most half_run of them, pass through a buffer:
 // the instructions that convert many at once cannot be named in a function that is compiled for older processors, too.
@@ -70,6 +94,18 @@ template <typename T> struct Input {
   const T* values;
   ALWAYS_INLINE Input(const T* values, int64_t) : values(values) {}
   ALWAYS_INLINE Compute<T> operator[](int64_t i) const { return load(values[i]); }
+};
+template <> struct Input<bfloat16> {
+  const bfloat16* values;
+  uint32_t last[some_pairs];  // as they are before anything is written
+  ALWAYS_INLINE Input(const bfloat16* values, int64_t count) : values(values) {
+    if (count >= 2 * some_pairs) std::memcpy(last, values + count - 2 * some_pairs, sizeof(last));
+  }
+  ALWAYS_INLINE float operator[](First at) const { return first(reinterpret_cast<const Pair*>(values)[at.i]); }
+  ALWAYS_INLINE float operator[](Second at) const { return second(reinterpret_cast<const Pair*>(values)[at.i]); }
+  ALWAYS_INLINE float operator[](LastFirst at) const { return first(last[at.i]); }
+  ALWAYS_INLINE float operator[](LastSecond at) const { return second(last[at.i]); }
+  ALWAYS_INLINE float operator[](Alone at) const { return load(values[at.i]); }
 };
 template <> struct Input<float16> {
   alignas(64) float buffer[half_run];
@@ -81,6 +117,19 @@ template <typename T> struct Output {
   T* values;
   ALWAYS_INLINE Output(T* values, int64_t) : values(values) {}
   ALWAYS_INLINE void set(int64_t i, Compute<T> value) { store(values[i], value); }
+};
+template <> struct Output<bfloat16> {
+  bfloat16* values;
+  int64_t count;
+  float before = 0;  // the first of a pair, which is written with the second
+  ALWAYS_INLINE Output(bfloat16* values, int64_t count) : values(values), count(count) {}
+  ALWAYS_INLINE void set(First, float value) { before = value; }
+  ALWAYS_INLINE void set(Second at, float value) { reinterpret_cast<Pair*>(values)[at.i] = pair(before, value); }
+  ALWAYS_INLINE void set(LastFirst, float value) { before = value; }
+  ALWAYS_INLINE void set(LastSecond at, float value) {
+    reinterpret_cast<Pair*>(values + count - 2 * some_pairs)[at.i] = pair(before, value);
+  }
+  ALWAYS_INLINE void set(Alone at, float value) { store(values[at.i], value); }
 };
 template <> struct Output<float16> {
   float16* values;
@@ -122,7 +171,7 @@ template <typename T, typename Job, typename F> ALWAYS_INLINE void specialised(c
     else body(activation, std::false_type());
   };
   if (job.activation == Activation::leaky_relu) with(LeakyReLU<Compute<T>>(job.parameter, epsilon));
-  else if (job.activation == Activation::elu) with(ELU<Compute<T>>(job.parameter, epsilon));
+  else if (job.activation == Activation::elu) with(ELU<T>(job.parameter, epsilon));
   else with(Identity<Compute<T>>(job.parameter, epsilon));
 }
 
@@ -144,6 +193,66 @@ template <typename T, typename F> ALWAYS_INLINE void each_run(int64_t first, int
   }
 }
 
+// Calls body(at, j) for each element of a run that begins `start` elements after its cell; j is the index of its
+// coefficient. The calls may overlap, but for the first element of a pair and the second one, which follows it.
+//
+// In planes, which may be short, what no vector holds at the end of a run of bfloat16 is computed with the elements
+// before it once more, because single elements take as long as many vectors.
+template <typename T, bool planes = false, typename F>
+ALWAYS_INLINE void each_element(const Layout& layout, int64_t start, int64_t count, const F& body) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    const int64_t seconds = layout.seconds();
+    const auto first_pairs = [&](int64_t pairs) INLINED {
+#pragma omp simd
+      for (int64_t i = 0; i < pairs; ++i) {
+        body(First{i}, i);
+        body(Second{i}, seconds + i);
+      }
+    };
+    if constexpr (planes) {
+      if (count >= 2 * some_pairs && count % (2 * some_pairs) > 1) {
+        first_pairs(count / (2 * some_pairs) * some_pairs);
+#pragma omp simd
+        for (int64_t i = 0; i < some_pairs; ++i) {
+          body(LastFirst{i}, i);
+          body(LastSecond{i}, seconds + i);
+        }
+        return;
+      }
+    }
+    first_pairs(count / 2);
+    if (count % 2 != 0) body(Alone{count - 1}, count / 2);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) body(i, start + i);
+  }
+}
+
+// Adds term(at, a, b) over the elements of a run to two sums.
+template <typename T, typename F, typename A = Compute<T>>
+ALWAYS_INLINE void sum_run(int64_t count, A& a, A& b, const F& term) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    // Some pairs have sums of their own, which are added in the order of their elements.
+    float a_first[some_pairs] = {}, a_second[some_pairs] = {}, b_first[some_pairs] = {}, b_second[some_pairs] = {};
+    const int64_t pairs = count / (2 * some_pairs) * some_pairs;
+    for (int64_t i = 0; i < pairs; i += some_pairs) {
+#pragma omp simd
+      for (int64_t k = 0; k < some_pairs; ++k) {
+        term(First{i + k}, a_first[k], b_first[k]);
+        term(Second{i + k}, a_second[k], b_second[k]);
+      }
+    }
+    for (int64_t i = 2 * pairs; i < count; ++i) term(Alone{i}, a_first[0], b_first[0]);
+    for (int64_t k = 0; k < some_pairs; ++k) {
+      a = a + a_first[k] + a_second[k];
+      b = b + b_first[k] + b_second[k];
+    }
+  } else {
+#pragma omp simd reduction(+ : a, b)
+    for (int64_t i = 0; i < count; ++i) term(i, a, b);
+  }
+}
+
 // Adds term(i, a, b, values...) over first <= i < last to two sums; the values are those at i of the given arrays.
 template <typename T, typename F, typename... Arrays>
 ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term, const Arrays*... arrays) {
@@ -152,8 +261,9 @@ ALWAYS_INLINE void sum(int64_t first, int64_t last, Sums& sums, const F& term, c
     A a = 0, b = 0;
     each_run<T>(first, std::min(last, first + block), [&](int64_t begin, int64_t end) INLINED {
       const auto add = [&](const auto&... values) INLINED {
-#pragma omp simd reduction(+ : a, b)
-        for (int64_t i = 0; i < end - begin; ++i) term(begin + i, a, b, values[i]...);
+        sum_run<T>(end - begin, a, b, [&](auto at, A& a, A& b) INLINED {
+          term(begin + position(at), a, b, values[at]...);
+        });
       };
       add(Input<T>(arrays + begin, end - begin)...);
     });
@@ -180,9 +290,9 @@ ALWAYS_INLINE void sum_periods(const Layout& layout, Range range, Sums* sums, co
   walk(layout, range, [&](int64_t first, int64_t last, int64_t) INLINED {
     each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
       const auto add = [&](const auto&... values) INLINED {
-        const int64_t j = begin - first;
-#pragma omp simd
-        for (int64_t i = 0; i < end - begin; ++i) term(begin + i, j + i, a[j + i], b[j + i], values[i]...);
+        each_element<T>(layout, begin - first, end - begin, [&](auto at, int64_t j) INLINED {
+          term(begin + position(at), j, a[j], b[j], values[at]...);
+        });
       };
       add(Input<T>(arrays + begin, end - begin)...);
     });
@@ -226,7 +336,7 @@ template <typename T> CLONES void periods_statistics(const Layout& layout, const
   sum_periods<T>(layout, range, sums.data(), term, x);
   const double count = double(range.end - range.begin) / layout.channels;
   for (int64_t channel = 0; channel < layout.channels; ++channel)
-    moments[channel] = moments_of(count, shift[channel * layout.inner], sums[channel]);
+    moments[channel] = moments_of(count, shift[layout.place(channel * layout.inner)], sums[channel]);
 }
 
 template <typename T> CLONES void planes_statistics(const Layout& layout, const T* x, Range range, Moments* moments) {
@@ -289,18 +399,16 @@ template <typename T> CLONES void apply_part(const Forward<T>& job, Range range)
   const T *x = job.x, *shortcut = job.shortcut;
   T* z = job.z;
   const auto sweep = [&](const auto& activation, auto has_shortcut) INLINED {
-    const auto run = [=](int64_t first, int64_t last, auto mean, auto slope, auto bias) INLINED {
+    const auto run = [=, &job](int64_t first, int64_t last, auto mean, auto slope, auto bias) INLINED {
       each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
         const int64_t count = end - begin;
         const Input<T> xs(x + begin, count), shortcuts(has_shortcut ? shortcut + begin : x, has_shortcut ? count : 0);
         Output<T> zs(z + begin, count);
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t j = begin - first + i;
-          A y = (xs[i] - mean[j]) * slope[j] + bias[j];
-          if constexpr (has_shortcut) y += shortcuts[i];
-          zs.set(i, activation.activate(y));
-        }
+        each_element<T, in_planes<decltype(mean)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
+          A y = (xs[at] - mean[j]) * slope[j] + bias[j];
+          if constexpr (has_shortcut) y += shortcuts[at];
+          zs.set(at, activation.activate(y));
+        });
       });
     };
     walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
@@ -319,22 +427,20 @@ template <typename T> CLONES void gradient_part(const Backward<T>& job, Range ra
   const T *z = job.z, *dz = job.dz, *shortcut = job.shortcut;
   T *dx = job.dx, *dshortcut = job.dshortcut;
   specialised<T>(job, [&](const auto& activation, auto has_shortcut) INLINED {
-    const auto run = [=](int64_t first, int64_t last, auto of_dy, auto of_y, auto constant) INLINED {
+    const auto run = [=, &job](int64_t first, int64_t last, auto of_dy, auto of_y, auto constant) INLINED {
       each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
         const int64_t count = end - begin, some = has_shortcut ? count : 0;
         const Input<T> zs(z + begin, count), dzs(dz + begin, count), shortcuts(some ? shortcut + begin : z, some);
         Output<T> dxs(dx + begin, count), dshortcuts(some ? dshortcut + begin : dx, some);
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t j = begin - first + i;
-          const A zi = zs[i], dy = activation.gradient(zi, dzs[i]);
+        each_element<T, in_planes<decltype(of_dy)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
+          const A zi = zs[at], dy = activation.gradient(zi, dzs[at]);
           A y = activation.invert(zi);
           if constexpr (has_shortcut) {
-            y -= shortcuts[i];
-            dshortcuts.set(i, dy);
+            y -= shortcuts[at];
+            dshortcuts.set(at, dy);
           }
-          dxs.set(i, of_dy[j] * dy + (of_y[j] * y + constant[j]));
-        }
+          dxs.set(at, of_dy[j] * dy + (of_y[j] * y + constant[j]));
+        });
       });
     };
     walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {
@@ -380,21 +486,19 @@ template <typename T> CLONES void gradient_part(const BackwardFromInput<T>& job,
   T* dx = job.dx;
   with_activation_at<T>(job.activation, [&](const auto& activation) INLINED {
     constexpr bool is_costly = std::decay_t<decltype(activation)>::is_costly;
-    const auto run = [=](int64_t first, int64_t last, auto mean, auto slope, auto bias, auto of_deviation,
+    const auto run = [=, &job](int64_t first, int64_t last, auto mean, auto slope, auto bias, auto of_deviation,
                          auto constant) INLINED {
       each_run<T>(first, last, [&](int64_t begin, int64_t end) INLINED {
         const int64_t count = end - begin;
         const Input<T> xs(x + begin, count), gradients((is_costly ? dx : dz) + begin, count);
         Output<T> dxs(dx + begin, count);
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t j = begin - first + i;
-          const A deviation = xs[i] - mean[j];
+        each_element<T, in_planes<decltype(mean)>>(job.layout, begin - first, count, [&](auto at, int64_t j) INLINED {
+          const A deviation = xs[at] - mean[j];
           A dy;
-          if constexpr (is_costly) dy = gradients[i];
-          else dy = activation.gradient_at(deviation * slope[j] + bias[j], gradients[i]);
-          dxs.set(i, slope[j] * dy + (of_deviation[j] * deviation + constant[j]));
-        }
+          if constexpr (is_costly) dy = gradients[at];
+          else dy = activation.gradient_at(deviation * slope[j] + bias[j], gradients[at]);
+          dxs.set(at, slope[j] * dy + (of_deviation[j] * deviation + constant[j]));
+        });
       });
     };
     walk_back(job.layout, range, [&](int64_t first, int64_t last, int64_t c) INLINED {

@@ -38,26 +38,31 @@ inline const bool has_avx2 = __builtin_cpu_supports("avx2");
 // where inner is 1 for channels_last and the number of spatial positions for a contiguous tensor.
 //
 // Memory is walked in cells. Where planes (the positions of one channel) are long, a cell is one plane. Otherwise it is
-// a run of whole periods (all channels once), with a coefficient for each of its elements.
+// a run of whole periods (all channels once), with a coefficient for each of its elements. Where elements are read in
+// pairs, the coefficients of all first elements come before those of the second ones.
 struct Layout {
   int64_t channels, inner, numel;
-  bool planes;
+  bool pairs, planes;
   int64_t cell;
 
-  Layout(int64_t channels, int64_t inner, int64_t numel)
-      : channels(channels), inner(inner), numel(numel), planes(inner >= 16) {
+  Layout(int64_t channels, int64_t inner, int64_t numel, bool pairs)
+      : channels(channels), inner(inner), numel(numel), pairs(pairs), planes(inner >= 16) {
     const int64_t period = std::max<int64_t>(1, channels * inner);
     cell = planes ? inner : period * std::max<int64_t>(1, 512 / period);
   }
   int64_t cells() const { return (numel + cell - 1) / cell; }
   int64_t coefficients() const { return planes ? channels : cell; }
 
-  // Calls body(coefficient, channel) for each coefficient.
+  // The index of the coefficient of the first second element, and of element j of a cell.
+  int64_t seconds() const { return (cell + 1) / 2; }
+  int64_t place(int64_t j) const { return pairs && !planes ? j / 2 + j % 2 * seconds() : j; }
+
+  // Calls body(coefficient, channel) for each coefficient, in the order of the elements.
   template <typename F> void each_coefficient(const F& body) const {
     const int64_t repeat = planes ? 1 : inner;
     for (int64_t j = 0; j < coefficients();)
       for (int64_t channel = 0; channel < channels; ++channel)
-        for (int64_t k = 0; k < repeat; ++k) body(j++, channel);
+        for (int64_t k = 0; k < repeat; ++k) body(place(j++), channel);
   }
 };
 

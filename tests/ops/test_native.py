@@ -171,6 +171,20 @@ def test_the_exponential_and_logarithm_are_right_to_a_few_units_of_float32(funct
     assert ((ours.double() - truth) / truth).abs().max() < 4 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_logarithm_of_halves_is_much_nearer_than_they_are_rounded(dtype, alpha):
+    """Every number between -alpha and 0 has a channel of its own, whose sum is dy y."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    z = every[(every > -alpha * (1 - torch.finfo(dtype).eps)) & (every < 0)].view(1, -1, 1)
+    settings = NormSettings(None, None, 0.0, "elu", alpha)
+    dy, dy_y = native.backward_reduce(z, torch.ones_like(z), settings)
+    truth = torch.log1p(z.flatten().double() / alpha)
+    error = (dy_y.double() / dy.double() - truth).abs()
+    assert z.numel() > 10000
+    assert (error <= 2**-18 * truth.abs() + 2**-24).all()
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
@@ -187,6 +201,25 @@ def test_stored_numbers_are_those_that_torch_rounds_to(dtype, layout):
         ours, truth = native.apply(x, torch.zeros(2), var, settings), (x.float() * slope.view(1, 2, 1)).to(dtype)
         assert torch.equal(ours.isnan(), truth.isnan())
         assert torch.equal(ours.nan_to_num(7), truth.nan_to_num(7))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_at_odd_addresses_have_the_same_bits_and_leave_their_neighbours(dtype, layout):
+    """They are read and written in pairs or more, whatever the place and the number of elements."""
+    for shape in ((3, 5, 7, 7), (5, 17), (3, 1, 1, 1), (3, 1, 4, 1), (2, 3, 71, 67)):
+        x, dz, shortcut, weight, bias = make(shape, dtype, layout)
+        settings = NormSettings(weight, bias, 1e-5, "leaky_relu", 0.01)
+        expected = compare(x, dz, shortcut, settings)
+        odd = [torch.full((x.numel() + 2,), 7, dtype=dtype) for _ in range(3)]
+        views = [memory[1:-1].as_strided(x.shape, x.stride()) for memory in odd]
+        for view, values in zip(views, (x, dz, shortcut), strict=True):
+            view.copy_(values)
+        ours = compare(*views, settings)
+        assert all(torch.equal(mine, truth) for mine, truth in zip(ours, expected, strict=True))
+        native.apply_(views[0], *ours[:2], settings, views[2])
+        assert torch.equal(views[0], ours[2])
+        assert all(memory[[0, -1]].tolist() == [7, 7] for memory in odd)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
