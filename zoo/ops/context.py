@@ -7,12 +7,15 @@ of the forward pass with it.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import set_device_states
 
@@ -41,7 +44,8 @@ def in_selective_checkpoint() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack())
+    modes = torch._C._len_torch_dispatch_stack()
+    return modes > 0 and any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack())
 
 
 def can_work_in_place() -> bool:
@@ -61,6 +65,20 @@ def is_eager() -> bool:
 def is_recorded() -> bool:
     """Return whether autograd records here, and keeps exactly the tensors that operations save."""
     return torch.is_grad_enabled() and is_eager()
+
+
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's `once_differentiable` of a backward, called only where a second derivative could be taken.
+
+    Elsewhere the decorator changes nothing, and takes the host as long as a small kernel.
+    """
+    refusing = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+
+    return run
 
 
 def is_autocast(device_type: str) -> bool:

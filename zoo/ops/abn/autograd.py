@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import Means, NormSettings, TrainingForward, laid_out
 from zoo.ops.abn.statistics import means_over_group
+from zoo.ops.context import differentiable_once
 
 
 class ActivatedBatchNorm(torch.autograd.Function):
@@ -61,7 +61,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         ctx.scalars = eps, activation, activation_param
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         z, shortcut, weight, bias, var, num_tensor = ctx.saved_tensors
         settings = NormSettings(weight, bias, *ctx.scalars)
@@ -96,25 +96,23 @@ class TrainingNorm(torch.autograd.Function):
         shortcut: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,
-        activation: str,
-        activation_param: float,
+        settings: NormSettings,
         running_mean: Tensor,
         running_var: Tensor,
+        num_batches: Tensor | None,
         momentum: float,
         num_values: int,
         forward_: TrainingForward,
     ) -> Tensor:
-        settings = NormSettings(weight, bias, eps, activation, activation_param)
-        var = forward_(x, running_mean, running_var, momentum, settings, shortcut)
+        var = forward_(x, running_mean, running_var, num_batches, momentum, settings, shortcut)
         ctx.mark_dirty(x)
         ctx.save_for_backward(x, shortcut, weight, bias, var, None)
         ctx.num_values, ctx.group = num_values, None
-        ctx.scalars = eps, activation, activation_param
+        ctx.scalars = settings[2:]
         return x
 
-    # It returns a gradient for as many arguments.
-    backward = staticmethod(ActivatedBatchNorm.backward)  # type: ignore[assignment]
+    # It returns more gradients than there are arguments, which torch allows where they are None.
+    backward = staticmethod(ActivatedBatchNorm.backward)
 
 
 # At every call torch binds the arguments to the signature, to fill in defaults; this one without names saves that.
