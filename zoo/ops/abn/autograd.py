@@ -7,7 +7,6 @@ reuses the memory by itself.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -82,11 +81,22 @@ class ActivatedBatchNorm(torch.autograd.Function):
         return dx, dshortcut, *gradients, *[None] * 8
 
 
-class TrainingNorm(torch.autograd.Function):
-    """`ActivatedBatchNorm` in place, by the kernel that also takes the statistics of the batch and tracks them.
+class EagerBatchNorm(torch.autograd.Function):
+    """`ActivatedBatchNorm` for eager mode, where nothing transforms it: ``ctx`` in forward takes torch less time."""
 
-    It is for eager mode and one process. Where nothing transforms the function, the form with ``ctx`` in forward does,
-    which costs torch less time per call.
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = ActivatedBatchNorm.forward(*inputs)
+        ActivatedBatchNorm.setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(ActivatedBatchNorm.backward)
+
+
+class TrainingBatchNorm(torch.autograd.Function):
+    """`EagerBatchNorm` in place, by the kernel that also takes the statistics of the batch and tracks them.
+
+    It is for one process.
     """
 
     @staticmethod
@@ -115,11 +125,6 @@ class TrainingNorm(torch.autograd.Function):
     backward = staticmethod(ActivatedBatchNorm.backward)
 
 
-# At every call torch binds the arguments to the signature, to fill in defaults; this one without names saves that.
-_arguments = inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)
-ActivatedBatchNorm.forward.__signature__ = inspect.Signature([_arguments])  # type: ignore[attr-defined]
-
-
 def reduce_gradients(
     z: Tensor,
     dz: Tensor,
@@ -137,7 +142,7 @@ def reduce_gradients(
         sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings, shortcut)
         means = None if num_values is None else means_over_group(sum_dy, sum_dy_xhat, num_values, group)
         return means, *parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
-    divisor = num_values if group is None and isinstance(num_values, int | torch.SymInt) else 1
+    divisor = num_values if group is None and isinstance(num_values, (int, torch.SymInt)) else 1
     sums, dweight, dbias = kernels.reduce_gradients(z, dz, divisor, settings, shortcut)
     if num_values is not None and group is not None:
         dist.all_reduce(sums, group=group)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.autograd import ActivatedBatchNorm, TrainingNorm
+from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm, TrainingBatchNorm
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import (
@@ -76,13 +76,13 @@ def inplace_abn(
     _check_overwritable(x, inplace)
     settings = NormSettings(weight, bias, eps, activation, activation_param)
     forward_ = kernels_for(x).forward_ if inplace and training and group is None else None
-    known = isinstance(momentum, int | float) and (num_batches is None or num_batches.dtype == torch.int64)
+    known = isinstance(momentum, (int, float)) and (num_batches is None or num_batches.dtype == torch.int64)
     if forward_ is not None and running_mean is not None and running_var is not None and known and is_eager():
         check_input(x, [weight, bias, running_mean, running_var])
         num_values = values_per_channel(x)
         check_num_values(x, num_values)
         tracking = running_mean, running_var, num_batches, momentum
-        return TrainingNorm.apply(x, shortcut, weight, bias, settings, *tracking, num_values, forward_)
+        return TrainingBatchNorm.apply(x, shortcut, weight, bias, settings, *tracking, num_values, forward_)
     statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, num_batches, group)
     return normalise(x, statistics, settings, inplace, shortcut)
 
@@ -129,8 +129,9 @@ def normalise(
     x: Tensor, statistics: Statistics, settings: NormSettings, inplace: bool, shortcut: Tensor | None = None
 ) -> Tensor:
     """Return the output of `inplace_abn`, given the statistics."""
-    inplace = inplace and can_work_in_place()
-    return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
+    if is_eager():
+        return EagerBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
+    return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace and can_work_in_place())
 
 
 def group_to_synchronise(group: dist.ProcessGroup | None, training: bool) -> dist.ProcessGroup | None:
