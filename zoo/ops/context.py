@@ -16,6 +16,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import set_device_states
 
@@ -60,6 +61,24 @@ def can_work_in_place() -> bool:
 def is_eager() -> bool:
     """Return whether operations run one by one as they are written: nothing compiles, transforms or records them."""
     return can_work_in_place() and not is_transformed()
+
+
+def is_unwatched(x: Tensor) -> bool:
+    """Return whether nothing but autograd looks at operations on x, which lies on a CPU or CUDA device.
+
+    Then a function may do the work of an operator without torch's dispatcher. Not so where a subclass of tensors, a
+    mode, a transform, a trace or the compiler waits for the operator, on other devices, and for a view that negates.
+    """
+    return (
+        not torch.compiler.is_compiling()  # first, as it knows not all that follows
+        and (type(x) is Tensor or type(x) is Parameter)
+        and (x.is_cpu or x.is_cuda)
+        and not x.is_neg()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and not is_transformed()
+        and not torch.jit.is_tracing()
+    )
 
 
 def is_recorded() -> bool:
