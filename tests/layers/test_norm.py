@@ -178,7 +178,8 @@ def test_a_training_batch_between_evaluation_and_its_backward_is_allowed(cls):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("inplace", [True, False])
 def test_gradients_can_be_taken_once_and_are_the_same_where_a_second_one_could_follow(inplace, training):
-    layer, x = scrambled(InPlaceABN(3)).train(training), torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    layer = scrambled(InPlaceABN(3)).train(training)
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     layer.inplace = inplace
     (plain,) = torch.autograd.grad(layer(x * 1).square().sum(), x)
     (dx,) = torch.autograd.grad(layer(x * 1).square().sum(), x, create_graph=True)
