@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
         ("aten::native_batch_norm_backward", "norm and activation"),
         ("zoo::abn_track_statistics", "norm and activation"),
         ("ActivatedBatchNormBackward", "norm and activation"),
+        ("TrainingBatchNormBackward", "norm and activation"),
         ("ReluBackward0", "norm and activation"),
         ("_MaxPoolBackward", "pooling"),
         ("aten::cat", "concatenation"),

@@ -175,6 +175,20 @@ def test_a_training_batch_between_evaluation_and_its_backward_is_allowed(cls):
     assert torch.equal(torch.autograd.grad(z.square().sum(), x)[0], expected)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_gradients_can_be_taken_once_and_are_the_same_where_a_second_one_could_follow(inplace, training):
+    layer = scrambled(InPlaceABN(3)).train(training)
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    layer.inplace = inplace
+    (plain,) = torch.autograd.grad(layer(x * 1).square().sum(), x)
+    (dx,) = torch.autograd.grad(layer(x * 1).square().sum(), x, create_graph=True)
+    assert torch.equal(dx, plain)
+    assert not plain.requires_grad
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
 @pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
 def test_a_refused_input_and_the_layers_statistics_are_left_as_they_were(cls):
     layer, leaf = cls(3), torch.randn(4, 3, 5, 5, requires_grad=True)

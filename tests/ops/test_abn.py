@@ -114,6 +114,33 @@ def test_running_statistics_move_towards_mean_and_unbiased_variance():
     assert torch.allclose(var, 0.7 * 3 + 0.3 * x.var((0, 2, 3), correction=1))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
+@pytest.mark.parametrize("momentum", [0.3, 1, None])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_batches_are_counted_where_running_statistics_move(inplace, momentum, dtype):
+    x, w, b, _ = make((4, 3, 5, 5))
+    mean, var = torch.full((3,), 2.0).double(), torch.full((3,), 3.0).double()
+    num_batches = torch.tensor(3, dtype=dtype)
+    inplace_abn(x.clone(), w, b, mean, var, momentum=momentum, inplace=inplace, num_batches=num_batches)
+    moved = 0.25 if momentum is None else momentum
+    assert num_batches == 4
+    assert num_batches._version == 1
+    assert torch.allclose(mean, (1 - moved) * 2 + moved * x.mean((0, 2, 3)))
+    inplace_abn(x.clone(), w, b, mean, var, training=False, inplace=inplace, num_batches=num_batches)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        inplace_abn(x[:1, :, :1, :1], w, b, mean, var, inplace=inplace, num_batches=num_batches)
+    assert num_batches == 4
+
+
+def test_no_momentum_without_the_number_of_batches_is_refused_before_anything_moves():
+    x, mean, var = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+    before = x.clone()
+    with pytest.raises(ValueError, match="give num_batches, or a momentum"):
+        inplace_abn(x, None, None, mean, var, momentum=None)
+    assert torch.equal(x, before)
+    assert not mean.any()
+
+
 def test_nan_in_unused_running_buffers_does_not_reach_the_output():
     x, w, b, _ = make((4, 3, 5, 5))
     poison = torch.full((3,), torch.nan).double()

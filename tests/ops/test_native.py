@@ -379,10 +379,23 @@ def test_the_forward_pass_in_one_operator_has_the_bits_of_its_parts(layout, with
     ours, parts = ([torch.zeros(20), torch.ones(20)] for _ in range(2))
     mean, var = native.track_statistics(x, *parts, 0.1)
     expected, version = native.apply(x, mean, var, settings, residual), ours[0]._version
-    assert torch.equal(native.forward_(x, *ours, 0.1, settings, residual), var)
+    num_batches = torch.tensor(4)
+    assert torch.equal(native.forward_(x, *ours, num_batches, 0.1, settings, residual), var)
     assert torch.equal(x, expected)
     assert all(map(torch.equal, ours, parts))
     assert ours[0]._version > version
+    assert num_batches == 5
+    assert num_batches._version > 0
+
+
+def test_a_number_of_batches_that_is_no_integer_is_refused_before_anything_moves():
+    x, running = torch.randn(4, 3), [torch.zeros(3), torch.ones(3)]
+    before, settings = x.clone(), NormSettings(None, None, 1e-5, "identity", 0)
+    for num_batches in (torch.tensor(0.0), torch.tensor([0, 0])):
+        with pytest.raises(RuntimeError, match="expected the number of batches as one int64"):
+            native.forward_(x, *running, num_batches, 0.1, settings)
+    assert torch.equal(x, before)
+    assert not running[0].any()
 
 
 def test_running_statistics_of_another_size_are_refused_before_they_move():
@@ -427,7 +440,7 @@ def test_opcheck_accepts_every_operator(dtype, layout):
         "backward_apply_shortcut": (x, dz, var, *means, *settings, shortcut),
         "backward": (x, dz, var, True, *settings),
         "track_statistics": (x, mean.clone(), var.clone(), 0.1),
-        "forward_": (x.clone(), mean.clone(), var.clone(), 0.1, *settings, None),
+        "train_": (x.clone(), mean.clone(), var.clone(), torch.tensor(0), 0.1, *settings, None),
     }.items():
         torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
 

@@ -6,10 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.benchmark.memory_use import measure_memory
 from zoo.layers.ends import MaxPool2d
+from zoo.ops import pooling
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
 from zoo.ops.lean import Recording
@@ -258,6 +262,136 @@ def test_the_operator_itself_refuses_windows_that_it_cannot_pool():
         torch.ops.zoo.max_pool2d(x, [3, 3], [1, 1], [0, 0], [30, 30], False)
     with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
         torch.ops.zoo.max_pool2d(x[0], [2, 2], [1, 1], [0, 0], [1, 1], False)
+
+
+OPERATORS = {"zoo.max_pool2d.default", "zoo.max_pool2d_backward.default"}
+
+
+class DispatchMode(TorchDispatchMode):
+    """Writes down the operators that it sees."""
+
+    def __init__(self, seen: set[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionMode(TorchFunctionMode):
+    """Writes down the operators that it sees."""
+
+    def __init__(self, seen: set[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Marked(Tensor):
+    """A subclass of tensors that stays one through all operations."""
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_nothing_looks_at_goes_without_the_operator_to_the_same_bits(back_end, monkeypatch, layout, batched):
+    x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
+    x = (x if batched else x[0]).requires_grad_()
+    with DispatchMode(set()):
+        z = max_pool2d(x, 3, 2, 1)
+        expected = z, *torch.autograd.grad(z.sum(), x)
+    monkeypatch.setattr(pooling, "MAX_POOL", None)
+    for leaf in (x, nn.Parameter(x.detach())):
+        z = max_pool2d(leaf, 3, 2, 1)
+        assert type(z) is Tensor
+        assert all_equal((z, *torch.autograd.grad(z.sum(), leaf)), expected)
+        assert z.stride() == expected[0].stride()
+    assert not max_pool2d(x.detach(), 3, 2, 1).requires_grad
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_dispatch_mode_sees_the_operators(back_end, when):
+    x, seen = torch.randn(2, 3, 8, 8, requires_grad=True), set()
+    with DispatchMode(seen if when == "forward" else set()):
+        z = max_pool2d(x, 3, 2, 1)
+    if when == "backward":
+        z = max_pool2d(x, 3, 2, 1)
+    with DispatchMode(seen if when == "backward" else set()):
+        z.sum().backward()
+    expected = {"forward": "zoo.max_pool2d.default", "backward": "zoo.max_pool2d_backward.default"}
+    assert seen & OPERATORS == {expected[when]}
+
+
+def test_a_function_mode_sees_the_operator(back_end):
+    seen: set[str] = set()
+    with FunctionMode(seen):
+        max_pool2d(torch.randn(2, 3, 8, 8, requires_grad=True), 3, 2, 1)
+    assert "zoo.max_pool2d.default" in seen
+
+
+def test_meta_tensors_get_the_shape_and_layout_of_what_they_stand_for():
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.empty(2, 3, 9, 8, device="meta").contiguous(memory_format=layout).requires_grad_()
+        z = max_pool2d(x, 3, 2, 1)
+        (dx,) = torch.autograd.grad(z, x, torch.empty_like(z))
+        truth = max_pool2d(torch.empty(x.shape).contiguous(memory_format=layout), 3, 2, 1)
+        assert (z.device.type, z.shape, z.stride()) == ("meta", truth.shape, truth.stride())
+        assert (dx.device.type, dx.shape, dx.stride()) == ("meta", x.shape, x.stride())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_fake_tensors_stay_fake_inside_and_outside_of_their_mode(back_end, inside):
+    with FakeTensorMode() as mode:
+        x = torch.empty(2, 3, 8, 8, requires_grad=True)
+        if inside:
+            z = max_pool2d(x, 3, 2, 1)
+            (dx,) = torch.autograd.grad(z, x, torch.empty_like(z))
+    if not inside:
+        z = max_pool2d(x, 3, 2, 1)
+        (dx,) = torch.autograd.grad(z, x, torch.empty_like(z))
+    for fake, shape in ((z, (2, 3, 4, 4)), (dx, (2, 3, 8, 8))):
+        assert isinstance(fake, FakeTensor)
+        assert fake.fake_mode is mode
+        assert fake.shape == shape
+
+
+def test_subclasses_of_tensors_stay_what_they_are(back_end):
+    x = torch.randn(2, 3, 8, 8)
+    marked = x.as_subclass(Marked).requires_grad_()
+    z = max_pool2d(marked, 3, 2, 1)
+    assert type(z) is Marked
+    (dx,) = torch.autograd.grad(z.sum(), marked)
+    assert all_equal((z.as_subclass(Tensor), dx.as_subclass(Tensor)), ones_gradient(x))
+
+
+def ones_gradient(x):
+    """Return output and gradient of torch's pooling for a gradient of ones."""
+    z = F.max_pool2d(x.requires_grad_(), 3, 2, 1)
+    return z, *torch.autograd.grad(z.sum(), x)
+
+
+def test_views_that_negate_are_pooled_as_the_numbers_that_they_show(back_end):
+    x = torch._neg_view(torch.randn(2, 3, 8, 8)).requires_grad_()
+    assert x.is_neg()
+    assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x.clone(), 3, 2, 1))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "both"])
+def test_transforms_take_torchs_pooling(back_end, transform):
+    x = torch.randn(4, 3, 8, 8)
+
+    def of_one(pool):
+        return lambda x: pool(x, 3, 2, 1).square().sum()
+
+    function = {
+        "grad": lambda pool: torch.func.grad(of_one(pool))(x),
+        "vmap": lambda pool: torch.func.vmap(of_one(pool))(x),
+        "both": lambda pool: torch.func.vmap(torch.func.grad(of_one(pool)))(x),
+    }[transform]
+    assert torch.equal(function(max_pool2d), function(F.max_pool2d))
 
 
 @pytest.mark.parametrize("context", ["recording", "checkpoint", "autocast"])

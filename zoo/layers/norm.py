@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronise, inplace_abn
-from zoo.ops.abn.statistics import Momentum, Statistics, check_input, check_num_values, take_statistics
+from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
 from zoo.ops.context import can_work_in_place
 
 NormFactory = Callable[[int], nn.Module]
-StatisticsArguments = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool, Momentum]
 
 
 class ABN(_NormBase):
@@ -73,10 +72,10 @@ class ABN(_NormBase):
         if use_batch:
             check_num_values(x)
         if self.training and tracked and not self.statistics_paused:
-            next_momentum = self._next_momentum()
-            if isinstance(next_momentum, Tensor):
-                return self._cumulative(x, next_momentum)
-            momentum = next_momentum
+            current = next_momentum(self.momentum, self.num_batches_tracked, self.get_buffer("running_mean").dtype)
+            if isinstance(current, Tensor):
+                return self._cumulative(x, current)
+            momentum = current
         elif mean is not None and var is not None:
             # Backward keeps these vectors, and a later batch updates the layer's own in place.
             mean, var = mean.clone(), var.clone()
@@ -91,13 +90,6 @@ class ABN(_NormBase):
             self.get_buffer("running_mean").lerp_(mean, momentum)
             self.get_buffer("running_var").lerp_(var, momentum)
         return activate_(z, self.activation, self.activation_param)
-
-    def _next_momentum(self) -> float | Tensor:
-        """Count the batch; return the momentum for it, which without one is 1 / number of batches, a tensor."""
-        batches = cast(Tensor, self.num_batches_tracked).add_(1)
-        if self.momentum is not None:
-            return self.momentum
-        return batches.to(self.get_buffer("running_mean").dtype).reciprocal()
 
     def train(self, mode: bool = True) -> ABN:
         """Set training mode; a frozen layer stays in evaluation mode."""
@@ -140,29 +132,30 @@ class InPlaceABN(ABN):
         """
         return inplace_abn(
             x,
-            *self._statistics_arguments(),
+            self.weight,
+            self.bias,
+            *self._running_statistics(),
+            self.training,
+            self.momentum,
             self.eps,
             *(activation or (self.activation, self.activation_param)),
             # FSDP2 hands a module that it shards by itself a view of the input, which autograd lets nobody overwrite.
             inplace=self.inplace and not hasattr(type(self), "set_reshard_after_forward"),
             group=self._group_to_synchronise(),
             shortcut=shortcut,
+            num_batches=self.num_batches_tracked,
         )
 
     def take_statistics(self, x: Tensor) -> Statistics:
         """Return the statistics to normalise x with; in training, count the batch and update the running ones."""
-        return take_statistics(x, *self._statistics_arguments(), self._group_to_synchronise())
+        tracking = self.training, self.momentum, self.num_batches_tracked
+        vectors = self.weight, self.bias, *self._running_statistics()
+        return take_statistics(x, *vectors, *tracking, self._group_to_synchronise())
 
-    def _statistics_arguments(self) -> StatisticsArguments:
-        """Return the arguments of `inplace_abn` between x and eps.
-
-        The batch is counted by `_next_momentum`, when nothing can be refused any more. Counting it after the forward
-        pass would not do: a recomputation stops at the last tensor that it needs, with the running statistics updated
-        and the batch not counted.
-        """
+    def _running_statistics(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return mean and variance; None for a forward pass that is repeated, which leaves them as they are."""
         paused = self.training and self.statistics_paused
-        running = (None, None) if paused else (self.running_mean, self.running_var)
-        return self.weight, self.bias, *running, self.training, self._next_momentum
+        return (None, None) if paused else (self.running_mean, self.running_var)
 
     def _group_to_synchronise(self) -> dist.ProcessGroup | None:
         return None

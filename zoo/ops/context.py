@@ -7,12 +7,16 @@ of the forward pass with it.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import set_device_states
 
@@ -41,7 +45,8 @@ def in_selective_checkpoint() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack())
+    modes = torch._C._len_torch_dispatch_stack()
+    return modes > 0 and any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack())
 
 
 def can_work_in_place() -> bool:
@@ -58,9 +63,41 @@ def is_eager() -> bool:
     return can_work_in_place() and not is_transformed()
 
 
+def is_unwatched(x: Tensor) -> bool:
+    """Return whether nothing but autograd looks at operations on x, which lies on a CPU or CUDA device.
+
+    Then a function may do the work of an operator without torch's dispatcher. Not so where a subclass of tensors, a
+    mode, a transform, a trace or the compiler waits for the operator, on other devices, and for a view that negates.
+    """
+    return (
+        not torch.compiler.is_compiling()  # first, as it knows not all that follows
+        and (type(x) is Tensor or type(x) is Parameter)
+        and (x.is_cpu or x.is_cuda)
+        and not x.is_neg()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and not is_transformed()
+        and not torch.jit.is_tracing()
+    )
+
+
 def is_recorded() -> bool:
     """Return whether autograd records here, and keeps exactly the tensors that operations save."""
     return torch.is_grad_enabled() and is_eager()
+
+
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's `once_differentiable` of a backward, called only where a second derivative could be taken.
+
+    Elsewhere the decorator changes nothing, and takes the host as long as a small kernel.
+    """
+    refusing = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+
+    return run
 
 
 def is_autocast(device_type: str) -> bool:

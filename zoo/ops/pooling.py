@@ -4,7 +4,8 @@ torch's maximum pooling keeps its input and 64-bit indices. Its mean pooling kee
 
 `max_pool2d` is an operator, zoo::max_pool2d, which writes the maximum of each window and its place there in one sweep.
 On the CPU that is csrc/pool.cpp, on CUDA pooling_triton.py, as chosen in zoo/ops/abn/backend.py; where neither is at
-hand, plain torch operations stand in. Backward goes the other way round, from the places.
+hand, plain torch operations stand in. Backward goes the other way round, from the places. Where nothing looks at
+operations, the functions behind the operators are called, as the dispatcher takes longer than to pool a small map.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.utils import _pair
 
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
-from zoo.ops.context import is_eager, is_fx_proxy
+from zoo.ops.context import differentiable_once, is_eager, is_fx_proxy, is_unwatched
 from zoo.ops.operators import operator
 
 Pair = int | tuple[int, int]
@@ -63,24 +63,27 @@ def max_pool2d(
     Gradients can be taken once, not twice.
     """
     window = Window(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
-    if not _keeps_bytes(x, window):
+    directly = is_unwatched(x)
+    sides = _sides_to_keep_bytes_of(x, window) if directly or (is_eager() and not torch.jit.is_tracing()) else None
+    if sides is None:
         return F.max_pool2d(x, *window)
-    if x.dim() == 3:
-        return MAX_POOL(x.contiguous()[None], *window)[0][0]
-    return MAX_POOL(x, *window)[0]
+    maps = x if x.dim() == 4 else x.contiguous()[None]
+    z: Tensor = _MaxPool.apply(maps, window, sides) if directly else MAX_POOL(maps, *window)[0]
+    return z if x.dim() == 4 else z[0]
 
 
-def _keeps_bytes(x: Tensor, window: Window) -> bool:
-    """Return whether the operator below can pool x, and does so faster or with less memory than torch."""
-    if not is_eager() or torch.jit.is_tracing() or x.dtype not in DTYPES or x.dim() not in (3, 4):
-        return False
+def _sides_to_keep_bytes_of(x: Tensor, window: Window) -> list[int] | None:
+    """Return the sides of the output; None where torch's own pooling is as good, or alone can pool x."""
+    if x.dtype not in DTYPES or x.dim() not in (3, 4):
+        return None
     if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]):
-        return False
+        return None
+    if not (x.requires_grad and torch.is_grad_enabled()) and kernels_for(x) is reference:
+        return None
     try:
-        window.outputs(x.shape[-2:])
+        return window.outputs(x.shape[-2:])
     except ValueError:  # torch has its own words for it
-        return False
-    return (x.requires_grad and torch.is_grad_enabled()) or kernels_for(x) is not reference
+        return None
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -89,25 +92,36 @@ _library = torch.library.Library("zoo", "FRAGMENT")
 _operator = partial(operator, _library)
 
 
-def _new_outputs(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+def _sides(x: Tensor, window: Window) -> list[int]:
     if x.dim() != 4:
         raise ValueError(f"max_pool2d pools maps (N, C, H, W), got a tensor of shape {tuple(x.shape)}")
-    shape, layout = (*x.shape[:2], *Window(*window).outputs(x.shape[2:])), memory_format_of(x)
-    z, place = (torch.empty(shape, dtype=t, device=x.device, memory_format=layout) for t in (x.dtype, torch.uint8))
-    return z, place
+    return window.outputs(x.shape[2:])
 
 
-@_operator(f"max_pool2d(Tensor x, {WINDOW}) -> (Tensor, Tensor)", _new_outputs)
+def _new_outputs(x: Tensor, sides: Sequence[int], layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+    z = torch.empty((*x.shape[:2], *sides), dtype=x.dtype, device=x.device, memory_format=layout)
+    return z, torch.empty_like(z, dtype=torch.uint8)
+
+
+@_operator(
+    f"max_pool2d(Tensor x, {WINDOW}) -> (Tensor, Tensor)",
+    lambda x, *window: _new_outputs(x, _sides(x, Window(*window)), memory_format_of(x)),
+)
 def _pool(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the maxima and their places within the window: row times the window's columns plus column, uint8."""
     window = Window(*arguments)
     if window.size[0] * window.size[1] > 256:
         raise ValueError(f"a window of {window.size} has more than 256 places, which is what a byte holds")
+    return _run_pool(x, window, _sides(x, window), memory_format_of(x))
+
+
+def _run_pool(x: Tensor, window: Window, sides: Sequence[int], layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+    """Return what `_pool` does, given the sides and the layout of the output."""
     kernels = kernels_for(x)
     if kernels is reference:
         return _pool_by_torch(x, window)
-    z, place = _new_outputs(x, *window)
-    x = x.contiguous(memory_format=memory_format_of(x))
+    z, place = _new_outputs(x, sides, layout)
+    x = x.contiguous(memory_format=layout)
     if kernels is native:
         torch.ops.zoo.max_pool2d_into.default(z, place, x, *window[:4])
     elif z.numel():
@@ -152,11 +166,30 @@ def _save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.arguments = *x.shape[2:], memory_format_of(x) == torch.channels_last, *window
 
 
-@once_differentiable
+@differentiable_once
 def _backward(ctx: Any, dz: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     (place,) = ctx.saved_tensors
     dx = None if dz is None else torch.ops.zoo.max_pool2d_backward.default(dz, place, *ctx.arguments)
     return dx, None, None, None, None, None
+
+
+class _MaxPool(torch.autograd.Function):
+    """The operator and its autograd for tensors that nothing else looks at: (x, window, sides of the output) to z."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Window, sides: Sequence[int]) -> Tensor:
+        layout = memory_format_of(x)
+        z, place = _run_pool(x, window, sides, layout)
+        ctx.save_for_backward(place)
+        ctx.arguments = *x.shape[2:], layout == torch.channels_last, *window
+        return z
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        unpool = _unpool if is_unwatched(dz) and is_unwatched(place) else torch.ops.zoo.max_pool2d_backward.default
+        return unpool(dz, place, *ctx.arguments), None, None
 
 
 MAX_POOL = torch.ops.zoo.max_pool2d.default
@@ -231,7 +264,7 @@ class _MeanPool(torch.autograd.Function):
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
     """Return the memory format of x: channels_last, or contiguous for all other layouts."""
-    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    channels_last = not x.is_contiguous() and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if channels_last else torch.contiguous_format
 
 

@@ -7,17 +7,16 @@ overwritten there is a copy of the input, and the compiler leaves out the copy w
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import Means, NormSettings, TrainingForward, laid_out
 from zoo.ops.abn.statistics import means_over_group
+from zoo.ops.context import differentiable_once
 
 
 class ActivatedBatchNorm(torch.autograd.Function):
@@ -64,7 +63,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         ctx.scalars = eps, activation, activation_param
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         z, shortcut, weight, bias, var, num_tensor = ctx.saved_tensors
         settings = NormSettings(weight, bias, *ctx.scalars)
@@ -85,11 +84,22 @@ class ActivatedBatchNorm(torch.autograd.Function):
         return dx, dshortcut, *gradients, *[None] * 8
 
 
-class TrainingNorm(torch.autograd.Function):
-    """`ActivatedBatchNorm` in place, by the kernel that also takes the statistics of the batch and tracks them.
+class EagerBatchNorm(torch.autograd.Function):
+    """`ActivatedBatchNorm` for eager mode, where nothing transforms it: ``ctx`` in forward takes torch less time."""
 
-    It is for eager mode and one process. Where nothing transforms the function, the form with ``ctx`` in forward does,
-    which costs torch less time per call.
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = ActivatedBatchNorm.forward(*inputs)
+        ActivatedBatchNorm.setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(ActivatedBatchNorm.backward)
+
+
+class TrainingBatchNorm(torch.autograd.Function):
+    """`EagerBatchNorm` in place, by the kernel that also takes the statistics of the batch and tracks them.
+
+    It is for one process.
     """
 
     @staticmethod
@@ -99,30 +109,23 @@ class TrainingNorm(torch.autograd.Function):
         shortcut: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,
-        activation: str,
-        activation_param: float,
+        settings: NormSettings,
         running_mean: Tensor,
         running_var: Tensor,
+        num_batches: Tensor | None,
         momentum: float,
         num_values: int,
         forward_: TrainingForward,
     ) -> Tensor:
-        settings = NormSettings(weight, bias, eps, activation, activation_param)
-        var = forward_(x, running_mean, running_var, momentum, settings, shortcut)
+        var = forward_(x, running_mean, running_var, num_batches, momentum, settings, shortcut)
         ctx.mark_dirty(x)
         ctx.save_for_backward(x, shortcut, weight, bias, var, None)
         ctx.num_values, ctx.group = num_values, None
-        ctx.scalars = eps, activation, activation_param
+        ctx.scalars = settings[2:]
         return x
 
-    # It returns a gradient for as many arguments.
-    backward = staticmethod(ActivatedBatchNorm.backward)  # type: ignore[assignment]
-
-
-# At every call torch binds the arguments to the signature, to fill in defaults; this one without names saves that.
-_arguments = inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)
-ActivatedBatchNorm.forward.__signature__ = inspect.Signature([_arguments])  # type: ignore[attr-defined]
+    # It returns more gradients than there are arguments, which torch allows where they are None.
+    backward = staticmethod(ActivatedBatchNorm.backward)
 
 
 def reduce_gradients(
@@ -142,7 +145,7 @@ def reduce_gradients(
         sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings, shortcut)
         means = None if num_values is None else means_over_group(sum_dy, sum_dy_xhat, num_values, group)
         return means, *parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
-    divisor = num_values if group is None and isinstance(num_values, int | torch.SymInt) else 1
+    divisor = num_values if group is None and isinstance(num_values, (int, torch.SymInt)) else 1
     sums, dweight, dbias = kernels.reduce_gradients(z, dz, divisor, settings, shortcut)
     if num_values is not None and group is not None:
         dist.all_reduce(sums, group=group)

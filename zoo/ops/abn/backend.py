@@ -47,7 +47,9 @@ if _wanted == "auto" and "cpu" not in _chosen:
 
 def kernels_for(x: Tensor) -> Kernels:
     """Return the kernels that compute the norm of x."""
-    return _chosen.get(x.device.type, reference)
+    # Torch writes the name of a device in as long as a small kernel takes, and says at once whether it is one of these.
+    device = "cpu" if x.is_cpu else "cuda" if x.is_cuda else x.device.type
+    return _chosen.get(device, reference)
 
 
 def name_for(device: torch.device) -> str:

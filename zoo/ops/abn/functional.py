@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.autograd import ActivatedBatchNorm, TrainingNorm
+from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm, TrainingBatchNorm
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import (
-    Momentum,
     Statistics,
     check_input,
     check_num_values,
@@ -32,7 +31,7 @@ def inplace_abn(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     training: bool = True,
-    momentum: Momentum = 0.1,
+    momentum: float | Tensor | None = 0.1,
     eps: float = 1e-5,
     activation: str = "leaky_relu",
     activation_param: float = 0.01,
@@ -40,6 +39,7 @@ def inplace_abn(
     inplace: bool = True,
     group: dist.ProcessGroup | None = None,
     shortcut: Tensor | None = None,
+    num_batches: Tensor | None = None,
 ) -> Tensor:
     """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias + shortcut); if ``inplace``, overwrite x with it.
 
@@ -56,8 +56,7 @@ def inplace_abn(
     - `running_mean`, `running_var`: the running statistics, shape (C,), or None. In training they are updated in place:
       r becomes r + momentum (batch - r), with the unbiased variance of the batch.
     - `training`: use the statistics of the batch. They are also used where there are no running ones.
-    - `momentum`: the weight of the batch in the running statistics; or a function that returns it, which is called
-      only when the running statistics are about to be updated, after all checks of the arguments.
+    - `momentum`: the weight of the batch in the running statistics, or None for 1 / ``num_batches``.
     - `eps`: added to the variance and to |weight|.
     - `activation`: leaky_relu, elu or identity.
     - `activation_param`: the slope of leaky_relu below 0, or the alpha of elu; positive.
@@ -65,6 +64,8 @@ def inplace_abn(
     - `group`: take the statistics over all processes of this group, at the cost of one all-gather in forward and one
       all-reduce in backward. None: those of this process.
     - `shortcut`: added before the activation; of the shape and dtype of x, or None.
+    - `num_batches`: a number without dimensions, which 1 is added to in place where the running statistics are updated;
+      or None.
 
     Raises ValueError for a wrong shape or activation, and where there are fewer than two values per channel to take
     statistics of; RuntimeError where autograd does not allow x to be overwritten. In these cases nothing has been
@@ -75,15 +76,14 @@ def inplace_abn(
     _check_overwritable(x, inplace)
     settings = NormSettings(weight, bias, eps, activation, activation_param)
     forward_ = kernels_for(x).forward_ if inplace and training and group is None else None
-    if forward_ is not None and running_mean is not None and running_var is not None and is_eager():
+    known = isinstance(momentum, (int, float)) and (num_batches is None or num_batches.dtype == torch.int64)
+    if forward_ is not None and running_mean is not None and running_var is not None and known and is_eager():
         check_input(x, [weight, bias, running_mean, running_var])
         num_values = values_per_channel(x)
         check_num_values(x, num_values)
-        momentum = momentum() if callable(momentum) else momentum
-        if not isinstance(momentum, Tensor):
-            running = running_mean, running_var
-            return TrainingNorm.apply(x, shortcut, *settings, *running, momentum, num_values, forward_)
-    statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, group)
+        tracking = running_mean, running_var, num_batches, momentum
+        return TrainingBatchNorm.apply(x, shortcut, weight, bias, settings, *tracking, num_values, forward_)
+    statistics = take_statistics(x, weight, bias, running_mean, running_var, training, momentum, num_batches, group)
     return normalise(x, statistics, settings, inplace, shortcut)
 
 
@@ -129,8 +129,9 @@ def normalise(
     x: Tensor, statistics: Statistics, settings: NormSettings, inplace: bool, shortcut: Tensor | None = None
 ) -> Tensor:
     """Return the output of `inplace_abn`, given the statistics."""
-    inplace = inplace and can_work_in_place()
-    return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
+    if is_eager():
+        return EagerBatchNorm.apply(x, shortcut, *settings, *statistics, inplace)
+    return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace and can_work_in_place())
 
 
 def group_to_synchronise(group: dist.ProcessGroup | None, training: bool) -> dist.ProcessGroup | None:

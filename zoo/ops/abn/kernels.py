@@ -39,7 +39,7 @@ ReduceGradients = Callable[
 ]
 LocalStatistics = Callable[[Tensor], Tensor]
 GroupStatistics = Callable[[Tensor, torch.dtype, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
-TrainingForward = Callable[[Tensor, Tensor, Tensor, float, NormSettings, Tensor | None], Tensor]
+TrainingForward = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, NormSettings, Tensor | None], Tensor]
 
 
 class Kernels(Protocol):
@@ -120,9 +120,10 @@ class Kernels(Protocol):
 
     @property
     def forward_(self) -> TrainingForward | None:
-        """forward_(x, running_mean, running_var, momentum, settings, shortcut): forward in training, in one kernel.
+        """forward_(x, running_mean, running_var, num_batches, momentum, settings, shortcut): training in one kernel.
 
-        It does what `track_statistics` does, then `apply_` with these statistics, and returns the variance.
+        It does what `track_statistics` does, adds 1 to ``num_batches``, a number without dimensions or None, does what
+        `apply_` does with these statistics, and returns the variance.
         """
 
 

@@ -37,8 +37,8 @@ SCHEMAS = (
     " -> (Tensor, Tensor)",
     f"abn_apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> Tensor",
     f"abn_apply_(Tensor(a!) x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> ()",
-    "abn_forward_(Tensor(a!) x, Tensor(b!) running_mean, Tensor(c!) running_var, float momentum,"
-    f" {SETTINGS}, Tensor? shortcut) -> Tensor",
+    "abn_train_(Tensor(a!) x, Tensor(b!) running_mean, Tensor(c!) running_var, Tensor(d!)? num_batches,"
+    f" float momentum, {SETTINGS}, Tensor? shortcut) -> Tensor",
     f"abn_backward_reduce(Tensor z, Tensor dz, {SETTINGS}, Tensor? shortcut) -> (Tensor, Tensor)",
     f"abn_backward_apply({GRADIENTS}) -> Tensor",
     f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
@@ -132,14 +132,15 @@ def forward_(
     x: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
+    num_batches: Tensor | None,
     momentum: float,
     settings: NormSettings,
     shortcut: Tensor | None = None,
 ) -> Tensor:
-    """Overwrite x with z for the statistics of x; move the running ones as `track_statistics` does; return var."""
-    arguments = (x, running_mean, running_var, momentum, *_operator_arguments(settings), shortcut)
-    var = torch.ops.zoo.abn_forward_.default(*arguments)
-    increment_version((running_mean, running_var))
+    """Overwrite x with z for the statistics of x, move the running ones towards them, count the batch; return var."""
+    tracked = running_mean, running_var, num_batches
+    var = torch.ops.zoo.abn_train_.default(x, *tracked, momentum, *_operator_arguments(settings), shortcut)
+    increment_version([tensor for tensor in tracked if tensor is not None])
     return var
 
 
@@ -196,7 +197,8 @@ def resize_into(
 
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     """Return the settings as the operators take them: the activation as a number."""
-    return settings.weight, settings.bias, settings.eps, ACTIVATIONS[settings.activation], settings.activation_param
+    weight, bias, eps, activation, activation_param = settings
+    return weight, bias, eps, ACTIVATIONS[activation], activation_param
 
 
 def new_like(x: Tensor) -> Tensor:
@@ -220,7 +222,7 @@ if _reason is None:  # torch.compile and meta tensors need the shapes of the res
     _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
     _register("zoo::abn_backward", lambda z, *_: (new_like(z), *_new_vectors(z)))
     _register("zoo::abn_track_statistics", lambda x, *_: _new_vectors(x))
-    _register("zoo::abn_forward_", lambda x, *_: _new_vectors(x)[1])
+    _register("zoo::abn_train_", lambda x, *_: _new_vectors(x)[1])
     _register("zoo::norm_act", lambda x, *_: new_like(x))
     _register("zoo::norm_act_into", lambda *_: None)
     _register("zoo::norm_act_backward", lambda x, *_: (new_like(x), *_new_vectors(x)))

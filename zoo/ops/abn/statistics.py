@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import accumulate_dtype
 from zoo.ops.context import is_eager
-
-Momentum = float | Tensor | Callable[[], float | Tensor]
 
 
 class Statistics(NamedTuple):
@@ -37,7 +34,8 @@ def take_statistics(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     training: bool,
-    momentum: Momentum,
+    momentum: float | Tensor | None,
+    num_batches: Tensor | None,
     group: dist.ProcessGroup | None,
 ) -> Statistics:
     """Return batch statistics in training or without running ones, else the running ones.
@@ -54,7 +52,7 @@ def take_statistics(
         check_num_values(x)
     if running_mean is None or running_var is None:
         return _batch_statistics(x, group)
-    momentum = momentum() if callable(momentum) else momentum
+    momentum = next_momentum(momentum, num_batches, running_mean.dtype)
     track = kernels_for(x).track_statistics
     if track is not None and is_eager() and group is None and not isinstance(momentum, Tensor):
         mean, var = track(x.detach(), running_mean, running_var, momentum)
@@ -64,6 +62,20 @@ def take_statistics(
     batch = _batch_statistics(x, group)
     update_running(running_mean, running_var, batch, momentum)
     return batch
+
+
+def next_momentum(momentum: float | Tensor | None, num_batches: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+    """Count the batch in ``num_batches``, if it is given; return the momentum, or for None 1 / ``num_batches``.
+
+    This is called when nothing can be refused any more. After the forward pass would be too late: a recomputation stops
+    at the last tensor that it needs, with the running statistics updated and the batch not counted.
+    """
+    if num_batches is None:
+        if momentum is None:
+            raise ValueError("without a momentum the number of batches is needed: give num_batches, or a momentum")
+        return momentum
+    num_batches.add_(1)
+    return num_batches.to(dtype).reciprocal() if momentum is None else momentum
 
 
 def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:

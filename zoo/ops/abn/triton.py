@@ -272,8 +272,8 @@ def _launch_apply(
 
 def _new_gradients(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return uninitialised tensors for the means and the gradients of weight and bias, of no elements without these."""
-    means = z.new_empty((2, z.shape[1]), dtype=accumulate_dtype(z.dtype))
-    dweight, dbias = (z.new_empty(0) if v is None else v.new_empty(v.shape) for v in (weight, bias))
+    means = z.new_empty(2, z.shape[1], dtype=accumulate_dtype(z.dtype))
+    dweight, dbias = (z.new_empty(0) if v is None else torch.empty_like(v) for v in (weight, bias))
     return means, dweight, dbias
 
 
@@ -362,7 +362,7 @@ def _launch(
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
             return _launch(name, x, tiling, tensors, constants, planes)
-    key = name, x.get_device(), tiling, constants, *map(_compiled_for, tensors)
+    key = name, x.get_device(), tiling, constants, *_compiled_for(tensors)
     found = _compiled.get(key)
     if found is None:
         arguments = stand_ins(tiling, accumulate_dtype(x.dtype), tensors, constants, planes)
@@ -374,7 +374,7 @@ def _launch(
         kernel[programs, 1, 1](*tensors, pieces, *tiling.numbers, *tiling.constants, *constants, accumulate)
         return x, 0
     splits, columns = tiling.results(pieces)
-    partial = x.new_empty((planes, splits, columns), dtype=accumulate_dtype(x.dtype))
+    partial = x.new_empty(planes, splits, columns, dtype=accumulate_dtype(x.dtype))
     numbers = pieces, *tiling.numbers, splits * columns, *tiling.constants, *constants
     kernel[programs, 1, 1](*tensors, partial, *numbers, accumulate)
     return partial, splits
@@ -409,7 +409,7 @@ def _start(
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
             return _start(name, x, programs, warps, tensors, numbers)
-    key = name, x.get_device(), numbers, *map(_compiled_for, tensors)
+    key = name, x.get_device(), numbers, *_compiled_for(tensors)
     found = _compiled.get(key)
     if found is None:
         found = _compile(name, x, warps, tensors, numbers)
@@ -418,9 +418,9 @@ def _start(
     kernel[programs, 1, 1](*tensors, *numbers, accumulate)
 
 
-def _compiled_for(x: Tensor | None) -> tuple[torch.dtype, int] | None:
-    """Return what the code of a kernel depends on in a tensor: its dtype, and whether its address is aligned."""
-    return x if x is None else (x.dtype, x.data_ptr() % 16)
+def _compiled_for(tensors: tuple[Tensor | None, ...]) -> list[tuple[torch.dtype, int] | None]:
+    """Return what the code of a kernel depends on in its tensors: their dtypes, and whether addresses are aligned."""
+    return [x if x is None else (x.dtype, x.data_ptr() % 16) for x in tensors]
 
 
 def _compile(name: str, x: Tensor, warps: int, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Any, Any]:
