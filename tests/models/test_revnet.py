@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
 from tests.formula import relative_error
@@ -353,6 +354,23 @@ def test_the_chains_switch_stores_the_activations_of_the_strided_blocks_too():
     convs = sum(isinstance(m, nn.Conv2d) for m in model.modules())
     # once more each, but the stem's; the last one of each strided block is not needed by any gradient
     assert numbers == [2 * convs - 1 - 2, convs]
+
+
+def test_halves_are_joined_where_they_leave_a_module_and_nowhere_else():
+    """Joining the halves of a strided block for the chain behind it would join their gradients too."""
+
+    class Joins(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            joined.append(func is torch.ops.aten.cat.default)
+            return func(*args, **kwargs or {})
+
+    model, joined, counts = build_small("bottleneck"), [], []
+    with Joins():
+        loss = model(images().requires_grad_()).square().sum()
+        counts.append(sum(joined))
+        loss.backward()
+    counts.append(sum(joined) - counts[0])
+    assert counts == [3, 3]  # outputs of three modules, and gradients of what their first blocks halve
 
 
 def test_checkpointed_twins_hold_less_with_the_same_gradients():

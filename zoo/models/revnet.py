@@ -51,6 +51,7 @@ class ReversibleModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""
-        if hasattr(self, "first"):
-            x = self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x)
-        return self.chain(x)
+        if not hasattr(self, "first"):
+            return self.chain(x)
+        halves = self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x)
+        return self.chain(*halves)
