@@ -19,12 +19,20 @@ class RevNet(PreactNetwork):
     network.
 
     ``memory`` tells what is kept for backward. "auto": the output of each module, and the input of a first block that
-    changes stride or width, which is the output of the module before; all blocks are run once more. "plain": what
-    autograd keeps for all blocks; the pool is torch's.
+    changes stride or width, which is the output of the module before; the stem and all blocks are run once more.
+    "plain": what autograd keeps for all of them; the pool is torch's.
     """
+
+    mod2: ReversibleModule
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
         return ReversibleModule(shape, norm, store=memory == "plain")
+
+    def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
+        # The stem's maps are the largest of a network for ImageNet, and are not needed before all blocks are undone.
+        if stage == ("mod1",) and not (self.mod2.chain.store or is_fx_proxy(x)):
+            return checkpoint(self.mod1, x)
+        return super()._run_stage(stage, x)
 
 
 class ReversibleModule(nn.Module):
