@@ -225,14 +225,13 @@ class ReversibleSequential(nn.Sequential):
         self.store = store
         self.meter: Meter | None = None
 
-    def forward(self, *xs: Tensor) -> Tensor:
-        """Return the blocks' output in a new tensor, for x of shape (N, C, ...) or its two halves.
+    def forward(self, x: Tensor | Pair) -> Tensor:
+        """Return the blocks' output in a new tensor, for x of shape (N, C, ...) or the pair of its halves.
 
         Raises ValueError for an odd C.
         """
-        if len(xs) == 2:
-            return run_chain((*self, _Join()), *xs, store=self.store, meter=self._meter_of_blocks(first=0))[0]
-        (x,) = xs
+        if isinstance(x, tuple):
+            return run_chain((*self, _Join()), *x, store=self.store, meter=self._meter_of_blocks(first=0))[0]
         _check_channels(x)
         return run_chain((_Halve(), *self, _Join()), x, store=self.store, meter=self._meter_of_blocks(first=1))[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
@@ -23,16 +25,13 @@ class RevNet(PreactNetwork):
     "plain": what autograd keeps for all of them; the pool is torch's.
     """
 
-    mod2: ReversibleModule
+    def __init__(self, norm: NormFactory, classes: int, *, memory: str, **options: Any) -> None:
+        super().__init__(norm, classes, memory=memory, **options)
+        # A stem's maps are the largest of a network for ImageNet, and backward needs them when all else is undone.
+        self.recomputed = () if memory == "plain" else ("mod1",)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
         return ReversibleModule(shape, norm, store=memory == "plain")
-
-    def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
-        # The stem's maps are the largest of a network for ImageNet, and are not needed before all blocks are undone.
-        if stage == ("mod1",) and not (self.mod2.chain.store or is_fx_proxy(x)):
-            return checkpoint(self.mod1, x)
-        return super()._run_stage(stage, x)
 
 
 class ReversibleModule(nn.Module):
@@ -61,5 +60,4 @@ class ReversibleModule(nn.Module):
         """Return the last block's output in a new tensor."""
         if not hasattr(self, "first"):
             return self.chain(x)
-        halves = self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x)
-        return self.chain(*halves)
+        return self.chain(self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x))
