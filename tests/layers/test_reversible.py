@@ -127,6 +127,19 @@ def test_halves_may_be_given_apart():
     net = network(InPlaceABN)[1].double()
     x = torch.randn(4, 8, 6, 6, dtype=torch.float64)
     assert torch.equal(torch.cat(net.forward_pair(*x.chunk(2, 1)), 1), net(x))
+    assert torch.equal(net(x.chunk(2, 1)), net(x))
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_the_gradients_of_halves_that_are_given_apart_are_those_of_the_whole(store):
+    net, seen = network(InPlaceABN)[1].double(), []
+    net.store = store
+    net.meter = lambda index, _: seen.append(index)
+    x = torch.randn(4, 8, 6, 6, dtype=torch.float64, requires_grad=True)
+    (whole,) = torch.autograd.grad(net(x).cos().sum(), x)
+    (apart,) = torch.autograd.grad(net(x.chunk(2, 1)).cos().sum(), x)
+    assert torch.equal(apart, whole)
+    assert seen == ([] if store else [2, 1, 0] * 2)
 
 
 LAYOUTS = {

@@ -97,9 +97,9 @@ def test_the_reversible_networks_hold_the_bytes_of_the_golden_file(name):
     assert count_reversible(name) == REVERSIBLE[name]
 
 
-def test_a_revnet_for_imagenet_holds_a_quarter_and_less():
-    assert REVERSIBLE["resnet101_preact"]["RevNet"] <= 1 / 3.6
-    assert REVERSIBLE["resnet101_preact"]["RevNet, iABN"] <= 1 / 4.7
+def test_a_revnet_for_imagenet_holds_an_eighth_and_less():
+    assert REVERSIBLE["resnet101_preact"]["RevNet"] <= 1 / 7.9
+    assert REVERSIBLE["resnet101_preact"]["RevNet, iABN"] <= 1 / 7.9
 
 
 if __name__ == "__main__":

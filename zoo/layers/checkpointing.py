@@ -21,10 +21,10 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
     It is `torch.utils.checkpoint.checkpoint` (non-reentrant), but updates running statistics once per step; torch's
     own runs the forward pass of every norm twice and updates them twice. ``module`` must not overwrite ``args``:
     the residual blocks and dense modules of this package do not. What the module is at the time of backward (training
-    or evaluation, parameters, running statistics) decides the recomputation, as for torch's. Without gradients, and in
-    transforms of `torch.func`, which cannot compute anything again, this is ``module(*args)``.
+    or evaluation, parameters, running statistics) decides the recomputation, as for torch's. Without gradients, in
+    `torch.export`, and in transforms of `torch.func`, which cannot compute anything again, this is ``module(*args)``.
     """
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return module(*args)
     if torch.compiler.is_compiling():  # a compiled graph updates buffers once by itself, and takes no context
         return torch_checkpoint(module, *args, use_reentrant=False)

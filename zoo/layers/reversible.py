@@ -225,11 +225,15 @@ class ReversibleSequential(nn.Sequential):
         self.store = store
         self.meter: Meter | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the blocks' output for x of shape (N, C, ...), in a new tensor; ValueError for an odd C."""
+    def forward(self, x: Tensor | Pair) -> Tensor:
+        """Return the blocks' output in a new tensor, for x of shape (N, C, ...) or the pair of its halves.
+
+        Raises ValueError for an odd C.
+        """
+        if isinstance(x, tuple):
+            return run_chain((*self, _Join()), *x, store=self.store, meter=self._meter_of_blocks(first=0))[0]
         _check_channels(x)
-        links = (_Halve(), *self, _Join())
-        return run_chain(links, x, store=self.store, meter=self._meter_of_blocks(first=1))[0]
+        return run_chain((_Halve(), *self, _Join()), x, store=self.store, meter=self._meter_of_blocks(first=1))[0]
 
     def forward_pair(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return the two output halves for two input halves. Custom blocks may return one of the inputs itself."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -139,8 +138,8 @@ class TransitionBlock(nn.Module):
         self.shortcut1 = build_preact_shortcut(half_in, half_out, bottleneck, stride)
         self.shortcut2 = build_preact_shortcut(half_in, half_out, bottleneck, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (N, out_channels, H / stride, W / stride) in a new tensor."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return y1 and y2, each (N, out_channels / 2, H / stride, W / stride) in a new tensor."""
         x1, x2 = halves(x)
         y1 = self.shortcut1(x1) + self.f(x2)
-        return torch.cat((y1, self.shortcut2(x2) + self.g(y1)), 1)
+        return y1, self.shortcut2(x2) + self.g(y1)

@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
+from zoo.layers.checkpointing import checkpoint
 from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.limits import MAX_CLASSES, is_whole
+from zoo.ops.context import is_fx_proxy
 
 BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads
@@ -92,6 +94,7 @@ class Network(nn.Module):
     pretrained_cfg: dict[str, Any]
     built_as: Any = None  # the `zoo.weights.NetworkRecord` that it was built from, None if that is unknown
     classifier_name = "classifier"  # the module that makes logits of features
+    recomputed: tuple[str, ...] = ()  # modules of the stages of which backward keeps the input, and runs them again
     bn_out: nn.Module
     classifier: nn.Sequential
 
@@ -256,7 +259,8 @@ class Network(nn.Module):
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         for name in stage:
-            x = getattr(self, name)(x)
+            module = getattr(self, name)
+            x = checkpoint(module, x) if name in self.recomputed and not is_fx_proxy(x) else module(x)
         return x
 
 

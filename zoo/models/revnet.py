@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
@@ -19,9 +21,14 @@ class RevNet(PreactNetwork):
     network.
 
     ``memory`` tells what is kept for backward. "auto": the output of each module, and the input of a first block that
-    changes stride or width, which is the output of the module before; all blocks are run once more. "plain": what
-    autograd keeps for all blocks; the pool is torch's.
+    changes stride or width, which is the output of the module before; the stem and all blocks are run once more.
+    "plain": what autograd keeps for all of them; the pool is torch's.
     """
+
+    def __init__(self, norm: NormFactory, classes: int, *, memory: str, **options: Any) -> None:
+        super().__init__(norm, classes, memory=memory, **options)
+        # A stem's maps are the largest of a network for ImageNet, and backward needs them when all else is undone.
+        self.recomputed = () if memory == "plain" else ("mod1",)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
         return ReversibleModule(shape, norm, store=memory == "plain")
@@ -51,6 +58,6 @@ class ReversibleModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""
-        if hasattr(self, "first"):
-            x = self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x)
-        return self.chain(x)
+        if not hasattr(self, "first"):
+            return self.chain(x)
+        return self.chain(self.first(x) if self.chain.store or is_fx_proxy(x) else checkpoint(self.first, x))

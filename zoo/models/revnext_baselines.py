@@ -30,8 +30,8 @@ class RevNeXtBaseline(LargestValueNetwork):
       post-activation residual blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
     - `channels`: channels of the stem and of the first level.
-    - `memory`: what is kept for backward. "auto": the output of a reversible level, and for other levels what
-      `ResNet` keeps; "plain": what autograd keeps.
+    - `memory`: what is kept for backward. "auto": the outputs of reversible levels, before which the stem is run
+      again, and without these what `ResNet` keeps; "plain": what autograd keeps.
     - All others are those of `Network`.
     """
 
@@ -48,6 +48,7 @@ class RevNeXtBaseline(LargestValueNetwork):
     ) -> None:
         super().__init__(features_only)
         self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
+        self.recomputed = ("stem",) if reversible and memory != "plain" else ()
         self._add_stage("stem", channels=channels, reduction=1)
         for level, depth in enumerate(blocks):
             modules: list[nn.Module] = []
@@ -87,7 +88,8 @@ class TwoBranchIRevNet(LargestValueNetwork):
     Args:
     - `blocks`: the number of reversible blocks of each level.
     - `channels`: channels of the stem; each pool makes them four times as many.
-    - `memory`: what is kept for backward. "auto": the input and output of the chain; "plain": what autograd keeps.
+    - `memory`: what is kept for backward. "auto": the output of the chain; the stem is run again. "plain": what
+      autograd keeps.
     - All others are those of `Network`.
     """
 
@@ -103,6 +105,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
     ) -> None:
         super().__init__(features_only)
         self.stem = nn.Sequential(conv2d(3, channels, 3), norm(channels))
+        self.recomputed = () if memory == "plain" else ("stem",)
         links: list[nn.Module] = []
         for level, depth in enumerate(blocks):
             if level > 0:

@@ -24,7 +24,8 @@ def measure_passes() -> Section:
     section = Section(
         "passes", "Sections 3.4, 4.3 and 4.4: additional forward passes in backward",
         f"Multiplications of all convolutions that a backward pass runs again, over those of the forward pass, for "
-        f"{BATCH} images of {SIZE} pixels. The stem is not run again. A step takes three forward passes without them.",
+        f"{BATCH} images of {SIZE} pixels. The stems of revnext and revnext_flat are not run again. A step takes three "
+        "forward passes without them.",
     )  # fmt: skip
     section.comparisons += [
         *(_compare_passes(name, name) for name in PASSES),

@@ -84,8 +84,7 @@ NOTES = [
     "levels, the gradients inside a branch and scratch memory",
     "RevNet and i-RevNet: the paper counts the two branches of a block, 128 values per pixel, and a gradient of 32. "
     "Here one branch is run at a time, which takes 64 values, and a gradient inside it, 16. But the map that is "
-    "reconstructed, 32, its gradient, 32, and the stem's 64 are there too: with 16 of scratch memory 224 values of 4 "
-    "bytes",
+    "reconstructed, 32, and its gradient, 32, are there too: with 16 of scratch memory 160 values of 4 bytes",
     "revnext, in values of 4 bytes: the feature map 32, its gradient 32, the map inside a branch 16, the gradient "
     "there 16 and scratch memory 4 are 100. The paper's 88 has no gradient inside the branch, and 8 for the "
     "convolution there in place of the scratch memory. Where the inputs of branches are found again "
