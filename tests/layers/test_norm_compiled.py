@@ -15,7 +15,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.memory_use import measure_peak
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, init_weights
 from zoo.layers.residual import IdentityResidualBlock, ResidualBlock
 
@@ -179,7 +178,6 @@ def test_export_gives_a_program_with_the_outputs_of_eager_evaluation():
     x = torch.randn(2, 3, 12, 12)
     program = torch.export.export(copy.deepcopy(network), (x,))
     assert relative_error(program.module()(x), network(x)) < 1e-5
-    assert "zoo.abn_apply_." not in program.graph_module.code  # it would overwrite a copy that is made for the compiler
 
 
 def test_a_compiled_norm_leaves_its_input_as_it_is():
@@ -187,13 +185,6 @@ def test_a_compiled_norm_leaves_its_input_as_it_is():
     before = x.clone()
     torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     assert torch.equal(x, before)
-
-
-def test_a_compiled_norm_overwrites_a_concatenation_that_nothing_else_needs():
-    layer, maps = InPlaceABN(8), (torch.randn(4, 4, 32, 32), torch.randn(4, 4, 32, 32))
-    network = torch.compile(lambda *maps: layer(torch.cat(maps, 1)), fullgraph=True)
-    result_bytes = network(*maps).nbytes
-    assert measure_peak(lambda: network(*maps), maps[0].device) < 1.5 * result_bytes
 
 
 class Recomputed(nn.Module):

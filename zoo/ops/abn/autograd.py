@@ -1,8 +1,8 @@
 """The autograd of the fused activated batch norm: it keeps its output and per-channel vectors, nothing else.
 
 There is one Function with two forms and one backward. In eager mode the output overwrites the input. Under
-torch.compile the output is a new tensor, because in-place forms give wrong gradients in compiled networks. What is
-overwritten there is a copy of the input, and the compiler leaves out the copy where nothing else needs the input.
+torch.compile the output is a new tensor, because in-place forms give wrong gradients in compiled networks; the compiler
+reuses the memory by itself.
 """
 
 from __future__ import annotations
@@ -44,13 +44,10 @@ class ActivatedBatchNorm(torch.autograd.Function):
         inplace: bool,
     ) -> Tensor:
         settings = NormSettings(weight, bias, eps, activation, activation_param)
-        # An exported program, which is not traced by Dynamo, runs as it is written and would make the copy.
-        copied = torch.compiler.is_dynamo_compiling()
-        if not inplace and not copied:
+        if not inplace:
             return kernels_for(x).apply(x, mean, var, settings, shortcut)
-        z = x.clone() if copied else x
-        kernels_for(x).apply_(z, mean, var, settings, shortcut)
-        return z
+        kernels_for(x).apply_(x, mean, var, settings, shortcut)
+        return x
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -47,8 +47,7 @@ def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut
 
 def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
     """Overwrite x with z."""
-    # Of operations in place on a part of their arguments torch.compile makes slow code.
-    if x.dtype != accumulate_dtype(x.dtype) or torch.compiler.is_compiling():
+    if x.dtype != accumulate_dtype(x.dtype):
         x.copy_(apply(x, mean, var, settings, shortcut))
         return
     x.sub_(_per_channel(mean, x)).mul_(_per_channel(_slope(var, settings), x))
