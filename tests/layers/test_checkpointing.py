@@ -51,6 +51,19 @@ def test_blocks_with_dropout_and_under_autocast_have_the_results_of_plain_ones(k
         assert torch.equal(ours, truth)  # batches are counted in the buffers
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_compiled_blocks_are_repeated_too():
+    torch._dynamo.reset()
+    repeated = []
+
+    def backend(graph, inputs):
+        repeated.extend(node for node in graph.graph.nodes if "checkpoint" in str(node.target))
+        return graph
+
+    torch.compile(checkpointed(blocks("post-activation")), backend=backend)(torch.randn(4, 8, 8, 8))
+    assert len(repeated) == 2
+
+
 def test_nothing_is_repeated_where_nothing_is_kept():
     calls = []
     twin = checkpointed(blocks("post-activation")).double()

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
-from zoo.ops.context import is_transformed
+from zoo.ops.context import is_exporting, is_transformed
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:
@@ -24,7 +24,7 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
     or evaluation, parameters, running statistics) decides the recomputation, as for torch's. Without gradients, in
     `torch.export`, and in transforms of `torch.func`, which cannot compute anything again, this is ``module(*args)``.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+    if not torch.is_grad_enabled() or is_exporting():
         return module(*args)
     if torch.compiler.is_compiling():  # a compiled graph updates buffers once by itself, and takes no context
         return torch_checkpoint(module, *args, use_reentrant=False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zoo.ops.context import Autocast, RandomState, is_autocast, is_fx_proxy, is_transformed
+from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy, is_transformed
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # of parameters
@@ -103,7 +103,7 @@ def _without_half(xs: Tensors) -> Tensors:
 @torch._disable_dynamo
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
     xs = _without_half(xs)
-    if is_transformed() or torch.compiler.is_exporting():
+    if is_transformed() or is_exporting():
         return _run(links, xs)
     if any(getattr(link, "_is_replica", False) for link in links):
         raise RuntimeError(

@@ -37,6 +37,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export traces this by itself. Dynamo of torch 2.11 says so of whatever it traces."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def in_selective_checkpoint() -> bool:
     """Return whether a selective checkpoint records this, or repeats it.
 
