@@ -89,7 +89,8 @@ def stored_names(block: Block, x: Tensor) -> list[str]:
     """Return the names of the maps that the backward pass of a block is given: x, x_hat, z or "something else"."""
     x_hat = F.batch_norm(x, None, None, training=True)
     known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, 0.01)}  # scale 1, shift 0
-    saved = block(x).grad_fn.saved_tensors
+    output = block(x)  # torch 2.11 hands no saved tensors out when the output is gone
+    saved = output.grad_fn.saved_tensors
     maps = [tensor for tensor in saved if tensor is not None and tensor.shape == x.shape]
     return [next((name for name, value in known.items() if torch.allclose(each, value, atol=1e-5)), "something else")
             for each in maps]  # fmt: skip
