@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from zoo.ops.lean.budget import Budget
 
 Module = TypeVar("Module", bound=nn.Module)
 
-_active = threading.local()  # .recordings: those of the modules whose forward runs in this thread, the outermost first
+_SETTINGS = "_zoo_lean"  # the name under which a lean module holds its settings
 
 
 def lean(
@@ -46,21 +47,83 @@ def lean(
       differentiated again.
     - `enabled`: False undoes it.
 
-    Raises ConfigError for a budget that is none of these.
+    Raises ConfigError for a budget that is none of these, and TypeError for what is no module.
     """
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, (_Begin, _End))]:
-            del hooks[key]
-            module._forward_hooks_always_called.pop(key, None)
-    if enabled:
-        module.register_forward_pre_hook(_Begin(Budget.parse(budget), exact), prepend=True)
-        module.register_forward_hook(_End(), always_call=True)
+    if not isinstance(module, nn.Module):
+        name = module if isinstance(module, str) else "resnet50"
+        raise TypeError(
+            f"zoo.lean takes a torch.nn.Module, not {type(module).__name__} {module!r:.80}; build the network first, "
+            f"as zoo.get({name!r}) does"
+        )
+    if not enabled:
+        module.__dict__.pop(_SETTINGS, None)
+        if issubclass(type(module), _Lean) and type(module).__bases__[0] is _Lean:
+            module.__class__ = type(module).__bases__[1]
+        return module
+    module.__dict__[_SETTINGS] = _Settings(Budget.parse(budget), exact)
+    if not isinstance(module, _Lean):
+        module.__class__ = _lean_class(type(module))
     return module
 
 
 def is_lean(module: nn.Module) -> bool:
     """Return whether `lean` was called for this module itself."""
-    return any(isinstance(hook, _Begin) for hook in module._forward_pre_hooks.values())
+    return _SETTINGS in module.__dict__
+
+
+class _Settings(NamedTuple):
+    """The arguments of `lean`."""
+
+    budget: Budget
+    exact: bool
+
+
+class _Lean:
+    """Records the calls of a module: the first base of its class while it is lean.
+
+    A pair of hooks would not do: torch calls no hook after a KeyboardInterrupt, and what is recorded in a notebook
+    would go on being recorded.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, recorded unless something else decides what autograd keeps."""
+        if torch.compiler.is_compiling():
+            _tell_that_it_steps_aside()
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        with _recording_of(self):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how copies and pickles make a module of the original class, and make it lean."""
+        function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore[misc]
+        original = type(self).__bases__[1]
+        arguments = tuple(original if each is type(self) else each for each in arguments)
+        return _make_lean, (function, arguments), *rest
+
+
+def _lean_class(original: type) -> type:
+    """Return the subclass of a module's class that records its calls. It has the same name, as users print names."""
+    names = {name: original.__dict__.get(name) for name in ("__module__", "__doc__")}
+    return type(original.__name__, (_Lean, original), {**names, "__qualname__": original.__qualname__})
+
+
+def _make_lean(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return a new module whose state, with its settings, is still to be set."""
+    module = function(*arguments)
+    module.__class__ = _lean_class(type(module))
+    return module
+
+
+def _recording_of(module: Any) -> AbstractContextManager[Any]:
+    settings: _Settings | None = module.__dict__.get(_SETTINGS)
+    if settings is None or not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or _others_save():
+        return nullcontext()
+    if _is_compiled(module):
+        _tell_that_it_steps_aside()
+        return nullcontext()
+    own = [*module.parameters(), *module.buffers()]
+    is_hooked = not settings.exact and any(each._forward_hooks for each in module.modules())
+    return Recording(settings.budget, parameters=own, exact=settings.exact, is_hooked=is_hooked)
 
 
 class StepsAside(UserWarning):
@@ -95,34 +158,3 @@ def _is_compiled(module: nn.Module) -> bool:
 def _others_save() -> bool:
     """Return whether a recording, a checkpoint or others have hooks for saved tensors, whose place ours would take."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-class _Begin:
-    """Begins to record, before a module's forward pass."""
-
-    def __init__(self, budget: Budget, exact: bool) -> None:
-        self.budget, self.exact = budget, exact
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            _tell_that_it_steps_aside()
-            return
-        recordings = _active.__dict__.setdefault("recordings", [])
-        recording = None
-        is_plain = not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or _others_save()
-        if not is_plain and _is_compiled(module):
-            _tell_that_it_steps_aside()
-        elif not is_plain:
-            recording = Recording(self.budget, parameters=[*module.parameters(), *module.buffers()], exact=self.exact)
-            recording.__enter__()
-        recordings.append(recording)
-
-
-class _End:
-    """Stops recording, after a module's forward pass or an exception in it."""
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and _active.recordings:
-            recording = _active.recordings.pop()
-            if recording is not None:
-                recording.__exit__(None, None, None)

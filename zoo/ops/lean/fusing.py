@@ -58,11 +58,12 @@ class FusedNorms(TorchFunctionMode):
     Args:
     - `note`: is told of each output which function gives it again, of which arguments.
     - `is_active`: whether norms may be fused now.
+    - `always_writes`: whether the output of a norm is written even if an activation is expected to follow.
     """
 
-    def __init__(self, note: Note, is_active: Callable[[], bool]) -> None:
+    def __init__(self, note: Note, is_active: Callable[[], bool], always_writes: bool = False) -> None:
         super().__init__()
-        self._note, self._is_active = note, is_active
+        self._note, self._is_active, self._always_writes = note, is_active, always_writes
         self._last: Norm | None = None
 
     def __exit__(self, *error: Any) -> None:
@@ -111,7 +112,7 @@ class FusedNorms(TorchFunctionMode):
             else:
                 mean, var = native.track_statistics(x, running_mean, running_var, momentum)
         arguments = (x, weight, bias, mean, var, eps, "identity")
-        is_written = weight is None or weight not in _followed
+        is_written = self._always_writes or weight is None or weight not in _followed
         y: Tensor = ActivatedNorm.apply(None, is_written, *arguments)
         self._note(y, native.norm_act, arguments)
         self._last = Norm(weakref.ref(y), y._version, arguments, is_written)

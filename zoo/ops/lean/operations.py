@@ -121,6 +121,8 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float 
 @cache
 def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     """Return positions and names of the arguments that an operation overwrites; empty for one that is functional."""
+    if operation in BATCH_NORMS:  # which move running statistics, though their schemas do not say so
+        return (3, "running_mean"), (4, "running_var")
     if not operation._schema.is_mutable:
         return ()
     return tuple(
@@ -128,6 +130,14 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
         for position, argument in enumerate(operation._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+@cache
+def writes_inside(operation: Operation) -> bool:
+    """Return whether the operations that a kernel calls, and not the operation itself, count its writes as versions."""
+    if operation.namespace in ("aten", "prim") and not operation._schema.is_mutable:
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "ADInplaceOrView")
 
 
 # -------------------------------------------------------------------------------------------------------- dropout

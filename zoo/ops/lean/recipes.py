@@ -30,14 +30,19 @@ class Value:
     - `tensor`: the tensor that holds it now; it is not kept alive.
     - `version`: the version of the tensor that holds it, or that is kept, while it holds it.
     - `store`: where backward keeps it between two uses.
+    - `clock`: the recording's count of writes when the tensor held it.
+
+    ``is_copied`` is True if recipes start from a copy of the tensor that holds it.
     """
 
     __slots__ = (
         "__weakref__",
         "call",
+        "clock",
         "depth",
         "dtype",
         "index",
+        "is_copied",
         "kept",
         "live",
         "readers",
@@ -49,8 +54,9 @@ class Value:
         "waiting",
     )
 
-    def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store) -> None:
-        self.call, self.index, self.version, self.store = call, index, version, store
+    def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store, clock: int) -> None:
+        self.call, self.index, self.version, self.store, self.clock = call, index, version, store, clock
+        self.is_copied = False
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
@@ -70,6 +76,9 @@ class Value:
     def adopt(self, depth: int, through: Sequence[Value]) -> None:
         """Keep the recipe from now on, with these values on its way; its readers let go of it."""
         self.depth, self.through = depth, through
+        for value in (self, *through):
+            assert value.call is not None, "a value on the way of a recipe has one of its own"
+            value.call.parts = ()
         for value in through:
             value.recipes += 1
 
@@ -127,40 +136,48 @@ class Call:
 
 
 class Store:
-    """Values that backward has computed again and needs once more, the one that was used the longest ago first.
+    """Recomputed values that backward needs again, in the order of their last use.
 
-    It holds `ROOM` times the largest of them; then the first is given up and computed another time.
+    It holds `ROOM` times the largest of them; then it evicts the value that was used the longest ago, which is
+    recomputed when it is needed. A tensor that was modified in the meantime, as the backward pass of a custom function
+    may do, counts as evicted.
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[Value, Tensor] = {}
+        self._tensors: dict[Value, tuple[Tensor, int]] = {}  # with the version that was stored
         self._largest = self._total = 0
         self._lock = threading.RLock()  # a graph on several devices runs backward in several threads
 
     def get(self, value: Value) -> Tensor | None:
         """Return the tensor of a value, which becomes the youngest; None if it is not here."""
         with self._lock:
-            tensor = self._tensors.pop(value, None)
+            tensor, version = self._tensors.get(value, (None, 0))
             if tensor is not None:
-                self._tensors[value] = tensor
+                self.drop(value)
+                if tensor._version != version:
+                    return None
+                self._insert(value, tensor)
             return tensor
 
     def put(self, value: Value, tensor: Tensor) -> None:
         """Keep a value until it is dropped, or until its room is needed."""
         with self._lock:
             self.drop(value)
-            self._tensors[value] = tensor
-            self._total += tensor.nbytes
-            self._largest = max(self._largest, tensor.nbytes)
+            self._insert(value, tensor)
             while self._total > ROOM * self._largest:
                 self.drop(next(iter(self._tensors)))
 
     def drop(self, value: Value) -> None:
         """Let go of a value, if it is here."""
         with self._lock:
-            tensor = self._tensors.pop(value, None)
+            tensor, _ = self._tensors.pop(value, (None, 0))
             if tensor is not None:
                 self._total -= tensor.nbytes
+
+    def _insert(self, value: Value, tensor: Tensor) -> None:
+        self._tensors[value] = tensor, tensor._version
+        self._total += tensor.nbytes
+        self._largest = max(self._largest, tensor.nbytes)
 
 
 class Saved:
@@ -225,7 +242,7 @@ def compute(target: Value) -> Tensor:
     starts from was overwritten or freed.
     """
     tensors: dict[Value, Tensor] = {}
-    fresh: set[Value] = set()  # computed here, in memory that nobody else reads
+    fresh: set[Value] = set()  # alone in memory that was allocated here, so that an operation may overwrite them
     order, uses = _plan(target, tensors)
     for value in order:
         if value in tensors:
@@ -236,23 +253,20 @@ def compute(target: Value) -> Tensor:
         operation = call.operation
         if call.args and type(call.args[0]) is Value and call.args[0] in fresh and uses[call.args[0]] == 1:
             in_place = IN_PLACE.get(operation)
-            if in_place is not None and _are_alike(args):
+            if in_place is not None and args[0].dtype == value.dtype and _are_alike(args):
                 operation = in_place
+                del tensors[call.args[0]]  # which is no more
         outputs = operation(*args, **call.kwargs)
         if isinstance(outputs, Tensor):
-            _take(value, outputs, target, tensors)
-            if call.is_view:
-                fresh.discard(call.args[0])  # the memory has two readers now
-            elif not value.is_worth_storing:
-                fresh.add(value)
+            _take(value, outputs, target, tensors, fresh, call)
         else:
             for other in (reference() for reference in call.outputs):
                 if other is not None and (other in uses or other.readers > 0):
-                    _take(other, outputs[other.index], target, tensors)
+                    _take(other, outputs[other.index], target, tensors, fresh, call)
         for source in call.sources():
             uses[source] -= 1
             if uses[source] == 0:
-                del tensors[source]
+                tensors.pop(source, None)
                 fresh.discard(source)
     return tensors[target]
 
@@ -281,17 +295,26 @@ def _plan(target: Value, tensors: dict[Value, Tensor]) -> tuple[list[Value], Cou
     return order, uses
 
 
-def _take(value: Value, tensor: Tensor, target: Value, tensors: dict[Value, Tensor]) -> None:
+def _take(
+    value: Value, tensor: Tensor, target: Value, tensors: dict[Value, Tensor], fresh: set[Value], call: Call
+) -> None:
     """Put a computed value, laid out in memory and rounded as it was, where it is needed.
 
     Kernels may add numbers up in another order for another layout. What was written over a tensor has that tensor's
-    dtype, and not the one that the operation returns by itself.
+    dtype, and not the one that the operation returns by itself. A value is fresh if it shares its memory with no other
+    value, whichever operation made it; the sources of a view are fresh no more.
     """
     if tensor.stride() != value.stride or tensor.dtype != value.dtype:
         tensor = torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
+    sharing = [
+        source for source in call.sources() if source in tensors and torch._C._is_alias_of(tensor, tensors[source])
+    ]
+    fresh.difference_update(sharing)
     tensors[value] = tensor
     if value.is_worth_storing and value is not target:
         value.store.put(value, tensor)
+    elif not sharing:
+        fresh.add(value)
 
 
 def _filled(arg: Any, tensors: dict[Value, Tensor]) -> Any:
@@ -308,7 +331,8 @@ def _are_alike(args: tuple[Any, ...]) -> bool:
 
 
 def _above_kernels() -> torch._C.DispatchKeySet:
-    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA")
+    # Without ADInplaceOrView, so that a recomputed view and its base count their modifications together.
+    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
     for name in names:
         keys = keys.add(getattr(torch._C.DispatchKey, name))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from zoo.ops.context import is_transformed
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.fusing import FusedNorms
 from zoo.ops.lean.operations import (
@@ -28,6 +34,7 @@ from zoo.ops.lean.operations import (
     line_of_norm,
     mask_of,
     recipe_of_batch_norm,
+    writes_inside,
     written_arguments,
 )
 from zoo.ops.lean.recipes import _ABOVE_KERNELS, Call, Saved, Store, Value, unmodified
@@ -83,6 +90,7 @@ class Recording(TorchDispatchMode):
     - `parameters`: tensors that are there all the time, so that recipes may start from them for nothing.
     - `log`: is given each decision; None: decisions are not noted.
     - `exact`: False fuses batch norms with their activations (`zoo.ops.lean.fusing`): results equal to rounding only.
+    - `is_hooked`: whether hooks may read the outputs of norms, in any thread; fused norms then always write them.
 
     ``place`` may be set while it is active; the decisions name it.
     """
@@ -96,13 +104,14 @@ class Recording(TorchDispatchMode):
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
         exact: bool = True,
+        is_hooked: bool = False,
     ) -> None:
         super().__init__()
         self._budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
         self._depth, self._smallest_bytes = depth, smallest_bytes
-        self._parameters = [parameter.untyped_storage() for parameter in parameters]
+        self._parameters = [each.untyped_storage() for each in parameters if _is_plain(each)]
         self._log = log
-        self._fused = None if exact else FusedNorms(self._note_norm, self._keeps_what_is_saved)
+        self._exact, self._is_hooked = exact, is_hooked
         self.place = ""
 
     def __enter__(self) -> Recording:
@@ -113,23 +122,31 @@ class Recording(TorchDispatchMode):
         self._kept = {storage._cdata for storage in self._parameters}
         # By the address of a storage: kept values in it that recipes start from, of which autograd does not know.
         self._started_from: dict[int, set[Value]] = {}
+        # By the address of a storage: the count of writes into any memory, at the last one into it.
+        self._writes: dict[int, int] = {}
+        self._clock = 0
         self._makers = Makers() if self._log is not None or self._budget.is_limited else None
         self._decisions: list[Decision] = []
         self._store = Store()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-        self._hooks.__enter__()
-        super().__enter__()
-        if self._fused is not None:
-            self._fused.__enter__()
+        self._fused = None if self._exact else self._fused_norms()
+        self._contexts = ExitStack()
+        with ExitStack() as contexts:  # leaves again what was entered before an interruption
+            contexts.enter_context(self._hooks)
+            contexts.callback(_active.recordings().pop)
+            _active.recordings().append(self)
+            super().__enter__()
+            contexts.push(super().__exit__)
+            if self._fused is not None:
+                contexts.enter_context(self._fused)
+            self._contexts = contexts.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording; what backward needs stays."""
-        if self._fused is not None:
-            self._fused.__exit__(*error)
-        super().__exit__(*error)
-        self._hooks.__exit__(*error)
-        del self._hooks, self._known, self._kept, self._started_from, self._makers  # some refer to this
+        self._contexts.__exit__(*error)
+        # Some refer to this.
+        del self._contexts, self._hooks, self._fused, self._known, self._kept, self._started_from, self._makers
         if self._log is not None:
             self._log += self._decisions
         if self._budget.is_limited and error[0] is None:
@@ -143,19 +160,29 @@ class Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._fused is not None:
             self._fused.write()
-        if self._started_from:
-            for position, name in written_arguments(operation):
-                self._copy_before_it_is_overwritten(args[position] if position < len(args) else kwargs.get(name))
-        out = operation(*args, **kwargs)
-        if torch.is_grad_enabled():
-            rule = RULES.get(operation)
+        # Transforms of torch.func run operations on tensors of their own.
+        is_recorded = torch.is_grad_enabled() and not is_transformed()
+        rule = RULES.get(operation) if is_recorded else None
+        if rule is not None and rule.overwrites:
+            return self._record_write(rule, operation, args, kwargs)
+        written = _written_tensors(operation, args, kwargs)
+        for tensor in written:
+            self._copy_before_it_is_overwritten(tensor)
+        if writes_inside(operation):
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                out = operation(*args, **kwargs)
+        else:
+            out = operation(*args, **kwargs)
+        for tensor in written:
+            self._note_write(tensor)
+        if is_recorded:
             if rule is not None:
-                if _are_strided((*args, out)) and (rule.is_view or self._is_large(out)):
+                if (rule.is_view or self._is_large(out)) and _are_plain((*args, out)):
                     self._record(rule, args, kwargs, out)
             elif operation in MASKS:
                 self._record_mask(operation, out)
             elif operation in BATCH_NORMS:
-                if out[0].nbytes >= self._smallest_bytes:
+                if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, out)):
                     self._record_batch_norm(operation, args, out)
             elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out):
                 self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
@@ -163,20 +190,28 @@ class Recording(TorchDispatchMode):
                 self._makers.note(operation, args, out)
         return out
 
+    def _fused_norms(self) -> FusedNorms:
+        return FusedNorms(self._note_norm, self._keeps_what_is_saved, always_writes=self._is_hooked)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Return a context in which autograd keeps tensors without recipes."""
+        self._hooks.__exit__()
+        try:
+            yield
+        finally:
+            self._hooks.__enter__()
+
     def _is_large(self, out: Any) -> bool:
         """Return whether an output may be worth a recipe; a small one is kept all the same, to start recipes from."""
-        return not isinstance(out, Tensor) or out.nbytes >= self._smallest_bytes
+        has_bytes = isinstance(out, Tensor) and out.layout is torch.strided
+        return not has_bytes or out.nbytes >= self._smallest_bytes
 
     def _is_cheap(self, operation: Operation, args: tuple[Any, ...], out: Any) -> bool:
         flops = flops_of(operation, args, out)
         return flops is not None and flops <= self._budget.flops_per_byte * out.nbytes
 
     def _record(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if rule.overwrites:
-            before = self._find(args[0])
-            if before is None or before.call is None:  # what it was computed from exists no more
-                self._known.pop(id(args[0]), None)
-                return
         if any(isinstance(arg, Tensor) for arg in kwargs.values()):
             return
         values = tuple([self._value_of(arg) for arg in args])
@@ -188,10 +223,36 @@ class Recording(TorchDispatchMode):
         if rule.repeat is CONCATENATE:
             call.parts = args[0]  # often nobody else needs the last one, and the recipe has to start from it
         if isinstance(out, Tensor):
-            self._note(out, call, 0, out._version + rule.overwrites)  # which is counted after this returns
+            self._note(out, call, 0, out._version)
         else:
             notes = [self._note(each, call, index, each._version) for index, each in enumerate(out)]
             call.outputs = [weakref.ref(value) for value in notes]
+
+    def _record_write(self, rule: Rule, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that overwrites its first argument, and note how the result can be computed again."""
+        target = args[0]
+        call = None
+        before = self._find(target)
+        if (
+            before is not None
+            and before.call is not None  # what a kept tensor was computed from exists no more
+            and self._is_large(target)
+            and _are_plain(args)
+            and not any(isinstance(arg, Tensor) for arg in kwargs.values())
+        ):
+            # The values of before the write, as another argument may share the memory.
+            values = tuple([self._value_of(arg) for arg in args])
+            call = _joined(rule.repeat, values, kwargs, args) or Call(rule.repeat, values, kwargs, rule.is_view)
+        self._copy_before_it_is_overwritten(target)
+        out = operation(*args, **kwargs)
+        self._note_write(target)
+        if call is None:
+            self._known.pop(id(target), None)
+        else:
+            self._note(out, call, 0, out._version + 1)  # the write is counted after this returns
+        if self._makers is not None:
+            self._makers.note(operation, args, out)
+        return out
 
     def _record_batch_norm(self, operation: Operation, args: tuple[Any, ...], outputs: Any) -> None:
         with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch._C._DisableTorchDispatch():
@@ -229,32 +290,63 @@ class Recording(TorchDispatchMode):
             self._note(mask, call, 0, mask._version + operation._schema.is_mutable)
 
     def _note(self, tensor: Tensor, call: Call | None, index: int, version: int) -> Value:
-        value = Value(call, index, tensor, version, self._store)
+        value = Value(call, index, tensor, version, self._store, self._clock)
         self._known[id(tensor)] = value.live, version, value
         return value
+
+    def _note_write(self, tensor: Tensor) -> None:
+        """Note that an operation has written into the memory of a tensor, through whatever alias."""
+        if _is_plain(tensor):
+            self._clock += 1
+            self._writes[tensor.untyped_storage()._cdata] = self._clock
 
     def _find(self, tensor: Tensor) -> Value | None:
         """Return the value that a tensor holds now; None if it is not known."""
         live, version, value = self._known.get(id(tensor), (None, 0, None))
-        return value if live is not None and live() is tensor and version == tensor._version else None
+        if live is None or live() is not tensor or version != tensor._version or self._was_written(tensor, value):
+            return None
+        return value
+
+    def _was_written(self, tensor: Tensor, value: Value | None) -> bool:
+        """Return whether a tensor's memory was written since it held a value. Not all writes move its version."""
+        if not self._writes or value is None:
+            return False
+        return self._writes.get(tensor.untyped_storage()._cdata, 0) > value.clock
 
     def _value_of(self, arg: Any) -> Any:
         """Return the value of a tensor, those of a list of tensors, and anything else as it is."""
         if isinstance(arg, Tensor):
-            value = self._find(arg)
-            if value is None:
-                value = self._note(arg, None, 0, arg._version)
-                if arg.untyped_storage().nbytes() < self._smallest_bytes:  # for recipes, when nobody else needs it
-                    value.live = _held(arg)
-                    value.version = 0 if arg.grad_fn is not None else arg._version
-            return value
+            return self._find(arg) or self._note_external(arg)
         if isinstance(arg, (list, tuple)) and any(isinstance(each, Tensor) for each in arg):
             return [self._value_of(each) for each in arg]
         return arg
 
+    def _note_external(self, tensor: Tensor) -> Value:
+        """Return the new value of a tensor that no recorded operation has made."""
+        if tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter):
+            copy = _copy(tensor)  # for recipes, when nobody else needs it, or when its memory holds something else
+            value = Value(None, 0, copy, copy._version, self._store, self._clock)
+            value.live = lambda: copy
+            self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
+            return value
+        value = self._note(tensor, None, 0, tensor._version)
+        value.is_copied = self._is_copied(tensor)
+        if tensor.nbytes < self._smallest_bytes:
+            value.live = lambda: tensor  # a parameter that may be made for this call only
+        return value
+
+    def _is_copied(self, tensor: Tensor) -> bool:
+        """Return whether recipes start from a copy of a tensor, which is not lost by any write.
+
+        They do if it is small, and if its memory was not allocated by torch, or is shared with others, such as numpy:
+        writes through them change no version.
+        """
+        is_small = tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter)
+        return is_small or not tensor.untyped_storage().resizable()
+
     def _pack(self, tensor: Tensor) -> Any:
         """Return what autograd keeps in place of a tensor."""
-        if tensor.layout is not torch.strided:
+        if not _is_plain(tensor):
             return tensor if tensor.grad_fn is None else tensor.detach(), tensor._version
         value = self._find(tensor)
         if value is None:
@@ -269,6 +361,7 @@ class Recording(TorchDispatchMode):
             else:
                 self._decide(tensor, reason, is_kept=True)
                 value.keep(tensor)
+                value.is_copied = self._is_copied(tensor)
         return Saved(value)
 
     def _decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
@@ -294,7 +387,6 @@ class Recording(TorchDispatchMode):
             return "small"
         if storage._cdata in self._kept:
             return "shares memory that is kept"
-        kept: list[Value] = []
         through: list[Value] = []
         starts: list[tuple[Value, Tensor]] = []
         costs: dict[int, int] = {}
@@ -304,61 +396,144 @@ class Recording(TorchDispatchMode):
                 if source in seen:
                     continue
                 seen.add(source)
-                if source.kept is not None:
-                    if source.kept._version != source.version:
-                        return "what it was made of was overwritten"
-                    kept.append(source)
-                elif source.readers > 0:  # a recipe already: all that it starts from is kept
+                if source.kept is None and source.readers > 0:  # a recipe: all that it starts from is kept
                     depth = max(depth, source.depth + 1)
-                elif source.call is not None:
+                elif source.kept is None and source.call is not None:
                     through.append(source)
                     pending.append(source.call)
                 else:
-                    live = source.live()
-                    if live is None:
+                    start = source.live() if source.kept is None else source.kept
+                    if start is None:
                         return "what it was made of is gone"
-                    if live._version != source.version:
+                    if start._version != source.version or self._was_written(start, source):
                         return "what it was made of was overwritten"
-                    starts.append((source, live))
-                    start = live.untyped_storage()
-                    if start._cdata not in self._kept:
-                        costs[start._cdata] = start.nbytes()
+                    starts.append((source, start))
+                    if source.is_copied:
+                        costs[id(start)] = start.nbytes
+                    elif source.kept is None:
+                        memory = start.untyped_storage()
+                        if memory._cdata not in self._kept:
+                            costs[memory._cdata] = memory.nbytes()
         # The parts of a concatenation are worth more than the whole: they are often parts of the next one too.
         limit = own_bytes if value.call.operation is CONCATENATE else own_bytes - 1
         if sum(costs.values()) > limit:
             return "what it was made of is not smaller"
         if depth > self._depth:
             return f"its recipe would pass through {depth} others"
-        value.call.parts = ()
         value.adopt(depth, through)
-        for source, live in starts:
-            self._decide(live, START, is_kept=True)
-            source.keep(live)
-            kept.append(source)
-        for source in kept:
+        for source, start in starts:
+            if source.is_copied:
+                self._keep_copy(source, start)
+            elif source.kept is None:
+                self._decide(start, START, is_kept=True)
+                source.keep(start)
             assert source.kept is not None
             self._started_from.setdefault(source.kept.untyped_storage()._cdata, set()).add(source)
         return None
 
-    def _copy_before_it_is_overwritten(self, arg: Any) -> None:
-        """Copy what recipes start from out of a tensor, or a list of them, that an operation writes into next.
+    def _keep_copy(self, value: Value, tensor: Tensor) -> None:
+        """Keep a copy of the tensor that holds a value, which no other write can reach."""
+        copy = _copy(tensor)
+        self._decide(copy, START, is_kept=True)
+        value.keep(copy)
+        value.is_copied, value.clock = False, self._clock
+
+    def _copy_before_it_is_overwritten(self, tensor: Tensor) -> None:
+        """Copy what recipes start from out of a tensor's memory, into which an operation writes next.
 
         Without recipes nobody would have needed it any more, so that the operation is right.
         """
-        for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(tensor, Tensor):
-                for value in self._started_from.pop(tensor.untyped_storage()._cdata, ()):
-                    if value.kept is not None:
-                        with torch._C._DisableTorchDispatch(), torch.no_grad():
-                            copy = torch.empty_strided(
-                                value.kept.shape, value.stride, dtype=value.kept.dtype, device=value.kept.device
-                            ).copy_(value.kept)
-                        value.kept, value.version = copy, copy._version
+        if self._started_from and _is_plain(tensor):
+            for value in self._started_from.pop(tensor.untyped_storage()._cdata, ()):
+                if value.kept is not None:
+                    value.keep(_copy(value.kept))
+                    value.is_copied, value.clock = False, self._clock
 
 
-def _are_strided(args: Sequence[Any]) -> bool:
-    """Return whether all tensors lie in memory with strides, unlike sparse ones."""
-    return all(arg.layout is torch.strided for arg in args if isinstance(arg, Tensor))
+class _Active(threading.local):
+    """The recordings that are active in a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Recording] = []
+
+    def recordings(self) -> list[Recording]:
+        """Return them."""
+        return self.stack
+
+
+_active = _Active()
+
+
+def _suspending(disable: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a context manager that suspends the recording, and then disables the hooks for saved tensors.
+
+    Transforms of `torch.func` refuse to run while there are such hooks.
+    """
+
+    @functools.wraps(disable)
+    @contextmanager
+    def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+        with ExitStack() as contexts:
+            recording = _active.recordings()[-1] if _active.recordings() else None
+            if recording is not None and recording._keeps_what_is_saved():
+                contexts.enter_context(recording.suspended())
+            contexts.enter_context(disable(error_message))
+            yield
+
+    return disable_saved_tensors_hooks
+
+
+# torch.func looks this function up at each call. There is no public way to be told of a transform.
+torch.autograd.graph.disable_saved_tensors_hooks = _suspending(torch.autograd.graph.disable_saved_tensors_hooks)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides, in memory of its own, that has no history."""
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        once = tensor  # each element of an expanded tensor once, as torch does not write into all at one place
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                once = once.narrow(dim, 0, 1)
+        copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(once).expand(tensor.shape)
+
+
+def _written_tensors(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that an operation writes into."""
+    written: list[Tensor] = []
+    for position, name in written_arguments(operation):
+        arg = args[position] if position < len(args) else kwargs.get(name)
+        written += [each for each in (arg if isinstance(arg, (list, tuple)) else (arg,)) if isinstance(each, Tensor)]
+    return written
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor lies in memory of its own, with strides, and counts its modifications.
+
+    Not so: sparse and nested tensors, subclasses that wrap other tensors, and those of `torch.inference_mode`.
+    """
+    return (
+        (type(tensor) is Tensor or type(tensor) is Parameter or not _is_wrapper(tensor))
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_inference()
+    )
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    """Return whether a tensor has no memory of its own, but that of others, or none yet."""
+    return is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)
+
+
+def _are_plain(args: Sequence[Any]) -> bool:
+    """Return whether all tensors, and those in lists, are plain."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            if not _is_plain(arg):
+                return False
+        elif isinstance(arg, (list, tuple)) and not _are_plain(arg):
+            return False
+    return True
 
 
 def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Call | None:
@@ -404,23 +579,6 @@ class Makers:
         """Return the name of the operation and the floating-point operations for each byte, if it costs any."""
         live, maker, price = self._of.get(id(tensor), (None, "", None))
         return (maker, price) if live is not None and live() is tensor else ("", None)
-
-
-def _held(tensor: Tensor) -> Callable[[], Tensor | None]:
-    """Return a function that returns the tensor's memory for as long as it is there, None once it was overwritten."""
-    if tensor.grad_fn is None:
-        return lambda: tensor
-    # What has a history is not held itself, which would hold the history. Here, below autograd, the memory gets a
-    # version of its own, which tells of no write to the tensor.
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
-        small = tensor.detach()
-    original, version = weakref.ref(tensor), tensor._version
-
-    def live() -> Tensor | None:
-        tensor = original()
-        return small if tensor is None or tensor._version == version else None
-
-    return live
 
 
 def _unpack(packed: Any) -> Tensor:
