@@ -15,6 +15,7 @@ ROWS = [
     "architectures",
     "files",
     "config",
+    "torch_internals",
     "ops",
     "layers",
     "models",

@@ -121,7 +121,7 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], by
         if results.device.type == "cpu" and native.why_not() is None:
             steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
-    torch._dynamo.reset()  # the next case compiles layers of its own
+    torch.compiler.reset()  # the next case compiles layers of its own
     baseline = seconds[next(iter(by_name))]
     for name, values in seconds.items():
         results.add(case, name, "time", "ms", [1e3 * value for value in values])

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.benchmark.largest_batch import MemoryPrediction
 from zoo.benchmark.memory_use import clear_gradients, measure_memory
@@ -23,6 +22,7 @@ from zoo.benchmark.strategies import EAGER
 from zoo.layers.lean import lean
 from zoo.models.elsewhere import tensors_in
 from zoo.ops.lean import Recording
+from zoo.torch_internals import TorchDispatchMode
 
 PLAIN, LEAN = "plain", "lean"
 SEED = 0

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from zoo.torch_internals import TorchDispatchMode, is_allocation, storage_id, tree_leaves
 
 END_OF_FORWARD = "zoo: end of forward"
 
@@ -91,7 +90,7 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], lo
         loss = forward()
         end_of_forward = len(log.changes)
         loss.backward()
-    storages = _gradient_storages(parameters, lambda storage: storage._cdata)
+    storages = _gradient_storages(parameters, storage_id)
     changes = list(log.changes)
     clear_gradients(parameters)
     return summarise(changes, end_of_forward, storages)
@@ -138,13 +137,13 @@ class StorageLog(TorchDispatchMode):
             self._know(storage)
         result = func(*args, **kwargs or {})
         for storage in storages_of(result):
-            if storage._cdata not in self._known:
+            if storage_id(storage) not in self._known:
                 self._know(storage)
-                self.changes.append(Change(storage._cdata, storage.nbytes()))
+                self.changes.append(Change(storage_id(storage), storage.nbytes()))
         return result
 
     def _know(self, storage: torch.UntypedStorage) -> None:
-        address = storage._cdata  # unique while the storage lives
+        address = storage_id(storage)  # unique while the storage lives
         if address not in self._known:
             self._known[address] = weakref.ref(storage, lambda _: self._forget(address))
 
@@ -203,7 +202,7 @@ def _allocator_changes(profiler: profile, device: torch.device) -> tuple[list[Ch
     assert profiler.profiler.kineto_results is not None
     events = list(_all_events(profiler.profiler.kineto_results.experimental_event_tree()))
     end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
-    allocations = [event for event in events if event.tag == _EventType.Allocation]
+    allocations = [event for event in events if is_allocation(event)]
     reports = [report for report in allocations if report.extra_fields.device.type == device.type]
     reports.sort(key=lambda report: report.start_time_ns)
     changes = [Change(report.extra_fields.ptr, report.extra_fields.alloc_size) for report in reports]

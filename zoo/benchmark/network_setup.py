@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo import config as dynamo_config
 
 from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.block_checkpointing import checkpoint_blocks
@@ -26,6 +25,7 @@ from zoo.layers.norm import norm_act
 from zoo.models import build_network
 from zoo.models.elsewhere import build_from_elsewhere, image_shape, split_name, tensors_in
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
+from zoo.torch_internals import recompile_limit
 
 # What the values of "memory" do to networks of other packages.
 FOREIGN_MEMORY: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -109,7 +109,8 @@ class Setup:
 
     def place(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, in the layout, in training mode."""
-        return model.to(self.device).to(memory_format=LAYOUTS[self.layout]).train()
+        layout: Any = {"memory_format": LAYOUTS[self.layout]}  # not in the type stubs of torch 2.11 and 2.13
+        return model.to(self.device).to(**layout).train()
 
     def random_images(self) -> Tensor:
         """Return a batch of new random images."""
@@ -176,4 +177,4 @@ def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
 
 def room_for_compilations() -> AbstractContextManager[Any]:
     """Return a context in which any number of compiled models may be run; outside of it torch gives up after a few."""
-    return dynamo_config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)
+    return recompile_limit(1000, accumulated=10_000)

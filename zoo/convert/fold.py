@@ -13,6 +13,7 @@ from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
 from zoo.layers.norm_conversion import NormPlan, apply_plans, replace_modules
 from zoo.layers.trace import Trace
+from zoo.torch_internals import forward_hooks
 
 
 class Activation(nn.Module):
@@ -88,7 +89,7 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
     trace = Trace(folded)
     modules: dict[str, Any] = trace.modules
     norms = {n: part for n, part in modules.items() if type(part) is nn.BatchNorm2d or isinstance(part, ABN)}
-    norms = {name: n for name, n in norms.items() if n.running_mean is not None and not n._forward_hooks}
+    norms = {name: n for name, n in norms.items() if n.running_mean is not None and not forward_hooks(n)}
     convolutions = {name: conv for name in norms if (conv := trace.convolution_before(name)) is not None}
     replaced: dict[int, nn.Module] = {}
     for name, conv in convolutions.items():

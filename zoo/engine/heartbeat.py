@@ -74,8 +74,9 @@ class Heartbeat:
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        shared: Any = store  # clone() is not in the type stubs of torch 2.11 and 2.13
         # The connections of the store are not shared, as each is blocked while it waits for an answer.
-        self._store, self._asked = (dist.PrefixStore("zoo/heartbeat", store.clone()) for _ in range(2))
+        self._store, self._asked = (dist.PrefixStore("zoo/heartbeat", shared.clone()) for _ in range(2))
         for own in (self._store, self._asked):
             own.set_timeout(timedelta(seconds=LIMIT_S))
         self._rank, self._world_size = rank, world_size

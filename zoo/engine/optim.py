@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.errors import ConfigError
+from zoo.torch_internals import NormBase
 
-NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
+NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:

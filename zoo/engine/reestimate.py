@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zoo.data.folder import Batch
 from zoo.layers.norm import ABN
+from zoo.torch_internals import BatchNormBase
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def reestimate_statistics(model: nn.Module, batches: Iterable[Batch], num_batche
     Returns 0, with the statistics of a new network, if no batch has two images.
     """
     device = next(model.parameters()).device
-    norms = [part for part in model.eval().modules() if isinstance(part, (ABN, _BatchNorm))]
+    norms = [part for part in model.eval().modules() if isinstance(part, (ABN, BatchNormBase))]
     norms = [norm for norm in norms if not getattr(norm, "frozen", False)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

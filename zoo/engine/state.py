@@ -81,7 +81,8 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     config = task.config
     model.to(process.device)
     if config.training.channels_last:
-        model.to(memory_format=torch.channels_last)
+        layout: Any = {"memory_format": torch.channels_last}  # not in the type stubs of torch 2.11 and 2.13
+        model.to(**layout)
     settings = config.training
     trained = task.trained_network(model)
     if settings.compile:

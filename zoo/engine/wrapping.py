@@ -7,14 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo import lookup_backend
-from torch._functorch import config as functorch_config
-from torch._inductor import list_mode_options
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo.engine.process import Process
+from zoo.torch_internals import activation_memory_budget as memory_budget
+from zoo.torch_internals import list_mode_options, lookup_backend, uncompiled
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
 _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(DistributedDataParallel).parameters)
@@ -36,13 +35,13 @@ def compile_network(
     if activation_memory_budget is None:
         return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
     # With a backend of its own, torch.compile takes no mode.
-    inductor: Any = lookup_backend("inductor")
+    inductor = lookup_backend("inductor")
     options = list_mode_options(mode)
 
     # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
     # backend of its own, each compiled model has its own budget.
     def backend(graph: Any, inputs: Any) -> Any:
-        with functorch_config.patch(activation_memory_budget=activation_memory_budget):
+        with memory_budget(activation_memory_budget):
             return inductor(graph, inputs, config_patches=options)
 
     return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
@@ -73,12 +72,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     Calling the network inside starts no collective operation, and no compilation for a batch of another size.
     """
-    inner: Any = model
-    while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
-        # "_orig_mod" is the attribute of torch.compile's wrapper, whose class is not public.
-        inner = inner.module if isinstance(inner, DistributedDataParallel) else inner._orig_mod
-    network: nn.Module = inner
-    return network
+    inner = model.module if isinstance(model, DistributedDataParallel) else uncompiled(model)
+    return model if inner is model else unwrap(inner)
 
 
 def _average_in_rank_order(dtype: torch.dtype | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.layers.norm import ABN
 from zoo.ops.context import is_exporting, is_transformed
+from zoo.torch_internals import NormBase
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:
@@ -39,7 +39,7 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 def paused_statistics(module: nn.Module) -> Iterator[None]:
     """Keep the norms of the module from updating their running statistics and numbers of batches."""
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
-    foreign = [norm for norm in module.modules() if isinstance(norm, _NormBase) and not isinstance(norm, ABN)]
+    foreign = [norm for norm in module.modules() if isinstance(norm, NormBase) and not isinstance(norm, ABN)]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in foreign]
     momenta = [norm.momentum for norm in foreign]
     paused = [norm.statistics_paused for norm in norms]

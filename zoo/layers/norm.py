@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronise, inplace_abn
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
 from zoo.ops.context import can_work_in_place
+from zoo.torch_internals import NormBase
 
 NormFactory = Callable[[int], nn.Module]
 
 
-class ABN(_NormBase):
+class ABN(NormBase):
     """Standard batch norm followed by an activation; not in place.
 
     z = f(weight (x - mean) / sqrt(var + eps) + bias), with the sign of ``weight`` kept.
@@ -275,7 +275,7 @@ def freeze_norms(module: nn.Module) -> int:
     if not norms:
         raise ValueError(f"{type(module).__name__} has no ABN, InPlaceABN or InPlaceABNSync to freeze")
     for name, norm in module.named_modules():
-        if isinstance(norm, _NormBase) and (norm not in norms or norm.running_mean is None):
+        if isinstance(norm, NormBase) and (norm not in norms or norm.running_mean is None):
             why = "is not of this package" if norm not in norms else "has no running statistics"
             raise ValueError(f"{name or 'the module'} ({type(norm).__name__}) cannot be frozen: it {why}")
     for norm in norms:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import check_activation
@@ -15,8 +14,7 @@ from zoo.ops.abn.norm_act_conv import join, norm_act_conv
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.convolution import Convolution
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from zoo.torch_internals import has_hooks
 
 
 def norm_conv(norm: nn.Module, conv: Any, *inputs: Tensor) -> Tensor:
@@ -44,11 +42,6 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
         and not has_hooks(conv)
         and not any(map(is_fx_proxy, inputs))
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a hook, of this module or of all modules, observes its inputs, outputs or gradients."""
-    return _has_any_global_hook() or any(getattr(module, hooks) for hooks in HOOKS)
 
 
 def is_plain(conv: Any) -> bool:

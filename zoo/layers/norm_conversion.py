@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zoo.errors import MAX_LISTED, ConversionError, listed, printable
 from zoo.layers.norm import ABN, KINDS, InPlaceABN, InPlaceABNSync
 from zoo.layers.rewriting import activation_behind, drop_activations, mode_set, record
 from zoo.layers.trace import Trace, function_name
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
+from zoo.torch_internals import BatchNormBase
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def plan_norms(
 def _norms_to_convert(module: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the norms that may be replaced, by name, and why others stay. ConversionError where there are none."""
     parts = dict(module.named_modules())
-    norms = {name: part for name, part in parts.items() if isinstance(part, (_BatchNorm, ABN))}
+    norms = {name: part for name, part in parts.items() if isinstance(part, (BatchNormBase, ABN))}
     frozen = {_described(name, part): FROZEN for name, part in parts.items() if type(part).__name__ in FROZEN_NORMS}
     if not norms:
         raise ConversionError(

@@ -19,6 +19,7 @@ from zoo.layers.checkpointing import paused_statistics
 from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storages_of
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.undo import channel_pool, channel_unpool, halves
+from zoo.torch_internals import has_backward_hooks
 
 Pair = tuple[Tensor, Tensor]
 
@@ -98,9 +99,8 @@ def subtract_branch(
     """
     trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
     parameters, run = trained, branch
-    if any(
-        p._backward_hooks for p in trained.values()
-    ):  # the hooks run for the gradients that the chain returns, and must not run here too
+    if any(map(has_backward_hooks, trained.values())):
+        # The hooks run for the gradients that the chain returns, and must not run here too.
         parameters = {name: p.detach().requires_grad_() for name, p in trained.items()}
         run = partial(functional_call, branch, parameters)  # type: ignore[assignment]
     leaf = source.detach().requires_grad_()

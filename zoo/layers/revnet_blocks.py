@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.ops.undo import halves
+from zoo.torch_internals import NormBase
 
 EPS, MOMENTUM = 1e-3, 0.01  # of the batch norms in the authors' code, which averages with a decay of 0.99
 
@@ -22,7 +22,7 @@ def with_paper_statistics(norm: NormFactory) -> NormFactory:
     def build(channels: int) -> nn.Module:
         layer = norm(channels)
         for module in layer.modules():
-            if isinstance(module, _NormBase):
+            if isinstance(module, NormBase):
                 module.eps, module.momentum = EPS, MOMENTUM
         return layer
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync
-from zoo.layers.norm_conv import has_hooks, is_plain, norm_conv, statistics_and_settings
+from zoo.layers.norm_conv import is_plain, norm_conv, statistics_and_settings
 from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.unwind import ResidualSum, is_same_as, recomputed_norm
+from zoo.torch_internals import has_hooks
 
 # The option ``memory`` -> whether the last norm of a post-activation block adds and activates, see `ResidualBlock`.
 FUSE_OF_MEMORY = {"plain": "never", "auto": "auto", "fused": "always", "checkpoint": "auto"}

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zoo.errors import ConversionError
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleSequential
 from zoo.layers.rewriting import IN_PLACE, LocalTracer, as_traceable, takes_optional_arguments
+from zoo.torch_internals import BatchNormBase, DropoutBase
 
 # The output of these may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -49,7 +49,7 @@ class _Tracer(LocalTracer):
         self.failed: dict[str, str] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (ABN, InvertibleNorm, _BatchNorm)) or fx.Tracer.is_leaf_module(
+        return isinstance(m, (ABN, InvertibleNorm, BatchNormBase)) or fx.Tracer.is_leaf_module(
             self, m, module_qualified_name
         )
 
@@ -201,7 +201,7 @@ class Trace:
 
     def _may_be_view(self, node: fx.Node) -> bool:
         if (module := self.module_of(node)) is not None:
-            return isinstance(module, (nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd))
+            return isinstance(module, (nn.Flatten, nn.Unflatten, DropoutBase))
         return function_name(node) in VIEWS
 
 

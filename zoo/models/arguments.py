@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.architectures import Architecture
 from zoo.errors import ConfigError, listed
 from zoo.limits import MAX_CHANNELS, MAX_CLASSES, MAX_SLOPE, is_list_of, is_number, is_whole
+from zoo.torch_internals import NormBase
 
 PATH = (str, os.PathLike)
 
@@ -74,7 +74,7 @@ def check_norm_function(norm: Callable[[int], nn.Module]) -> None:
     layer = norm(64)
     if not isinstance(layer, nn.Module):
         raise ConfigError(f"norm must return a module for a number of channels, got {type(layer).__name__} for 64")
-    if isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm)) and not hasattr(layer, "activation"):
+    if isinstance(layer, (NormBase, nn.GroupNorm, nn.LayerNorm)) and not hasattr(layer, "activation"):
         raise ConfigError(
             f"norm: {type(layer).__name__} has no activation, and the networks take norm and activation from one "
             "module; give norm='standard', or a function as lambda channels: "

@@ -13,11 +13,11 @@ from zoo.layers.conv import conv2d
 from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.ends import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
-from zoo.layers.norm_conv import has_hooks
 from zoo.models.base import Network
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
+from zoo.torch_internals import has_hooks
 
 GROWTH = 32
 

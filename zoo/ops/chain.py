@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy, is_transformed
+from zoo.torch_internals import disable_compiler, is_replica, storage_id
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # of parameters
@@ -98,14 +99,13 @@ def _without_half(xs: Tensors) -> Tensors:
     return tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
 
 
-# The decorator is on the whole function, so that compiled graphs break once. torch.compiler.disable does the same, but
-# imports torch._dynamo at once, which takes a second; this one does so when the function is first called.
-@torch._disable_dynamo
+# The decorator is on the whole function, so that compiled graphs break once.
+@disable_compiler
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None) -> Tensors:
     xs = _without_half(xs)
     if is_transformed() or is_exporting():
         return _run(links, xs)
-    if any(getattr(link, "_is_replica", False) for link in links):
+    if any(map(is_replica, links)):
         raise RuntimeError(
             "the copies that nn.DataParallel makes do not know their parameters, which a chain of invertible layers "
             "would not train; use DistributedDataParallel, or store"
@@ -219,7 +219,7 @@ def add_gradients(gradients: Gradients, others: Gradients) -> None:
 
 def storages_of(tensors: Iterable[Tensor | None]) -> set[int]:
     """Return the addresses of the tensors' storages, which tell whether tensors share memory."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors if tensor is not None}
+    return {storage_id(tensor.untyped_storage()) for tensor in tensors if tensor is not None}
 
 
 def _modules(links: Iterable[Link]) -> list[Any]:

@@ -17,13 +17,14 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import set_device_states
 
-# Private names of torch. In a version that no longer has them every dispatch mode counts as one, to be safe.
-_SELECTIVE = tuple(
-    getattr(torch.utils.checkpoint, name, TorchDispatchMode)
-    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+from zoo.torch_internals import (
+    SELECTIVE_CHECKPOINT_MODES,
+    are_transforms_active,
+    dispatch_modes,
+    num_dispatch_modes,
+    num_function_modes,
 )
 
 
@@ -34,7 +35,7 @@ def is_fx_proxy(x: Any) -> bool:
 
 def is_transformed() -> bool:
     """Return whether this runs inside a transform of `torch.func`, which knows neither checkpoints nor saved hooks."""
-    return torch._C._are_functorch_transforms_active()
+    return are_transforms_active()
 
 
 def is_exporting() -> bool:
@@ -50,8 +51,7 @@ def in_selective_checkpoint() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    modes = torch._C._len_torch_dispatch_stack()
-    return modes > 0 and any(isinstance(mode, _SELECTIVE) for mode in _get_current_dispatch_mode_stack())
+    return num_dispatch_modes() > 0 and any(isinstance(mode, SELECTIVE_CHECKPOINT_MODES) for mode in dispatch_modes())
 
 
 def can_work_in_place() -> bool:
@@ -79,8 +79,8 @@ def is_unwatched(x: Tensor) -> bool:
         and (type(x) is Tensor or type(x) is Parameter)
         and (x.is_cpu or x.is_cuda)
         and not x.is_neg()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
+        and num_dispatch_modes() == 0
+        and num_function_modes() == 0
         and not is_transformed()
         and not torch.jit.is_tracing()
     )

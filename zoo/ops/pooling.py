@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.utils import _pair
 
 from zoo.ops.abn import native, reference
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.context import differentiable_once, is_eager, is_fx_proxy, is_unwatched
 from zoo.ops.operators import operator
+from zoo.torch_internals import pair
 
 Pair = int | tuple[int, int]
 
@@ -62,7 +62,7 @@ def max_pool2d(
     take torch's own pooling, and so do torch.compile, which keeps bytes by itself, TorchScript and `torch.func`.
     Gradients can be taken once, not twice.
     """
-    window = Window(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
+    window = Window(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode)
     directly = is_unwatched(x)
     sides = _sides_to_keep_bytes_of(x, window) if directly or (is_eager() and not torch.jit.is_tracing()) else None
     if sides is None:
@@ -275,7 +275,7 @@ def window_mean2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
     (N, C, H - rows + 1, W - columns + 1), is torch's `avg_pool2d` of stride 1, computed as means of columns of means of
     rows: rows + columns additions for a value, and not rows times columns.
     """
-    rows, columns = (min(length, limit) for length, limit in zip(_pair(size), x.shape[2:], strict=True))
+    rows, columns = (min(length, limit) for length, limit in zip(pair(size), x.shape[2:], strict=True))
     return F.avg_pool2d(F.avg_pool2d(x, (rows, 1), stride=1), (1, columns), stride=1)
 
 

@@ -23,6 +23,7 @@ from zoo.ops.abn.functional import normalise
 from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution
+from zoo.torch_internals import storage_id
 
 
 class ResidualSum:
@@ -198,5 +199,5 @@ def _unpack(packed: Callable[[], Tensor]) -> Tensor:
 
 def is_same_as(x: Tensor) -> Callable[[Tensor], bool]:
     """Return the function that recognises x among saved tensors; it does not hold x, which would keep it alive."""
-    storage, shape = x.untyped_storage()._cdata, x.shape
-    return lambda saved: saved.shape == shape and saved.untyped_storage()._cdata == storage
+    storage, shape = storage_id(x.untyped_storage()), x.shape
+    return lambda saved: saved.shape == shape and storage_id(saved.untyped_storage()) == storage

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from zoo.benchmark.memory_use import measure_memory
@@ -34,6 +33,7 @@ from zoo.reproduce.comparison import (
 )
 from zoo.reproduce.paper_networks import build_for_training, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.torch_internals import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)
 UNITS = (3, 9, 18)  # per stage of a CIFAR RevNet
@@ -320,8 +320,8 @@ class _OperationLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        if func.overloadpacket in flop_registry:
+            self.total += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=result)
         return result
 
 

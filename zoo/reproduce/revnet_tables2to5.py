@@ -8,7 +8,6 @@ from statistics import mean
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from zoo.architectures import architecture
 from zoo.reproduce.comparison import (
@@ -24,6 +23,7 @@ from zoo.reproduce.error_rates import UNKNOWN, command_of, facts_of, judge, repo
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
+from zoo.torch_internals import NormBase
 
 REVNET104_NOTE = (
     "RevNet-104: neither the paper's text nor its public code explains 45.2 M. The layers of the code have the "
@@ -184,9 +184,9 @@ def sum_of_outputs(model: nn.Module, size: int) -> int:
 
     def add(module: nn.Module, _: object, output: Tensor) -> None:
         nonlocal total
-        total += 4 * math.prod(output.shape) * (2 if isinstance(module, _NormBase) else 1)
+        total += 4 * math.prod(output.shape) * (2 if isinstance(module, NormBase) else 1)
 
-    counted = [m for m in model.modules() if isinstance(m, (nn.Conv2d, _NormBase)) or "Pool" in type(m).__name__]
+    counted = [m for m in model.modules() if isinstance(m, (nn.Conv2d, NormBase)) or "Pool" in type(m).__name__]
     handles = [module.register_forward_hook(add) for module in counted]
     with torch.no_grad():
         forward_of(model, 1, size)()

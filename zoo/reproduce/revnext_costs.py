@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, unpublished, within
 from zoo.reproduce.paper_networks import build_revnext, forward_of
 from zoo.reproduce.published_numbers import published
+from zoo.torch_internals import TorchDispatchMode
 
 BATCH, SIZE = 8, 32
 TOLERANCE = 0.05

@@ -20,6 +20,7 @@ from zoo.ops.abn.statistics import (
     values_per_channel,
 )
 from zoo.ops.context import can_work_in_place, is_eager
+from zoo.torch_internals import is_alias_of
 
 INVERTIBLE_ACTIVATIONS = ("leaky_relu", "elu", "identity")
 
@@ -173,7 +174,7 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
 
 def _may_overlap(x: Tensor, shortcut: Tensor) -> bool:
     """Return whether two tensors may have an element in common; of strides that differ this is not found out."""
-    if not torch._C._is_alias_of(x, shortcut):  # type: ignore[attr-defined]
+    if not is_alias_of(x, shortcut):
         return False  # their memory is not the same
     if (x.shape, x.stride(), x.dtype) != (shortcut.shape, shortcut.stride(), shortcut.dtype):
         return True

@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
 from zoo.ops.operators import TAGS
+from zoo.torch_internals import has_kernel
 
 # The order of csrc/numbers.h; the last three only from x.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2, "relu": 3, "silu": 4, "hardswish": 5}
@@ -70,7 +71,7 @@ def _load() -> str | None:
     except (OSError, RuntimeError) as error:
         return f"could not be loaded: {error}"
     names = [schema.partition("(")[0] for schema in SCHEMAS]
-    if not all(torch._C._dispatch_has_kernel_for_dispatch_key(f"zoo::{name}", "CPU") for name in names):
+    if not all(has_kernel(f"zoo::{name}", "CPU") for name in names):
         return "built from older sources; install again with pip install --no-build-isolation"
     return None
 

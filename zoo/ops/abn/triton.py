@@ -32,6 +32,7 @@ from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype, laid_out
 from zoo.ops.operators import operator
+from zoo.torch_internals import are_transforms_active, num_dispatch_modes
 
 TILE = 2048
 WARPS = 4
@@ -134,11 +135,7 @@ def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     The operator is for whatever looks at operations: torch.compile, transforms, dispatch modes.
     """
-    watched = (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-    )
+    watched = torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
     return getattr(torch.ops.zoo_triton, name).default if watched else function
 
 
@@ -448,7 +445,7 @@ def _places(kernel: Any, device: torch.device) -> int:
     if device.type != "cuda" or not hasattr(kernel, "_init_handles"):
         return PLACES
     kernel._init_handles()  # loads the code, which the number of its registers is known after
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # the type stubs of some versions lack attributes
     room = Room(
         properties.regs_per_multiprocessor,
         properties.shared_memory_per_multiprocessor,

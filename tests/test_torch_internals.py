@@ -1,0 +1,563 @@
+"""Each behavior of torch's private names that the package relies on has a test, and no other file uses such names."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from zoo import torch_internals as internals
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own compiler
+
+ROOT = Path(__file__).parents[1]
+INTERNALS = "zoo/torch_internals.py"
+
+
+class Watch(internals.TorchDispatchMode):
+    """Notes the names of the operations that reach it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+class WatchFunctions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+# Dispatch
+
+
+def test_a_dispatch_mode_sees_operations_in_forward_and_backward_while_it_is_active():
+    x = torch.ones(2, requires_grad=True)
+    with Watch() as watch:
+        x.exp().sum().backward()
+    x.exp()
+    assert watch.seen.count("aten.exp") == 1
+    assert "aten.mul" in watch.seen
+
+
+def test_the_innermost_dispatch_mode_is_the_last_one():
+    assert internals.dispatch_modes() == []
+    with Watch() as outer, Watch() as inner:
+        assert internals.dispatch_modes() == [outer, inner]
+
+
+def test_active_dispatch_modes_are_counted():
+    assert internals.num_dispatch_modes() == 0
+    with Watch(), Watch():
+        assert internals.num_dispatch_modes() == 2
+    assert internals.num_dispatch_modes() == 0
+
+
+def test_active_function_modes_are_counted():
+    assert internals.num_function_modes() == 0
+    with WatchFunctions():
+        assert internals.num_function_modes() == 1
+        with Watch():
+            assert internals.num_function_modes() == 1
+    assert internals.num_function_modes() == 0
+
+
+def test_disabled_dispatch_hides_operations_from_modes():
+    with Watch() as watch:
+        with internals.DisableTorchDispatch():
+            assert torch.equal(torch.ones(2).exp(), torch.full((2,), torch.e))
+        assert watch.seen == []
+        torch.ones(2)
+    assert watch.seen == ["aten.ones"]
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
+def test_transforms_are_active_inside_of_them_alone(transform):
+    seen = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(internals.are_transforms_active())
+        return x.sum()
+
+    transform(function)(torch.ones(2))
+    assert seen == [True]
+    assert not internals.are_transforms_active()
+
+
+def test_kernels_of_an_operator_are_found_by_dispatch_key():
+    library = torch.library.Library("zoo_internals_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CPU")
+    assert internals.has_kernel("zoo_internals_test::twice", "CPU")
+    assert not internals.has_kernel("zoo_internals_test::twice", "CUDA")
+
+
+def test_a_schema_tells_the_arguments_and_which_of_them_are_written():
+    schema = internals.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.is_mutable
+    assert schema.name == "aten::add_"
+    assert [(argument.name, str(argument.type)) for argument in schema.arguments][:2] == [
+        ("self", "Tensor"),
+        ("other", "Tensor"),
+    ]
+    assert [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments] == [
+        True,
+        False,
+        False,
+    ]
+    assert not internals.schema_of(torch.ops.aten.add.Tensor).is_mutable
+
+
+@pytest.mark.parametrize("kind", ["mm", "convolution"])
+def test_without_autograd_and_autocast_kernels_get_their_arguments_as_given(kind):
+    end = (1, 1) if kind == "convolution" else ()
+    x, weight = torch.ones(4, 4, *end), torch.ones(4, 4, *end, requires_grad=True)
+    function = nn.functional.conv2d if kind == "convolution" else torch.mm
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = function(x, weight)
+        with internals.skip_autograd_and_autocast():
+            plain = function(x, weight)
+    assert (cast.dtype, cast.requires_grad) == (torch.bfloat16, True)
+    assert (plain.dtype, plain.requires_grad) == (torch.float32, False)
+
+
+def test_without_autograd_no_version_is_counted_and_dispatch_modes_are_called():
+    x = torch.ones(2)
+    with Watch() as watch, internals.skip_autograd_and_autocast():
+        x.add_(1)
+    assert watch.seen == ["aten.add_"]
+    assert x._version == 0
+
+
+def test_the_modes_of_selective_checkpoints_are_told_from_others():
+    assert internals.TorchDispatchMode not in internals.SELECTIVE_CHECKPOINT_MODES  # all names were found
+    seen: list[list[bool]] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append([isinstance(mode, internals.SELECTIVE_CHECKPOINT_MODES) for mode in internals.dispatch_modes()])
+        return x.sin().exp()
+
+    save_sines = partial(
+        create_selective_checkpoint_contexts,
+        lambda context, operation, *args, **kwargs: (
+            CheckpointPolicy.MUST_SAVE if operation == torch.ops.aten.sin.default else CheckpointPolicy.MUST_RECOMPUTE
+        ),
+    )
+    with Watch():
+        x = torch.ones(2, requires_grad=True)
+        checkpoint(function, x, use_reentrant=False, context_fn=save_sines).sum().backward()
+    assert [modes.count(True) for modes in seen] == [1, 1]  # in forward and in recomputation
+    assert not isinstance(Watch(), internals.SELECTIVE_CHECKPOINT_MODES)
+
+
+# Autograd and memory
+
+
+def test_the_innermost_hooks_for_saved_tensors_are_found():
+    outer, inner, unpack = (lambda x: x), (lambda x: x), (lambda x: x)
+    assert internals.top_saved_tensors_hooks(False) is None
+    with torch.autograd.graph.saved_tensors_hooks(outer, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(inner, unpack):
+            assert internals.top_saved_tensors_hooks(False) == (inner, unpack)
+        assert internals.top_saved_tensors_hooks(True) == (outer, unpack)
+    assert internals.top_saved_tensors_hooks(True) is None
+
+
+def test_hooks_for_saved_tensors_are_hidden_while_aot_autograd_traces_unless_that_is_ignored():
+    set_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        before = set_tracing(True)
+        try:
+            found = [internals.top_saved_tensors_hooks(ignore) is not None for ignore in (False, True)]
+        finally:
+            set_tracing(before)
+    assert found == [False, True]
+
+
+def test_tensors_share_the_id_of_a_storage_if_they_share_memory():
+    x = torch.ones(4)
+    storage = internals.storage_id(x.untyped_storage())
+    assert internals.storage_id(x[2:].untyped_storage()) == storage
+    assert internals.storage_id(x.detach().untyped_storage()) == storage
+    assert internals.storage_id(x.clone().untyped_storage()) != storage
+    meta = [torch.empty(4, device="meta") for _ in range(2)]  # whose storages have no address
+    assert len({internals.storage_id(x.untyped_storage()) for x in meta}) == 2
+
+
+def test_parts_of_one_storage_are_aliases_even_where_they_do_not_overlap():
+    x = torch.ones(4)
+    assert internals.is_alias_of(x[:2], x[2:])
+    assert not internals.is_alias_of(x, x.clone())
+
+
+def test_every_write_counts_up_the_version_that_views_share():
+    x = torch.zeros(4)
+    version = x._version
+    x.add_(1)
+    x[1:].mul_(2)
+    assert x._version == x[1:]._version == version + 2
+    assert x.detach()._version == x._version
+
+
+def test_a_tensor_has_backward_hooks_until_they_are_removed():
+    x = torch.ones(2, requires_grad=True)
+    assert not internals.has_backward_hooks(x)
+    handle = x.register_hook(lambda gradient: gradient)
+    assert internals.has_backward_hooks(x)
+    handle.remove()
+    assert not internals.has_backward_hooks(x)
+
+
+def test_the_profiler_reports_what_the_allocator_gives_out_and_takes_back():
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        x = torch.empty(1000)
+        del x
+    events, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        events.append(pending.pop())
+        pending += events[-1].children
+    reports = [event.extra_fields for event in events if internals.is_allocation(event)]
+    assert {report.alloc_size for report in reports} == {4000, -4000}
+    assert {report.device.type for report in reports} == {"cpu"}
+    assert len({report.ptr for report in reports}) == 1
+
+
+# Modules
+
+
+def test_norms_and_dropouts_have_the_base_classes():
+    batch_norms = [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)]
+    assert all(isinstance(norm, internals.BatchNormBase) for norm in batch_norms)
+    assert all(isinstance(norm, internals.NormBase) for norm in [*batch_norms, nn.InstanceNorm2d(2)])
+    assert not isinstance(nn.InstanceNorm2d(2), internals.BatchNormBase)
+    assert not isinstance(nn.GroupNorm(1, 2), internals.NormBase)
+    assert isinstance(nn.Dropout(), internals.DropoutBase)
+    assert isinstance(nn.Dropout2d(), internals.DropoutBase)
+    norm = internals.NormBase(3, eps=0.1, momentum=0.2, affine=False, track_running_stats=True)
+    assert (norm.num_features, norm.eps, norm.momentum, norm.weight) == (3, 0.1, 0.2, None)
+    assert list(norm.state_dict()) == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+def test_a_pair_is_a_number_twice_or_the_two_numbers():
+    assert internals.pair(3) == (3, 3)
+    assert internals.pair((1, 2)) == internals.pair([1, 2]) == (1, 2)
+
+
+def test_the_leaves_of_a_tree_are_in_order():
+    assert internals.tree_leaves({"a": [1, (2, None)], "b": 3}) == [1, 2, None, 3]
+
+
+def test_modules_hold_parameters_buffers_and_children_in_dictionaries():
+    module = nn.Sequential(nn.BatchNorm2d(2, affine=False))
+    norm = module[0]
+    assert norm._parameters == {"weight": None, "bias": None}
+    assert norm._buffers["running_mean"] is norm.running_mean
+    assert module._modules == {"0": norm}
+    norm._parameters["weight"] = weight = nn.Parameter(torch.ones(2))
+    module._modules["0"] = norm
+    assert norm.weight is weight
+    module._modules["0"] = other = nn.Identity()
+    assert module[0] is other
+
+
+class Noted:
+    """A hook."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *args: Any) -> None:
+        self.calls += 1
+
+
+def test_forward_hooks_are_listed_in_the_order_in_which_they_are_called():
+    module = nn.Identity()
+    hooks = [Noted() for _ in range(4)]
+    module.register_forward_hook(hooks[1])
+    module.register_forward_hook(hooks[0], prepend=True)
+    module.register_forward_pre_hook(hooks[3])
+    module.register_forward_pre_hook(hooks[2], prepend=True)
+    assert list(internals.forward_hooks(module).values()) == hooks[:2]
+    assert list(internals.forward_pre_hooks(module).values()) == hooks[2:]
+
+
+def test_removed_forward_hooks_are_not_called_in_a_copy_of_the_module_either():
+    module = nn.Identity()
+    stays = Noted()
+    module.register_forward_hook(Noted(), always_call=True)
+    module.register_forward_pre_hook(Noted(), with_kwargs=True)
+    module.register_forward_hook(lambda *args: stays(), always_call=True)
+    module = copy.deepcopy(module)  # the handles are those of the original
+    internals.remove_forward_hooks(module, Noted)
+    assert len(internals.forward_hooks(module)) == 1
+    assert len(internals.forward_pre_hooks(module)) == 0
+    module(torch.ones(1))
+    plain = nn.Identity()
+    plain.register_forward_hook(lambda *args: None, always_call=True)
+    for name in ("_forward_hooks_always_called", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
+        assert len(getattr(module, name)) == len(getattr(plain, name)), name
+
+
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_every_kind_of_hook_of_a_module_is_seen(kind):
+    module, other = nn.Identity(), nn.Identity()
+    handle = getattr(module, f"register_{kind}")(lambda *args: None)
+    assert internals.has_hooks(module)
+    assert not internals.has_hooks(other)
+    handle.remove()
+    assert not internals.has_hooks(module)
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_every_kind_of_hook_of_all_modules_is_seen(kind):
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *args: None)
+    try:
+        assert internals.has_hooks(nn.Identity())
+    finally:
+        handle.remove()
+    assert not internals.has_hooks(nn.Identity())
+
+
+def test_the_copies_of_data_parallel_are_replicas():
+    module = nn.Linear(1, 1)
+    assert not internals.is_replica(module)
+    assert internals.is_replica(module._replicate_for_data_parallel())
+
+
+# Compiler
+
+
+def test_the_compiler_neither_traces_a_disabled_function_nor_what_it_calls():
+    compiling = []
+
+    def called() -> None:
+        compiling.append(torch.compiler.is_compiling())
+
+    @internals.disable_compiler
+    def disabled(x: Tensor) -> Tensor:
+        called()
+        return x + 1
+
+    @partial(torch.compile, backend="eager")
+    def function(x: Tensor) -> Tensor:
+        return disabled(x * 2) * 3
+
+    assert float(function(torch.ones(()))) == 9
+    assert compiling == [False]
+
+
+def test_a_marked_function_runs_while_the_compiler_traces_and_leaves_the_graph_whole():
+    calls = []
+
+    @internals.run_while_compiling
+    def note() -> None:
+        calls.append(1)
+
+    @partial(torch.compile, backend="eager", fullgraph=True)
+    def function(x: Tensor) -> Tensor:
+        note()
+        return x * 2
+
+    assert [float(function(torch.ones(()))) for _ in range(2)] == [2, 2]
+    assert len(calls) == 1
+
+
+def test_both_ways_to_compile_a_module_are_seen():
+    module = nn.Linear(2, 2)
+    assert not internals.is_compiled(module)
+    wrapped = torch.compile(module, backend="eager")
+    assert internals.is_compiled(wrapped)
+    assert not internals.is_compiled(module)
+    module.compile(backend="eager")
+    assert internals.is_compiled(module)
+
+
+def test_the_module_inside_the_wrapper_of_a_compiled_one_is_found():
+    module = nn.Linear(2, 2)
+    assert internals.uncompiled(torch.compile(module, backend="eager")) is module
+    assert internals.uncompiled(module) is module
+
+
+def test_backends_and_the_options_of_modes_are_found_by_name():
+    from torch._inductor.compile_fx import compile_fx
+
+    assert internals.lookup_backend("inductor").__module__.startswith("torch._dynamo.backends")
+    assert "config_patches" in inspect.signature(compile_fx).parameters
+    assert internals.list_mode_options("default") == {}
+    assert internals.list_mode_options("max-autotune")["max_autotune"] is True
+
+
+def test_a_budget_lets_a_compiled_graph_keep_less_for_backward():
+    def kept(budget: float) -> int:
+        torch.compiler.reset()
+        sizes: list[int] = []
+
+        @partial(torch.compile, backend="aot_eager_decomp_partition")
+        def function(x: Tensor, weight: Tensor) -> Tensor:
+            for _ in range(4):
+                x = torch.relu(x @ weight)
+            return x.sum()
+
+        def pack(x: Tensor) -> Tensor:
+            sizes.append(x.nbytes)
+            return x
+
+        x, weight = (torch.ones(64, 64, requires_grad=True) for _ in range(2))
+        with internals.activation_memory_budget(budget), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            function(x, weight)
+        return sum(sizes)
+
+    assert kept(0) < kept(1)
+
+
+def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
+    calls = []
+
+    def run(sizes: range) -> int:
+        torch.compiler.reset()
+        calls.clear()
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            calls.append(graph)
+            return graph
+
+        @partial(torch.compile, backend=backend, dynamic=False)
+        def function(x: Tensor) -> Tensor:
+            return x + 1
+
+        for size in sizes:
+            function(torch.ones(size))
+        return len(calls)
+
+    with internals.recompile_limit(20, accumulated=100):
+        assert run(range(2, 18)) == 16
+    assert run(range(2, 18)) < 16
+    torch.compiler.reset()
+
+
+def test_the_compiler_is_not_imported_before_it_is_needed():
+    command = "import sys, zoo.torch_internals; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
+
+
+# No other file
+
+#: Attributes that are no more private in practice than the documented ones, and that a function around them would only
+#: hide or slow down; tests above state what the package relies on.
+SEMI_PUBLIC = {
+    "_version": "the version counter of a tensor, which error messages of torch name",
+    "_parameters": "torch.nn.Module's own dictionary: None where a parameter is missing",
+    "_buffers": "torch.nn.Module's own dictionary: None where a buffer is missing",
+    "_modules": "torch.nn.Module's own dictionary: a module may be in it under several names",
+}
+
+#: Private names of other packages.
+NOT_OF_TORCH = {
+    "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
+    "_ArgumentGroup": "argparse",
+    "_actions": "argparse",
+    "_exit": "os",
+    "_replace": "typing.NamedTuple, documented",
+    "_asdict": "typing.NamedTuple, documented",
+    "_init_handles": "triton, which loads compiled code with it",
+}
+
+#: These files are to be converted.
+EXCLUDED = ("zoo/ops/lean/", "zoo/layers/lean.py")
+
+
+def _names_of_its_own(tree: ast.AST) -> set[str]:
+    """Return the names that a file defines: functions, classes, and what it assigns to variables and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return names
+
+
+def _is_private(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and name.startswith("_") and name.strip("_") != ""
+
+
+def _private_names(tree: ast.AST) -> list[tuple[int, str, str]]:
+    """Return (line, what it is of, name) of the private names that a file reads of modules and objects."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            paths = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            paths = [(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            found.append((node.lineno, ast.unparse(node.value), node.attr))
+            continue
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+            found.append((node.lineno, ast.unparse(node.args[0]), name))
+            continue
+        else:
+            continue
+        for module, name in paths:
+            if module.split(".")[0] == "torch":
+                found += [(node.lineno, module, part) for part in [*module.split("."), name]]
+    return [each for each in found if _is_private(each[2]) and not each[2].startswith("__")]
+
+
+def _trees() -> dict[str, ast.AST]:
+    paths = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "zoo").rglob("*.py"))}
+    return {name: ast.parse(path.read_text()) for name, path in paths.items() if name != INTERNALS}
+
+
+def test_no_other_file_uses_a_private_name_of_torch():
+    trees = _trees()
+    of_package = set().union(*map(_names_of_its_own, trees.values()))
+    found = []
+    for file, tree in trees.items():
+        own = _names_of_its_own(tree)
+        for line, owner, name in _private_names(tree):
+            known = of_package if owner in ("self", "cls", "super()") else own
+            is_torch = owner.split(".")[0] == "torch"
+            if not file.startswith(EXCLUDED) and (
+                is_torch or name not in known | SEMI_PUBLIC.keys() | NOT_OF_TORCH.keys()
+            ):
+                found.append(f"{file}:{line}: {owner}.{name}")
+    assert found == [], f"give these names a place in {INTERNALS}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch._dynamo",
+        "from torch._inductor import config",
+        "from torch.nn.modules.utils import _pair",
+        "torch._C._len_torch_dispatch_stack()",
+        "tensor.untyped_storage()._cdata",
+        "getattr(module, '_orig_mod', None)",
+    ],
+)
+def test_a_private_name_of_torch_is_recognised(line):
+    assert _private_names(ast.parse(line))
+
+
+def test_every_exception_is_used():
+    used = {name for tree in _trees().values() for _, _, name in _private_names(tree)}
+    assert used >= SEMI_PUBLIC.keys() | NOT_OF_TORCH.keys()
