@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -51,12 +51,21 @@ are_transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
 #: Returns whether the operator "namespace::name" has a kernel for a dispatch key, such as "CPU".
 has_kernel: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
 
+#: Returns a context within `__torch_dispatch__` in which the operations that a kernel calls count their writes. Without
+#: it only the operator itself does, if it has a kernel for the key "ADInplaceOrView".
+count_writes: Callable[[], AbstractContextManager[None]] = functools.partial(
+    _C._SetExcludeDispatchKeyGuard, _C.DispatchKey.ADInplaceOrView, False
+)
+
+#: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, as DTensor.
+is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
+
 #: Returns the schema of an operator overload: its name, `is_mutable`, and arguments with name, type and alias_info.
 schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")
 
 
 def _above_kernels() -> Any:
-    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA")
+    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
     keys = _C.DispatchKeySet(_C.DispatchKey.AutogradOther)
     for name in names:
         keys = keys.add(getattr(_C.DispatchKey, name))
@@ -64,7 +73,7 @@ def _above_kernels() -> Any:
 
 
 #: Returns a context in which operations on CPU and CUDA tensors neither record for autograd nor cast: their kernels get
-#: the arguments as given. Dispatch modes are still called.
+#: the arguments as given. Writes are counted, by a tensor and its views together. Dispatch modes are still called.
 skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functools.partial(
     _C._ExcludeDispatchKeyGuard, _above_kernels()
 )
@@ -82,6 +91,24 @@ SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
 top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
     _C._autograd._top_saved_tensors_default_hooks
 )
+
+
+def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Enter ``context()`` around every `torch.autograd.graph.disable_saved_tensors_hooks` from now on.
+
+    Transforms of `torch.func` look this function up at each call, and refuse to run while there are hooks for saved
+    tensors. There is no public way to be told of a transform.
+    """
+    disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+    @functools.wraps(disable)
+    @contextmanager
+    def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+        with context(), disable(error_message):
+            yield
+
+    torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+
 
 #: Returns a number that identifies a storage while the storage lives. Tensors share it if they share their memory.
 storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
@@ -125,27 +152,6 @@ tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 def forward_hooks(module: nn.Module) -> Mapping[int, Callable[..., Any]]:
     """Return the forward hooks of a module itself, in the order in which they are called."""
     return module._forward_hooks
-
-
-def forward_pre_hooks(module: nn.Module) -> Mapping[int, Callable[..., Any]]:
-    """Return the forward pre-hooks of a module itself, in the order in which they are called."""
-    return module._forward_pre_hooks
-
-
-def remove_forward_hooks(module: nn.Module, kinds: type | tuple[type, ...]) -> None:
-    """Remove the forward hooks and pre-hooks of a module that are instances of ``kinds``.
-
-    `register_forward_hook` returns a handle that does so, but handles do not survive a copy or a pickle of the module.
-    """
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, kinds)]:
-            del hooks[key]
-            for options in (
-                module._forward_pre_hooks_with_kwargs,
-                module._forward_hooks_with_kwargs,
-                module._forward_hooks_always_called,
-            ):
-                options.pop(key, None)
 
 
 def has_hooks(module: nn.Module) -> bool:

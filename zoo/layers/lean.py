@@ -13,6 +13,7 @@ from torch import nn
 from zoo.ops.context import is_transformed
 from zoo.ops.lean import Recording
 from zoo.ops.lean.budget import Budget
+from zoo.torch_internals import forward_hooks, is_compiled, run_while_compiling, top_saved_tensors_hooks
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -95,7 +96,8 @@ class _Lean:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how copies and pickles make a module of the original class, and make it lean."""
-        function, arguments, *rest = super().__reduce_ex__(protocol)  # type: ignore[misc]
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, arguments, *rest = reduced
         original = type(self).__bases__[1]
         arguments = tuple(original if each is type(self) else each for each in arguments)
         return _make_lean, (function, arguments), *rest
@@ -118,11 +120,11 @@ def _recording_of(module: Any) -> AbstractContextManager[Any]:
     settings: _Settings | None = module.__dict__.get(_SETTINGS)
     if settings is None or not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or _others_save():
         return nullcontext()
-    if _is_compiled(module):
+    if any(map(is_compiled, module.modules())):  # in a recording such a part would run uncompiled
         _tell_that_it_steps_aside()
         return nullcontext()
     own = [*module.parameters(), *module.buffers()]
-    is_hooked = not settings.exact and any(each._forward_hooks for each in module.modules())
+    is_hooked = not settings.exact and any(forward_hooks(each) for each in module.modules())
     return Recording(settings.budget, parameters=own, exact=settings.exact, is_hooked=is_hooked)
 
 
@@ -133,6 +135,7 @@ class StepsAside(UserWarning):
 _was_told = False
 
 
+@run_while_compiling
 def _tell_that_it_steps_aside() -> None:
     global _was_told
     if not _was_told:
@@ -146,15 +149,6 @@ def _tell_that_it_steps_aside() -> None:
         )
 
 
-# torch.compile calls it, and does not trace it. (torch.compiler.assume_constant_result sets this, and imports much.)
-_tell_that_it_steps_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile compiles a module or a part of it; in a recording that part would run uncompiled."""
-    return any(each._compiled_call_impl is not None or "_orig_mod" in each._modules for each in module.modules())
-
-
 def _others_save() -> bool:
     """Return whether a recording, a checkpoint or others have hooks for saved tensors, whose place ours would take."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return top_saved_tensors_hooks(True) is not None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import kernels_for
+from zoo.torch_internals import DisableTorchDispatch, has_kernel, schema_of
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
@@ -71,18 +72,18 @@ def _rules() -> dict[Operation, Rule]:
     for name in (*SAME_DTYPE, *PROMOTED, *OTHERS, *VIEWS):
         is_view = name in VIEWS
         for operation in _overloads(name):
-            if not operation._schema.is_mutable:
+            if not schema_of(operation).is_mutable:
                 rules[operation] = Rule(operation, is_view, overwrites=False)
         for operation in () if is_view else _overloads(f"{name}_"):
             # Of the same arguments, and not of the same name: pow_.Scalar is pow.Tensor_Scalar.
             for repeat in _overloads(name):
-                if not repeat._schema.is_mutable and _signature(repeat) == _signature(operation):
+                if not schema_of(repeat).is_mutable and _signature(repeat) == _signature(operation):
                     rules[operation] = Rule(repeat, is_view=False, overwrites=True)
     return rules
 
 
 def _signature(operation: Operation) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in operation._schema.arguments]
+    return [(argument.name, str(argument.type)) for argument in schema_of(operation).arguments]
 
 
 #: Rules by the operations as a `TorchDispatchMode` sees them.
@@ -92,7 +93,8 @@ RULES = _rules()
 IN_PLACE = {
     rule.repeat: operation
     for operation, rule in RULES.items()
-    if rule.overwrites and rule.repeat._schema.name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
+    if rule.overwrites
+    and schema_of(rule.repeat).name.removeprefix("aten::") in (*SAME_DTYPE, "add", "sub", "mul", "div")
 }
 
 LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
@@ -123,11 +125,11 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     """Return positions and names of the arguments that an operation overwrites; empty for one that is functional."""
     if operation in BATCH_NORMS:  # which move running statistics, though their schemas do not say so
         return (3, "running_mean"), (4, "running_var")
-    if not operation._schema.is_mutable:
+    if not schema_of(operation).is_mutable:
         return ()
     return tuple(
         (position, argument.name)
-        for position, argument in enumerate(operation._schema.arguments)
+        for position, argument in enumerate(schema_of(operation).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
@@ -135,9 +137,9 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
 @cache
 def writes_inside(operation: Operation) -> bool:
     """Return whether the operations that a kernel calls, and not the operation itself, count its writes as versions."""
-    if operation.namespace in ("aten", "prim") and not operation._schema.is_mutable:
+    if operation.namespace in ("aten", "prim") and not schema_of(operation).is_mutable:
         return False
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "ADInplaceOrView")
+    return not has_kernel(operation.name(), "ADInplaceOrView")
 
 
 # -------------------------------------------------------------------------------------------------------- dropout
@@ -212,7 +214,7 @@ def line_of_norm(
     vectors = [each for each in (weight, bias, mean) if each is not None]
     if not _is_dense(x) or x.dtype not in LINE_DTYPES or any(each.dtype != x.dtype for each in vectors):
         return None
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
+    with DisableTorchDispatch(), torch.no_grad():
         return line_of(weight, bias, mean, torch.rsqrt(var + eps))
 
 

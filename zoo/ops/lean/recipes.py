@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.errors import ZooError
 from zoo.ops.lean.operations import IN_PLACE, Operation
+from zoo.torch_internals import DisableTorchDispatch, is_alias_of, skip_autograd_and_autocast
 
 ROOM = 3  # values of the size of the largest that backward keeps between two uses
 
@@ -69,7 +70,7 @@ class Value:
     def keep(self, tensor: Tensor) -> None:
         """Keep the tensor itself from now on, in place of a recipe."""
         if tensor.grad_fn is not None:  # which may be what saves it, so that it would never be freed
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
+            with DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach()
         self.kept, self.version, self.call = tensor, tensor._version, None
 
@@ -201,7 +202,7 @@ class Saved:
         value = self.value
         tensor = value.at_hand()
         if tensor is None:
-            with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch.no_grad():
+            with skip_autograd_and_autocast(), torch.no_grad():
                 tensor = compute(value)
         if value.kept is None:
             value.waiting -= 1
@@ -306,9 +307,7 @@ def _take(
     """
     if tensor.stride() != value.stride or tensor.dtype != value.dtype:
         tensor = torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
-    sharing = [
-        source for source in call.sources() if source in tensors and torch._C._is_alias_of(tensor, tensors[source])
-    ]
+    sharing = [source for source in call.sources() if source in tensors and is_alias_of(tensor, tensors[source])]
     fresh.difference_update(sharing)
     tensors[value] = tensor
     if value.is_worth_storing and value is not target:
@@ -328,16 +327,3 @@ def _filled(arg: Any, tensors: dict[Value, Tensor]) -> Any:
 def _are_alike(args: tuple[Any, ...]) -> bool:
     """Return whether all tensors have one shape and dtype, so that the output has them too."""
     return len({(arg.shape, arg.dtype) for arg in args if isinstance(arg, Tensor)}) == 1
-
-
-def _above_kernels() -> torch._C.DispatchKeySet:
-    # Without ADInplaceOrView, so that a recomputed view and its base count their modifications together.
-    names = ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
-    for name in names:
-        keys = keys.add(getattr(torch._C.DispatchKey, name))
-    return keys
-
-
-#: A recomputation neither records for autograd nor casts: its arguments are those that the kernels were given.
-_ABOVE_KERNELS = _above_kernels()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from zoo.ops.context import is_transformed
 from zoo.ops.lean.budget import Budget
@@ -37,7 +35,18 @@ from zoo.ops.lean.operations import (
     writes_inside,
     written_arguments,
 )
-from zoo.ops.lean.recipes import _ABOVE_KERNELS, Call, Saved, Store, Value, unmodified
+from zoo.ops.lean.recipes import Call, Saved, Store, Value, unmodified
+from zoo.torch_internals import (
+    DisableTorchDispatch,
+    TorchDispatchMode,
+    before_hooks_are_disabled,
+    count_writes,
+    is_wrapper,
+    schema_of,
+    skip_autograd_and_autocast,
+    storage_id,
+    top_saved_tensors_hooks,
+)
 
 DEPTH = 4  # saved values that a recipe may pass through, so that backward never computes long histories at once
 START = "a recipe starts from it"  # the reason to keep what autograd does not need itself
@@ -119,7 +128,7 @@ class Recording(TorchDispatchMode):
         # By the id of a tensor: the tensor, its version then, and its value.
         self._known: dict[int, tuple[Callable[[], Tensor | None], int, Value]] = {}
         # Addresses of the storages that are kept anyway.
-        self._kept = {storage._cdata for storage in self._parameters}
+        self._kept = {storage_id(storage) for storage in self._parameters}
         # By the address of a storage: kept values in it that recipes start from, of which autograd does not know.
         self._started_from: dict[int, set[Value]] = {}
         # By the address of a storage: the count of writes into any memory, at the last one into it.
@@ -169,7 +178,7 @@ class Recording(TorchDispatchMode):
         for tensor in written:
             self._copy_before_it_is_overwritten(tensor)
         if writes_inside(operation):
-            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            with count_writes():
                 out = operation(*args, **kwargs)
         else:
             out = operation(*args, **kwargs)
@@ -255,7 +264,7 @@ class Recording(TorchDispatchMode):
         return out
 
     def _record_batch_norm(self, operation: Operation, args: tuple[Any, ...], outputs: Any) -> None:
-        with torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS), torch._C._DisableTorchDispatch():
+        with skip_autograd_and_autocast(), DisableTorchDispatch():
             repeat, arguments = recipe_of_batch_norm(operation, args, outputs)
         # The line's two vectors are new and small: the call itself keeps them.
         own = arguments[1:] if repeat is apply_line else ()
@@ -275,7 +284,7 @@ class Recording(TorchDispatchMode):
 
     def _keeps_what_is_saved(self) -> bool:
         """Return whether no other hooks decide about saved tensors, as those of a checkpoint do."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = top_saved_tensors_hooks(False)
         return hooks is not None and hooks[0] == self._pack
 
     def _record_mask(self, operation: Operation, out: Any) -> None:
@@ -283,11 +292,11 @@ class Recording(TorchDispatchMode):
         position = MASKS[operation]
         mask = out if position is None else out[position]
         if mask.nbytes >= self._smallest_bytes and mask.numel() > 0:
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
+            with DisableTorchDispatch(), torch.no_grad():
                 bits = bits_of(mask)
             call = Call(mask_of, (self._note(bits, None, 0, 0), mask.shape, mask.dtype), {}, is_view=False)
             call.parts = (bits,)  # nobody else needs them
-            self._note(mask, call, 0, mask._version + operation._schema.is_mutable)
+            self._note(mask, call, 0, mask._version + schema_of(operation).is_mutable)
 
     def _note(self, tensor: Tensor, call: Call | None, index: int, version: int) -> Value:
         value = Value(call, index, tensor, version, self._store, self._clock)
@@ -298,7 +307,7 @@ class Recording(TorchDispatchMode):
         """Note that an operation has written into the memory of a tensor, through whatever alias."""
         if _is_plain(tensor):
             self._clock += 1
-            self._writes[tensor.untyped_storage()._cdata] = self._clock
+            self._writes[storage_id(tensor.untyped_storage())] = self._clock
 
     def _find(self, tensor: Tensor) -> Value | None:
         """Return the value that a tensor holds now; None if it is not known."""
@@ -311,7 +320,7 @@ class Recording(TorchDispatchMode):
         """Return whether a tensor's memory was written since it held a value. Not all writes move its version."""
         if not self._writes or value is None:
             return False
-        return self._writes.get(tensor.untyped_storage()._cdata, 0) > value.clock
+        return self._writes.get(storage_id(tensor.untyped_storage()), 0) > value.clock
 
     def _value_of(self, arg: Any) -> Any:
         """Return the value of a tensor, those of a list of tensors, and anything else as it is."""
@@ -369,10 +378,10 @@ class Recording(TorchDispatchMode):
         storage = tensor.untyped_storage()
         if self._makers is not None:
             made_by, flops_per_byte = self._makers.of(tensor)
-            new_bytes = 0 if storage._cdata in self._kept else storage.nbytes()
+            new_bytes = 0 if storage_id(storage) in self._kept else storage.nbytes()
             self._decisions.append(Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self.place))
         if is_kept:
-            self._kept.add(storage._cdata)
+            self._kept.add(storage_id(storage))
 
     def _reason_to_keep(self, value: Value, tensor: Tensor) -> str | None:
         """Return why the tensor is to be kept; None if its recipe is, and all that this starts from from now on.
@@ -385,7 +394,7 @@ class Recording(TorchDispatchMode):
         own_bytes = storage.nbytes()
         if own_bytes < self._smallest_bytes:
             return "small"
-        if storage._cdata in self._kept:
+        if storage_id(storage) in self._kept:
             return "shares memory that is kept"
         through: list[Value] = []
         starts: list[tuple[Value, Tensor]] = []
@@ -412,8 +421,8 @@ class Recording(TorchDispatchMode):
                         costs[id(start)] = start.nbytes
                     elif source.kept is None:
                         memory = start.untyped_storage()
-                        if memory._cdata not in self._kept:
-                            costs[memory._cdata] = memory.nbytes()
+                        if storage_id(memory) not in self._kept:
+                            costs[storage_id(memory)] = memory.nbytes()
         # The parts of a concatenation are worth more than the whole: they are often parts of the next one too.
         limit = own_bytes if value.call.operation is CONCATENATE else own_bytes - 1
         if sum(costs.values()) > limit:
@@ -428,7 +437,7 @@ class Recording(TorchDispatchMode):
                 self._decide(start, START, is_kept=True)
                 source.keep(start)
             assert source.kept is not None
-            self._started_from.setdefault(source.kept.untyped_storage()._cdata, set()).add(source)
+            self._started_from.setdefault(storage_id(source.kept.untyped_storage()), set()).add(source)
         return None
 
     def _keep_copy(self, value: Value, tensor: Tensor) -> None:
@@ -444,7 +453,7 @@ class Recording(TorchDispatchMode):
         Without recipes nobody would have needed it any more, so that the operation is right.
         """
         if self._started_from and _is_plain(tensor):
-            for value in self._started_from.pop(tensor.untyped_storage()._cdata, ()):
+            for value in self._started_from.pop(storage_id(tensor.untyped_storage()), ()):
                 if value.kept is not None:
                     value.keep(_copy(value.kept))
                     value.is_copied, value.clock = False, self._clock
@@ -464,32 +473,23 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def _suspending(disable: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a context manager that suspends the recording, and then disables the hooks for saved tensors.
-
-    Transforms of `torch.func` refuse to run while there are such hooks.
-    """
-
-    @functools.wraps(disable)
-    @contextmanager
-    def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
-        with ExitStack() as contexts:
-            recording = _active.recordings()[-1] if _active.recordings() else None
-            if recording is not None and recording._keeps_what_is_saved():
-                contexts.enter_context(recording.suspended())
-            contexts.enter_context(disable(error_message))
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Return a context in which the innermost recording has no hooks for saved tensors, so that torch.func can run."""
+    recording = _active.recordings()[-1] if _active.recordings() else None
+    if recording is None or not recording._keeps_what_is_saved():
+        yield
+    else:
+        with recording.suspended():
             yield
 
-    return disable_saved_tensors_hooks
 
-
-# torch.func looks this function up at each call. There is no public way to be told of a transform.
-torch.autograd.graph.disable_saved_tensors_hooks = _suspending(torch.autograd.graph.disable_saved_tensors_hooks)
+before_hooks_are_disabled(_without_hooks)
 
 
 def _copy(tensor: Tensor) -> Tensor:
     """Return a copy with the same strides, in memory of its own, that has no history."""
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
+    with DisableTorchDispatch(), torch.no_grad():
         once = tensor  # each element of an expanded tensor once, as torch does not write into all at one place
         for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1:
@@ -522,7 +522,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _is_wrapper(tensor: Tensor) -> bool:
     """Return whether a tensor has no memory of its own, but that of others, or none yet."""
-    return is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)
+    return is_lazy(tensor) or is_wrapper(tensor)
 
 
 def _are_plain(args: Sequence[Any]) -> bool:
