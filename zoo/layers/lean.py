@@ -25,11 +25,12 @@ def lean(
 ) -> Module:
     """Let a module's training hold about half the memory, with the same bits; returns the module itself.
 
-    From now on its forward pass runs in a `zoo.ops.lean.Recording`: where autograd would keep the output of a cheap
+    From now on calls of the module run in a `zoo.ops.lean.Recording`: where autograd would keep the output of a cheap
     operation for backward, it keeps how to compute it again. Outputs, gradients, running statistics and random numbers
-    are the same bits; parameters, state dict, hooks and pickling are as before. Without gradients, in a transform of
-    `torch.func`, and inside another lean module, a checkpoint or other hooks for saved tensors, nothing happens; nor
-    does it inside of a module that torch.compile compiles, or around one, which a StepsAside warning tells once.
+    are the same bits; parameters, state dict, hooks and pickling are as before. The module's class becomes a subclass
+    with the same name. Without gradients, in a transform of `torch.func`, and inside another lean module, a checkpoint
+    or other hooks for saved tensors, nothing happens; nor does it inside of a module that torch.compile compiles, or
+    around one, which a StepsAside warning tells once.
 
     Backward raises RecipeError if a tensor that it needs, such as the network's input or a parameter, was overwritten
     between forward and backward.
