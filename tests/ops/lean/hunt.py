@@ -523,9 +523,10 @@ class Program:
     def __str__(self) -> str:
         """Return the program as an expression of Python, with a line for each step."""
         lines = ["program("]
+        has = {"forward", *(name for name in ("between", "later") if getattr(self, name))}
         for name in ("forward", "between", "later"):
             steps = getattr(self, name)
-            if steps:
+            if name in has:
                 lines += [f'    {name}="""', *(f"        {step}" for step in steps), '    """,']
         others = [f"{name}={value!r}" for name, value in self._settings()]
         return "\n".join([*lines, f"    {', '.join(others)},", ")"])
@@ -585,6 +586,11 @@ def copied(tensor: Tensor) -> Tensor:
     return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def clones_of_saved() -> AbstractContextManager[Any]:
+    """Return a context in which autograd keeps a clone of what it saves, and hands out a clone of that each time."""
+    return torch.autograd.graph.saved_tensors_hooks(copied, copied)
+
+
 @contextmanager
 def smallest(size: int) -> Iterator[None]:
     """Let recordings keep smaller tensors than these many bytes themselves, if they are not told otherwise."""
@@ -638,11 +644,10 @@ class Runner:
             execute(step, net, tensors)
 
     def run(self) -> Result:
+        is_truth = self.way == "truth"
         try:
-            if self.way == "truth":
-                with torch.autograd.graph.saved_tensors_hooks(copied, copied):
-                    self._run()
-            else:
+            with warnings.catch_warnings(), clones_of_saved() if is_truth else nullcontext():
+                warnings.simplefilter("ignore")
                 self._run()
         except Exception as error:
             self.result.error = error.with_traceback(None)
@@ -1005,7 +1010,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", type=int, default=40, metavar="N", help="failed programs to shrink")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     report, start = Report(), time.monotonic()
     for program, verdict in programs(options.programs, options.seed):
         report.add(program, verdict)
