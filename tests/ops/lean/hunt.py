@@ -463,6 +463,10 @@ WRITES = {
 }  # fmt: skip
 
 
+#: What no version tells of.
+HIDES = {"write behind autograd", "parameter behind autograd"}
+
+
 class Step(NamedTuple):
     """An operation of two tensors and a small number; it replaces the tensors of these names, as many as it returns."""
 
@@ -497,7 +501,10 @@ class Program:
     - `backward`: "once", "retained" (twice), "double" (of a gradient) or "parts" (one for each output).
     - `is_early`: whether the loss is computed before the steps between.
     - `forwards`: passes before the first backward.
-    - `is_module`: whether the network itself is made lean.
+    - `is_module`: whether the network itself is made lean, and not what is inside of a `Recording`.
+    - `is_inside`: whether backward runs in a `Recording` too.
+    - `smallest_bytes`, `depth`, `budget`: of the recording.
+    - `knows_parameters`: whether the `Recording` is told the parameters.
     - `seed`: of inputs and random numbers.
     """
 
@@ -513,7 +520,8 @@ class Program:
     is_inside: bool = False
     smallest_bytes: int = 0
     depth: int = 4
-    budget: str | None = None
+    budget: float | str | None = None
+    knows_parameters: bool = False
     seed: int = 0
 
     @property
@@ -687,11 +695,14 @@ class Runner:
         result.add("random numbers", torch.rand(1))
         result.stage = ""
 
-    def _context(self) -> AbstractContextManager[Any]:
+    def _context(self, net: Network) -> AbstractContextManager[Any]:
         if self.way != "lean" or self.program.is_module:
             return nullcontext()
         program = self.program
-        return Recording(program.budget, depth=program.depth, smallest_bytes=program.smallest_bytes)
+        parameters = net.parameters() if program.knows_parameters else ()
+        return Recording(
+            program.budget, depth=program.depth, smallest_bytes=program.smallest_bytes, parameters=parameters
+        )
 
     def _pass(self, net: Network, given: dict[str, Tensor]) -> dict[str, Tensor]:
         net.body = lambda tensors: self.forward(net, tensors)
@@ -699,7 +710,7 @@ class Runner:
             zoo.lean(net, self.program.budget)
             with smallest(self.program.smallest_bytes):
                 return net(given)
-        with self._context():
+        with self._context(net):
             return net(given)
 
     def _losses(self, outputs: dict[str, Tensor]) -> list[Tensor]:
@@ -709,7 +720,7 @@ class Runner:
         self, losses: list[Tensor], leaves: list[tuple[str, Tensor]], net: Network, given: dict[str, Tensor]
     ) -> None:
         how = self.program.backward
-        with self._context() if self.program.is_inside else nullcontext():
+        with self._context(net) if self.program.is_inside else nullcontext():
             if how == "once":
                 torch.autograd.backward(losses)
             elif how == "retained":
@@ -740,17 +751,24 @@ def same(a: Result, b: Result) -> str:
     for (name, left), (_, right) in zip(a.tensors, b.tensors, strict=True):
         if left.shape != right.shape or left.dtype != right.dtype:
             return name
-        if not torch.equal(left, right):
-            if torch.is_complex(left):
-                left, right = torch.view_as_real(left), torch.view_as_real(right)
-            if not bool(((left == right) | ((left != left) & (right != right))).all()):
+        if not torch.equal(_bytes_of(left), _bytes_of(right)):
+            is_equal = (
+                (left == right) & (left.signbit() == right.signbit()) if left.is_floating_point() else left == right
+            )
+            if not bool((is_equal | ((left != left) & (right != right))).all()):
                 return name
     return ""
 
 
-RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, LIKE_PLAIN, OTHERWISE, INVALID = VERDICTS = (
-    "right", "both raise", "raises RecipeError", "fails when lean", "silently wrong", "wrong like plain",
-    "wrong, not like plain", "invalid",
+def _bytes_of(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+#: HIDDEN: wrong where plain training is right, after a write through ``.data`` or numpy into what was computed, which
+#: nothing can see. INVALID: without a truth.
+RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, OTHERWISE, INVALID = VERDICTS = (
+    "right", "both raise", "raises RecipeError", "fails when lean", "silently wrong", "hidden write",
+    "wrong like plain", "wrong, not like plain", "invalid",
 )  # fmt: skip
 FAILURES = (FAILS, WRONG)
 
@@ -764,6 +782,11 @@ class Verdict(NamedTuple):
     @property
     def is_failure(self) -> bool:
         return self.verdict in FAILURES
+
+    @property
+    def reason(self) -> str:
+        """What distinguishes failures of different causes, as far as it is known without shrinking."""
+        return self.detail if self.verdict == FAILS else self.verdict
 
 
 def judge(program: Program, truth: Result | None = None) -> Verdict:
@@ -782,10 +805,11 @@ def judge(program: Program, truth: Result | None = None) -> Verdict:
     wrong = same(lean, truth)
     if not wrong:
         return Verdict(RIGHT, "")
-    if plain.error is not None:
-        return Verdict(WRONG, f"{wrong}; plain: {_told(plain)}")
+    kinds = {KIND_OF[step.name] for step in program.steps}
+    if plain.error is not None:  # a refill could have made it wrong, if it had gone on
+        return Verdict(HIDDEN if kinds & {*HIDES, "refill"} else WRONG, f"{wrong}; plain: {_told(plain)}")
     if not same(plain, truth):
-        return Verdict(WRONG, wrong)
+        return Verdict(HIDDEN if kinds & HIDES else WRONG, wrong)
     return Verdict(OTHERWISE if same(lean, plain) else LIKE_PLAIN, wrong)
 
 
@@ -819,7 +843,8 @@ class Writer(Runner):
             is_module=is_module, is_inside=not is_module and r.random() < 0.08,
             smallest_bytes=r.choices([0, 100, 300, 600, 2**16], [8, 3, 3, 1, 1])[0],
             depth=4 if is_module else r.choice([0, 1, 4, 4, 100]),
-            budget="40 FLOP/B" if r.random() < 0.25 else None, seed=r.randrange(1000),
+            budget=r.choices([None, "40 FLOP/B", 0.3], [7, 2, 1])[0],
+            knows_parameters=r.random() < 0.5, seed=r.randrange(1000),
         )  # fmt: skip
         super().__init__(program, "truth")
         self.count = r.choice([4, 6, 8, 10, 12, 16, 24])
@@ -950,8 +975,7 @@ def _size(program: Program) -> tuple[int, ...]:
 
 def shrink(program: Program, seconds: float = 20.0) -> Program:
     """Return the simplest program found that fails in the same way."""
-    wanted = judge(program)
-    kind = wanted.verdict, wanted.detail.split(" in ")[0] if wanted.verdict == FAILS else ""
+    wanted = judge(program).reason
     seen: set[str] = set()
     end = time.monotonic() + seconds
     is_smaller = True
@@ -961,8 +985,7 @@ def shrink(program: Program, seconds: float = 20.0) -> Program:
             if str(each) in seen or _size(each) > _size(program):
                 continue
             seen.add(str(each))
-            verdict = judge(each)
-            if (verdict.verdict, verdict.detail.split(" in ")[0] if verdict.verdict == FAILS else "") == kind:
+            if judge(each).reason == wanted:
                 program, is_smaller = each, True
                 break
     return program
@@ -976,7 +999,7 @@ class Report:
         self.total: Counter[str] = Counter()
         self.by_kind: dict[str, Counter[str]] = {}
         self.errors: Counter[str] = Counter()
-        self.failed: list[tuple[Program, Verdict]] = []
+        self.failed = 0
 
     def add(self, program: Program, verdict: Verdict) -> None:
         self.total[verdict.verdict] += 1
@@ -988,8 +1011,7 @@ class Report:
             self.by_kind.setdefault(kind, Counter())[verdict.verdict] += 1
         if verdict.verdict in (ALLOWED, FAILS, BOTH_RAISE):
             self.errors[f"{verdict.verdict}: {verdict.detail[:110]}"] += 1
-        if verdict.is_failure:
-            self.failed.append((program, verdict))
+        self.failed += verdict.is_failure
 
     def __str__(self) -> str:
         shown = [verdict for verdict in VERDICTS if self.total[verdict]]
@@ -1003,32 +1025,31 @@ class Report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run programs and print what was found; returns 1 if any failed."""
+    """Run programs, print small ones of those that fail, and a table; returns 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--programs", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shrink", type=int, default=40, metavar="N", help="failed programs to shrink")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    report, start = Report(), time.monotonic()
+    report, found = Report(), set()
+    start, shrinking = time.monotonic(), 0.0
+    shrunk: Counter[str] = Counter()
     for program, verdict in programs(options.programs, options.seed):
         report.add(program, verdict)
-    seconds = time.monotonic() - start
-    print(report)
-    print(f"\n{options.programs} programs in {seconds:.0f} s, {options.programs / seconds:.0f} a second\n")
-    shrunk: Counter[str] = Counter()
-    found: set[frozenset[str]] = set()
-    for program, verdict in sorted(report.failed, key=lambda each: _size(each[0])):
-        reason = verdict.detail if verdict.verdict == FAILS else verdict.verdict
-        shrunk[reason] += 1
-        if shrunk[reason] > (options.shrink if verdict.verdict == WRONG else min(options.shrink, 3)):
+        shrunk[verdict.reason] += verdict.is_failure
+        if not verdict.is_failure or shrunk[verdict.reason] > (options.shrink if verdict.verdict == WRONG else 3):
             continue
+        begin = time.monotonic()
         program = shrink(program)
         names = frozenset(step.name for step in program.steps)
         if names not in found:
             found.add(names)
             verdict = judge(program)
             print(f"# {verdict.verdict}: {verdict.detail[:150]}\n{program}\n", flush=True)
+        shrinking += time.monotonic() - begin
+    seconds = time.monotonic() - start - shrinking
+    print(f"{report}\n\n{options.programs} programs in {seconds:.0f} s, {options.programs / seconds:.0f} a second")
     return 1 if report.failed else 0
 
 
