@@ -802,7 +802,7 @@ def judge(program: Program, truth: Result | None = None) -> Verdict:
     wrong = same(lean, truth)
     if not wrong:
         return Verdict(RIGHT, "")
-    kinds = {KIND_OF[step.name] for step in program.steps}
+    kinds = {"write behind autograd" if step.name == "data" else KIND_OF[step.name] for step in program.steps}
     if plain.error is not None:  # a refill could have made it wrong, if it had gone on
         return Verdict(HIDDEN if kinds & {*HIDES, "refill"} else WRONG, f"{wrong}; plain: {_told(plain)}")
     if not same(plain, truth):
