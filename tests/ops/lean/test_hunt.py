@@ -130,10 +130,44 @@ FOUND: dict[str, Program] = {
         """,
         returns="b", loss="b",
     ),
+    "A product of tensors that inference mode made, with a budget that computes products again.": program(
+        forward="""
+            l = inference(x, x, 0)
+            d = shift(l, l, 0)
+            g = matmul(l, d, 0)
+            k = mul(x, g, 0)
+        """,
+        returns="k", loss="k", budget="40 FLOP/B",
+    ),
+    "A part of a small leaf is read after an alias of another part was overwritten.": program(
+        forward="""
+            da = split_sizes(e, e, 0)
+            a = grow_(a, a, 0)
+            d = bits(d, d, 0)
+            k = shift(e, e, 0)
+        """,
+        returns="k", loss="k", smallest_bytes=100,
+    ),
+    "A function overwrites what it saved, which is kept, before a convolution reads it.": program(
+        forward="""
+            l = times_parameter(x, x, 0)
+            b = conv1(l, l, 0)
+            l = overwrites(l, l, 0)
+        """,
+        returns="lb", loss="lb",
+    ),
+    "A registered operator overwrites an input that a sum's recipe starts from.": program(
+        forward="""
+            a = shift(x, x, 0)
+            c = shrink_(x, x, 0)
+            l = addcmul(x, a, 0)
+        """,
+        returns="l", loss="l",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", FOUND, ids=str)
 def test_a_program_that_once_failed_trains_rightly(name: str) -> None:
     verdict = judge(FOUND[name])
     assert not verdict.is_failure, verdict
