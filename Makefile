@@ -1,31 +1,39 @@
-# `make quickstart` and `make test` set up .venv once; `make wheel` builds dist/*.whl, for every Python and torch from
-# those of pyproject.toml on. `make faults` takes about an hour.
+# `make quickstart`, `make test` and `make lint` install into .venv once; `make wheel` builds dist/*.whl, for every Python
+# and torch from those of pyproject.toml on. `make faults` takes about an hour.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/installed
-LOWEST := .lowest/installed
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h)
+PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Each dependency as name==version, of the lines "name>=version" in pyproject.toml.
 OLDEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)",$$/\1==\2/p' pyproject.toml)
+# What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
+DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
-.PHONY: quickstart test faults lowest audit wheel
+.PHONY: quickstart test lint faults matrix audit wheel
 
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
 
 test: $(READY)
+	$(BIN)/python $(PYTEST)
+
+# Not part of `make test`: what these report depends on their versions, and on the type stubs of torch.
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 faults: $(READY)
 	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \
 	    tests/faults tests/weights/test_faults.py tests/weights/test_hostile_servers.py
 
-# The tests with the oldest versions that pyproject.toml allows, in an environment of their own.
-lowest: $(LOWEST)
-	.lowest/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The tests with one version of torch, in an environment of its own: make matrix TORCH=2.13.0
+matrix:
+	@test -n "$(TORCH)" || { echo "name a version of torch: make matrix TORCH=2.13.0" >&2; exit 2; }
+	$(MAKE) .matrix/$(TORCH)/installed
+	.matrix/$(TORCH)/bin/python $(PYTEST)
 
 # Known vulnerabilities of what is installed. It asks the package index, which no test does, so it is no part of them.
 audit: $(READY)
@@ -39,16 +47,16 @@ wheel: $(READY)
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 # Without build isolation: the kernels are built against the torch that is installed, not against a second one.
-$(READY): pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h)
+$(READY): $(SOURCES)
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
 	$(BIN)/python -m pip install --quiet "torch>=2.11" torchvision
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	touch $(READY)
 
-$(LOWEST): pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h)
-	test -d .lowest || $(PYTHON) -m venv .lowest
-	.lowest/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	.lowest/bin/python -m pip install --quiet $(OLDEST)
-	.lowest/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]" $(OLDEST)
-	touch $(LOWEST)
+.matrix/%/installed: $(SOURCES)
+	test -d $(@D) || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+	$(@D)/bin/python -m pip install --quiet $(DEPENDENCIES)
+	$(@D)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]" $(DEPENDENCIES)
+	touch $@

@@ -100,7 +100,7 @@ reveal_type(zoo.__version__)
 def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     """The types are those that the package declares, and not Any; `py.typed` makes an installed one tell them too.
 
-    mypy runs in the same way as in ``make test``, so that what it knows of the package and of torch is not found anew.
+    Errors inside the package are not reported here: type stubs differ between versions of torch.
     """
     pytest.importorskip("mypy")
     assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
@@ -109,7 +109,8 @@ def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", classes="10")\n')
 
     def check(name: str) -> str:
-        command = [sys.executable, "-m", "mypy", "zoo/__init__.py", str(tmp_path / name)]
+        command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", ".mypy_cache/user"]
+        command += ["zoo/__init__.py", str(tmp_path / name)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         return done.stdout + done.stderr
 

@@ -7,18 +7,21 @@ import contextlib
 import inspect
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.dist.spawn import run_distributed
 from zoo import torch_internals as internals
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own compiler
@@ -199,6 +202,22 @@ def test_the_modes_of_selective_checkpoints_are_told_from_others():
         checkpoint(function, x, use_reentrant=False, context_fn=save_sines).sum().backward()
     assert [modes.count(True) for modes in seen] == [1, 1]  # in forward and in recomputation
     assert not isinstance(Watch(), internals.SELECTIVE_CHECKPOINT_MODES)
+
+
+# Collectives
+
+
+@pytest.mark.dist
+def test_tensors_of_all_ranks_are_gathered_without_a_warning():
+    assert run_distributed(_gather, 2) == [[0.0, 0.0, 1.0, 1.0]] * 2
+
+
+def _gather() -> list[float]:
+    gathered = torch.empty(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(dist, internals.ALL_GATHER)(gathered, torch.full((2,), float(dist.get_rank())))
+    return gathered.tolist()
 
 
 # Autograd and memory

@@ -1,4 +1,4 @@
-"""All private names of torch that this package uses, each with the behavior that it relies on.
+"""All private names of torch that this package uses, each with the behavior that it relies on; and names that changed.
 
 `tests/test_torch_internals.py` tests each behavior by itself, so that a torch that changes one breaks a test that names
 it, and asserts that no other file uses a private name of torch. Most names are plain aliases, which cost nothing at run
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.modules import batchnorm, dropout
@@ -83,6 +84,12 @@ skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functoo
 SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
     getattr(_checkpoint, name, TorchDispatchMode) for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
 )
+
+# Collectives
+
+#: The name of the function in torch.distributed that gathers one tensor of each rank into one tensor. torch 2.11 has
+#: only the second name; 2.13 and 2.14 warn about it.
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 # Autograd and memory
 

@@ -14,6 +14,7 @@ from torch import nn
 from tests.dist.spawn import run_distributed
 from tests.formula import activated_batch_norm, relative_error
 import zoo
+from zoo.torch_internals import ALL_GATHER
 from zoo.layers import ABN, InPlaceABNSync, active_group, freeze_norms, set_active_group
 
 pytestmark = pytest.mark.dist
@@ -87,7 +88,7 @@ def test_too_few_values_over_the_whole_group_raise_on_every_rank():
 
 def _count_collectives() -> dict[str, Counter]:
     calls: Counter = Counter()
-    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_into_tensor", "all_gather")}
+    originals = {name: getattr(dist, name) for name in ("all_reduce", ALL_GATHER, "all_gather")}
 
     def counted(name):
         def call(*args, **kwargs):
@@ -118,7 +119,7 @@ def _count_collectives() -> dict[str, Counter]:
 
 def test_one_gather_in_forward_one_all_reduce_in_backward_none_in_evaluation():
     for seen in run_distributed(_count_collectives, 2):
-        assert seen["forward"] == Counter(all_gather_into_tensor=1)
+        assert seen["forward"] == Counter({ALL_GATHER: 1})
         assert seen["backward"] == Counter(all_reduce=1)
         assert seen["evaluation"] == Counter()
 

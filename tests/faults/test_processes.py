@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -205,18 +207,29 @@ def test_a_killed_worker_is_one_line_that_says_what_to_do(
 def test_a_worker_that_is_killed_during_a_save_is_no_fault_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch raises the error from a signal handler, in the main thread, which may be waiting for the write."""
+    """torch raises the error from a signal handler, in the main thread, which waits for the write or its thread."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    was_killed = threading.Event()
 
     def report(*args: Any) -> None:
         raise RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. ")
 
     def interrupted(*args: Any) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        while sys._current_frames()[main_thread].f_code.co_name != "wait":  # of Condition, which both wait with
+            time.sleep(0.001)
+        signal.pthread_kill(main_thread, signal.SIGUSR1)
+        was_killed.set()
         time.sleep(0.1)
         write_file(*args)
 
-    write_file = torch.save
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        was_killed.wait(0.3)
+
+    write_file, start = torch.save, threading.Thread.start
     monkeypatch.setattr("torch.save", interrupted)
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
     config = make_config()
     state = build_state(task_of(config), build_net(config.network), this_process())
     former = signal.signal(signal.SIGUSR1, report)

@@ -94,6 +94,9 @@ class CheckpointWriter:
             ) from error
         completed = threading.Event()
         state.before_update = completed.wait
+        # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
+        # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
+        self._thread.submit(int)
         self._write = self._thread.submit(_complete_and_write, complete, completed, content, self._folder, is_best)
 
     def check(self) -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo.engine.process import Process
+from zoo.torch_internals import ALL_GATHER, list_mode_options, lookup_backend, uncompiled
 from zoo.torch_internals import activation_memory_budget as memory_budget
-from zoo.torch_internals import list_mode_options, lookup_backend, uncompiled
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
 _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(DistributedDataParallel).parameters)
@@ -93,7 +93,7 @@ def _average_in_rank_order(dtype: torch.dtype | None, bucket: dist.GradBucket) -
     for part in received[1:]:
         total += part
     means = parts.view(-1)
-    dist.all_gather_into_tensor(means, (total / world_size).to(means.dtype))
+    getattr(dist, ALL_GATHER)(means, (total / world_size).to(means.dtype))
     flat.copy_(means[: flat.numel()])
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(flat)

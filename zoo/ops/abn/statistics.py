@@ -11,6 +11,7 @@ from torch import Tensor
 from zoo.ops.abn.backend import kernels_for
 from zoo.ops.abn.kernels import accumulate_dtype
 from zoo.ops.context import is_eager
+from zoo.torch_internals import ALL_GATHER
 
 
 class Statistics(NamedTuple):
@@ -134,7 +135,7 @@ def _gather_statistics(
         packed = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_local, dtype=torch.float64)])
     world_size = dist.get_world_size(group)
     gathered = packed.new_empty(world_size * packed.numel())
-    dist.all_gather_into_tensor(gathered, packed, group=group)
+    getattr(dist, ALL_GATHER)(gathered, packed, group=group)
     gathered = gathered.view(world_size, -1)
     # Two local values are enough for the whole group. Only with fewer does this wait for the number of the group, which
     # a compiled graph cannot do at all.
