@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
+    parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it exists")
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
         help="(relu-to-leaky-relu) folder with val/ to measure the accuracy before and after on, and train/",
@@ -199,6 +201,10 @@ def _check_options(args: argparse.Namespace) -> None:
     check_writable(args.target, args.json)
     if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
+    if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
+        raise ConfigError(
+            f"{printable(args.target)}: exists already; give another TARGET, or --overwrite to replace it"
+        )
 
 
 def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:
