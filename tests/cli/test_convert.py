@@ -327,3 +327,9 @@ def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, cap
     assert target.read_bytes() == b"something that took days"
     assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
     assert "classifier.fc.bias" in read_state_dict(target)
+
+
+def test_images_may_be_at_an_address(files, tmp_path, capsys):
+    options = ["--data", "https://images.example/mine", "-s", "12", "-c", "10"]
+    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "new.pth", *options) == 2
+    assert "ZOO_OFFLINE is set; https://images.example/mine/val" in capsys.readouterr().err

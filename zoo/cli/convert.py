@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import add_loader_options, check_writable, positive, whole_number
+from zoo.data.places import place_of
 from zoo.errors import ConfigError, ConversionError, DataError, printable
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it exists")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR",
-        help="(relu-to-leaky-relu) folder with val/ to measure the accuracy before and after on, and train/",
+        "--data", type=place_of, metavar="DIR",
+        help="(relu-to-leaky-relu) folder or address of shards with val/ to measure the accuracy before and after on, "
+        "and train/",
     )  # fmt: skip
     parser.add_argument(
         "--reestimate", type=whole_number, default=0, metavar="N",
