@@ -91,13 +91,61 @@ def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> Non
     segment_images(network, images, out)
     before = _files(tmp_path / "out")
     (tmp_path / "out" / "prob" / "a.npz").unlink()
-    (tmp_path / "out" / "ids" / "b.png").write_bytes(b"kept")
+    kept = tmp_path / "out" / "ids" / "b.png"
+    with Image.open(kept) as written:
+        Image.new("L", written.size, 3).save(kept)
+    changed = kept.read_bytes()
     network.model.num_images = 0
     summary = segment_images(network, images, out)
     assert (summary.written, summary.skipped, network.model.num_images) == (1, 4, 1)
-    assert _files(tmp_path / "out") == {**before, "ids/b.png": b"kept"}
+    assert _files(tmp_path / "out") == {**before, "ids/b.png": changed}
     assert segment_images(network, images, out, overwrite=True).written == 5
     assert _files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_damaged_does_not_count_as_done(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", KINDS)
+    segment_images(network, images, out)
+    before = _files(tmp_path / "out")
+    assert segment_images(network, images, out).skipped == 5
+    path = out.paths("sub/a")[KINDS.index(kind)]
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (b"", whole[:-20], whole[: len(whole) // 2], bytes(flipped), b"kept"):
+        path.write_bytes(damaged)
+        summary = segment_images(network, images, out)
+        assert (summary.written, summary.skipped) == (1, 4), damaged
+        assert _files(tmp_path / "out") == before
+    assert f"damaged or of another size, and are written again; {images / 'sub' / 'a.bmp'}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["palette", "ids", "prob"])
+def test_a_file_of_another_size_does_not_count_as_done(tmp_path: Path, kind: str) -> None:
+    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", KINDS)
+    segment_images(network, images, out)
+    before = _files(tmp_path / "out")
+    place = KINDS.index(kind)
+    random_image(9, 400, 9).save(tmp_path / "small.png")
+    segment_images(network, tmp_path / "small.png", _folders(tmp_path / "other", KINDS))
+    out.paths("a")[place].write_bytes(_folders(tmp_path / "other", KINDS).paths("small")[place].read_bytes())
+    summary = segment_images(network, images, out)
+    assert (summary.written, summary.skipped) == (1, 4)
+    assert _files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("mode", ["palette", "prob"])
+def test_a_damaged_file_in_the_originals_form_does_not_count_as_done(tmp_path: Path, mode: str) -> None:
+    images, network = _images(tmp_path / "in"), _network()
+    out = OriginalFiles(tmp_path / "out", mode, palette_for(CLASSES))
+    segment_images(network, images, out)
+    assert segment_images(network, images, out).skipped == 5
+    path = out.paths("sub/a")[-1]
+    path.write_bytes(path.read_bytes()[:-20])
+    assert segment_images(network, images, out).written == 1
 
 
 def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) -> None:

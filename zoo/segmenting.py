@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -14,12 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor, nn
 from torchvision.transforms import functional as tvF
 
 from zoo.config import Experiment
-from zoo.data.reading import read_image
+from zoo.data.reading import naming, read_as, read_bytes, read_image, read_text
 from zoo.data.scan import find_images
 from zoo.data.segmentation_transforms import scale_to_longest_side
 from zoo.engine.agreement import check_agreement, program_facts, weights_digest
@@ -64,6 +65,9 @@ class Output(Protocol):
     def possible_paths(self, name: str) -> list[Path]:
         """Return these files and those that other options would make of the image."""
 
+    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
+        """Return whether these files can all be read, and are those of an image of ``size`` (width, height)."""
+
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write these files, each of them whole or not at all."""
 
@@ -96,6 +100,15 @@ class Folders:
     def possible_paths(self, name: str) -> list[Path]:
         """Return the same for all kinds."""
         return [self._path(kind, name) for kind in SUFFIXES]
+
+    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
+        """Return whether all files can be read and have the size of the image; an overlay is larger by its legend."""
+        for kind, path in zip(self.kinds, self.paths(name), strict=True):
+            width, height = _written_size(path) or (0, 0)
+            is_overlay = kind == "overlay" and width >= size[0] and height > size[1]
+            if not is_overlay and (width, height) != size:
+                return False
+        return True
 
     def _path(self, kind: str, name: str) -> Path:
         return self.out / kind / f"{name}{SUFFIXES[kind]}"
@@ -138,6 +151,10 @@ class OriginalFiles:
     def possible_paths(self, name: str) -> list[Path]:
         """Return both files."""
         return [self.out / f"{name}{end}.png" for end in ("", "_prob")]
+
+    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
+        """Return whether all files can be read and have the size of the image."""
+        return all(_written_size(path) == size for path in self.paths(name))
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files."""
@@ -183,7 +200,7 @@ def segment_images(
 
     Every image is segmented exactly once, whatever the number of processes; rank r of W takes the images r, r + W and
     so on. One that cannot be read or that does not fit into memory is named in the log and in the summary, and the
-    others go on. An image whose files are all there is skipped, as files are written whole or not at all.
+    others go on. An image is skipped if its files are all there, can be read and have its size.
 
     Args:
     - `network`: what `zoo.load_network` returned; its model is moved to the device of ``process``.
@@ -209,7 +226,7 @@ def segment_images(
     settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
     settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
     _check_processes(process, network, settings)
-    images, work = process.on_main(lambda: _plan(source, output, overwrite))
+    images = process.on_main(lambda: _plan(source, output))
     if settings_file is not None:
         folder = source if os.path.isdir(source) else source.parent
         facts = {**settings, "weights": weights_digest(network.model), "images": printable(os.path.realpath(folder))}
@@ -220,10 +237,14 @@ def segment_images(
     if views.tile is not None:
         _warn_of_small_tiles(network.model, views.tile)
     forward = _forward(network, process.device)
-    own = work[process.rank :: process.world_size]
-    faults, begin = [], time.perf_counter()
+    own = images[process.rank :: process.world_size]
+    skipped, faults, begin = 0, [], time.perf_counter()
     with Progress("segment", len(own), show=process.is_main, unit="images") as progress:
         for path, name in own:
+            if not overwrite and _is_done(output, path, name):
+                skipped += 1
+                progress.advance(1)
+                continue
             try:
                 with _naming_full_memory(process.device):
                     image = read_image(path)
@@ -233,14 +254,15 @@ def segment_images(
                 faults.append(f"{error}" if printable(path) in str(error) else f"{error}; {printable(path)}")
                 logger.warning("%s", faults[-1])
             progress.advance(1)
-    share = len(own) - len(faults), faults, time.perf_counter() - begin, peak_memory_bytes(process.device)
+    written = len(own) - skipped - len(faults)
+    share = written, skipped, faults, time.perf_counter() - begin, peak_memory_bytes(process.device)
     shares = process.broadcast(process.gather(share))
     return Summary(
         written=sum(part[0] for part in shares),
-        skipped=len(images) - len(work),
-        faults=tuple(fault for part in shares for fault in part[1]),
-        elapsed_s=max(part[2] for part in shares),
-        peak_memory_bytes=max(part[3] for part in shares),
+        skipped=sum(part[1] for part in shares),
+        faults=tuple(fault for part in shares for fault in part[2]),
+        elapsed_s=max(part[3] for part in shares),
+        peak_memory_bytes=max(part[4] for part in shares),
     )
 
 
@@ -253,8 +275,8 @@ def check_segments(network: LoadedNetwork) -> None:
         )
 
 
-def _plan(source: Path, output: Output, overwrite: bool) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
-    """Return (file, name) of all images, and of those that are to be segmented."""
+def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
+    """Return (file, name) of all images; DataError where their files cannot be told apart, or would replace images."""
     if not os.path.exists(source):
         raise DataError(f"there is no image or folder {printable(source)}; IN: give one of them")
     paths = find_images(source) if os.path.isdir(source) else [source]
@@ -279,8 +301,38 @@ def _plan(source: Path, output: Output, overwrite: bool) -> tuple[list[tuple[Pat
             f"the files would lie among the images in {printable(source)}, and be taken for images by the next call; "
             "OUT: give a folder outside of IN"
         )
-    todo = [image for image in images if overwrite or not all(map(os.path.isfile, output.paths(image[1])))]
-    return images, todo
+    return images
+
+
+def _is_done(output: Output, path: Path, name: str) -> bool:
+    """Return whether the files of an image are there and can be kept; log a warning if they are there but cannot."""
+    if not all(map(os.path.isfile, output.paths(name))):
+        return False
+    try:
+        if output.is_complete(name, read_as(path, lambda image: image.size, "an image")):
+            return True
+    except DataError:  # the image itself cannot be read, which segmenting it will report
+        return False
+    logger.warning("the files of an image are damaged or of another size, and are written again; %s", printable(path))
+    return False
+
+
+def _written_size(path: Path) -> tuple[int, int] | None:
+    """Return (width, height) of the image or of the arrays in a file that was written; None if it cannot be read."""
+    try:
+        if path.suffix == SUFFIXES["prob"]:
+            with naming(printable(path), "an archive"), np.load(io.BytesIO(read_bytes(path))) as content:
+                height, width = content["classes"].shape
+                return (width, height) if content["probability"].shape == (height, width) else None
+        return read_as(path, _verified_size, "an image")
+    except DataError:
+        return None
+
+
+def _verified_size(image: ImageFile.ImageFile) -> tuple[int, int]:
+    """Return the size of an image, whose checksums are compared; ValueError or another error if they differ."""
+    image.verify()
+    return image.size
 
 
 def _is_within(path: str, folder: str) -> bool:
@@ -293,8 +345,8 @@ def _settle(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | Non
     If others are there, the files ``replaced`` are removed first; without any ConfigError is raised.
     """
     try:
-        before = json.loads(file.read_text()) if os.path.exists(file) else facts
-    except (OSError, ValueError) as error:
+        before = json.loads(read_text(file, "the settings")) if os.path.exists(file) else facts
+    except (DataError, ValueError, RecursionError) as error:
         if replaced is None:
             raise ConfigError(f"{printable(file)} cannot be read: {error}; remove it, or give another OUT") from error
         before = None

@@ -317,3 +317,19 @@ def test_the_norms_of_a_network_of_another_package_are_converted_as_far_as_they_
 def test_options_that_do_not_go_with_the_conversion_of_a_network_are_refused(command, message, capsys):
     assert main(["convert", *command]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_exists_is_overwritten_on_request_alone(files, tmp_path, capsys):
+    target = tmp_path / "there.pth"
+    target.write_bytes(b"something that took days")
+    assert convert("from-torchvision", files / "tv.pth", target, "--no-compare") == 2
+    assert f"{target}: exists already; give another TARGET, or --overwrite" in capsys.readouterr().err
+    assert target.read_bytes() == b"something that took days"
+    assert convert("from-torchvision", files / "tv.pth", target, "--no-compare", "--overwrite") == 0
+    assert "classifier.fc.bias" in read_state_dict(target)
+
+
+def test_images_may_be_at_an_address(files, tmp_path, capsys):
+    options = ["--data", "https://images.example/mine", "-s", "12", "-c", "10"]
+    assert convert("relu-to-leaky-relu", files / "zoo.pth", tmp_path / "new.pth", *options) == 2
+    assert "ZOO_OFFLINE is set; https://images.example/mine/val" in capsys.readouterr().err

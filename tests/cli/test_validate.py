@@ -411,3 +411,21 @@ def test_odd_characters_of_a_file_name_do_not_reach_the_table(
     table = capsys.readouterr().out
     assert "\x1b" not in table
     assert "new\\nline\\x1b[31m.pth" in table
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("tencrop64", "give --ten_crops -c 64 -s PX"),
+        ("center64", "give -c 64 -s PX"),
+        ("tencrop", r"give [--ten_crops] -c PX -s PX"),
+    ],
+)
+def test_a_protocol_of_another_size_is_refused_with_the_options_that_ask_for_it(
+    name: str, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["validate", "resnet18", "data", "--protocol", name])
+    printed = capsys.readouterr().err
+    assert f"'{name}' is not a published protocol (center224, tencrop224, center320, whole, whole-flip)" in printed
+    assert way in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_another_number_of_names_is_refused_with_both_numbers(tmp_path: Path) ->
         class_names(1000, path)
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff\xfe\xff", "no UTF-8 text")])
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff\xfe\xff", "not UTF-8 text")])
 def test_names_that_cannot_be_read_say_why(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "names.txt"
     if content is not None:
@@ -197,3 +198,9 @@ def test_without_names_as_many_folders_as_outputs_are_numbered_in_their_order_an
 def test_without_names_another_number_of_folders_is_refused(num_outputs: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         match_classes(_folder(tmp_path, ["x", "y"]), num_outputs, None)
+
+
+def test_a_pipe_or_a_folder_in_place_of_names_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "classes.txt")
+    with pytest.raises(DataError, match=r"the class names cannot be read: it is not a regular file; .*classes\.txt"):
+        class_names(3, tmp_path / "classes.txt")

@@ -78,7 +78,7 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     with pytest.raises(ConfigError, match=r"network\.classes = 4: the data have 3 classes \(ground, cat, "):
         _find(data, num_classes=4)
     (data / "classes.txt").write_bytes(b"\xff\n")
-    with pytest.raises(DataError, match=r"cannot be read: it is no UTF-8 text; .*classes\.txt"):
+    with pytest.raises(DataError, match=r"cannot be read: it is not UTF-8 text; .*classes\.txt"):
         _find(data)
     (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
     assert _find(data).classes[0] == "ground"
@@ -269,3 +269,33 @@ def test_two_images_with_one_label_map_are_an_error(tmp_path: Path) -> None:
     random_image(0).save(data / "train" / "images" / "000.jpg")
     with pytest.raises(DataError, match=r"named alike but for their ending, 000\.jpg and 000\.png; .*train/images"):
         _find(data)
+
+
+def test_more_classes_than_a_label_map_can_number_are_one_error(tmp_path: Path) -> None:
+    for folder in ("images", "labels"):
+        (tmp_path / "train" / folder).mkdir(parents=True)
+    (tmp_path / "classes.txt").write_text("".join(f"{number}\n" for number in range(70_000)))
+    message = f"the ids of the classes go up to 69,999, but a label map can hold at most 65,535; {tmp_path}: "
+    with pytest.raises(DataError, match=message):
+        labelled_images(tmp_path, "train", "folders", 70_000, 255)
+    (tmp_path / "classes.txt").unlink()
+    with pytest.raises(DataError, match=message):
+        labelled_images(tmp_path, "train", "folders", 70_000, 255)
+
+
+def test_json_that_is_nested_too_deeply_is_one_error(tmp_path: Path) -> None:
+    for folder in ("images", "labels"):
+        (tmp_path / "training" / folder).mkdir(parents=True)
+    (tmp_path / "config.json").write_text("[" * 200_000)
+    with pytest.raises(DataError, match=r'no list "labels" .*RecursionError.*config\.json'):
+        labelled_images(tmp_path, "train", "vistas", 3, 255)
+
+
+def test_a_pipe_in_place_of_the_class_names_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    for folder in ("images", "labels"):
+        (tmp_path / "train" / folder).mkdir(parents=True)
+    os.mkfifo(tmp_path / "classes.txt")
+    with pytest.raises(
+        DataError, match=r"the names of the classes cannot be read: it is not a regular file; .*classes"
+    ):
+        labelled_images(tmp_path, "train", "folders", 3, 255)

@@ -446,3 +446,19 @@ def test_names_of_imagenet_in_another_order_are_refused() -> None:
     others = [f"class {number}" for number in range(1000)]
     assert as_imagenet_wnids(others) == others
     assert as_imagenet_wnids(names[:999]) == names[:999]
+
+
+def test_files_that_changed_after_their_index_was_made_are_refused(tmp_path: Path) -> None:
+    rows = [{"bytes": b"x", "path": None}, {"bytes": b"y", "path": None}, {"bytes": b"z", "path": None}]
+    (tmp_path / "train").mkdir()
+    file = tmp_path / "train" / "0000.parquet"
+    pq.write_table(_table(rows, [0, 1, 2]), file, compression="none", use_dictionary=False, write_statistics=False)
+    assert open_source(tmp_path / "train").targets.tolist() == [0, 1, 2]
+    size = file.stat().st_size
+    pq.write_table(_table(rows, [1, 2, 0]), file, compression="none", use_dictionary=False, write_statistics=False)
+    os.utime(file, (1, 1))
+    assert file.stat().st_size == size
+    with pytest.raises(DataError, match=r"may be out of date, .*: 0000\.parquet; .*: make it anew with zoo data index"):
+        open_source(tmp_path / "train")
+    assert main(["data", "index", str(tmp_path)]) == 0
+    assert open_source(tmp_path / "train").targets.tolist() == [1, 2, 0]

@@ -601,3 +601,65 @@ def _raises(error: Exception) -> Callable[..., Any]:
         raise error
 
     return function
+
+
+@pytest.mark.parametrize("replacement", ["pipe", "link", "dangling link"])
+def test_a_copy_that_is_replaced_by_something_else_is_fetched_again(
+    server: Server, cache: Path, tmp_path: Path, replacement: str
+) -> None:
+    source = open_source(place_of(server.url) / "train")
+    expected = source.read(0)
+    (copy,) = cache.glob("*/000000.*.tar")
+    other = tmp_path / "other"
+    other.write_bytes(b"x" if replacement == "link" else b"")
+    copy.unlink()
+    if replacement == "pipe":
+        os.mkfifo(copy)
+    else:
+        copy.symlink_to(other if replacement == "link" else tmp_path / "nothing")
+    assert source.read(0) == expected
+    assert (copy.is_symlink(), copy.stat().st_size) == (False, 10240)
+    assert other.exists()
+
+
+def test_a_folder_in_place_of_a_copy_is_one_error(server: Server, cache: Path) -> None:
+    source = open_source(place_of(server.url) / "train")
+    source.read(0)
+    (copy,) = cache.glob("*/000000.*.tar")
+    copy.unlink()
+    copy.mkdir()
+    with pytest.raises(Unreachable, match=f"shards cannot be kept: .*; {copy}: "):
+        source.read(0)
+
+
+@pytest.mark.parametrize("replacement", ["pipe", "link", "folder"])
+def test_an_index_in_the_cache_that_is_replaced_by_something_else_is_no_hang(
+    server: Server, cache: Path, tmp_path: Path, replacement: str
+) -> None:
+    names = open_source(place_of(server.url) / "train").names.tolist()
+    (index,) = cache.glob("*/index")
+    index.unlink()
+    if replacement == "pipe":
+        os.mkfifo(index)
+    elif replacement == "link":
+        (tmp_path / "other").write_bytes(b"x")
+        index.symlink_to(tmp_path / "other")
+    else:
+        index.mkdir()
+        with pytest.raises(Unreachable, match=r"shards cannot be kept: .*index"):
+            open_source(place_of(server.url) / "train")
+        return
+    assert open_source(place_of(server.url) / "train").names.tolist() == names
+    assert not index.is_symlink()
+
+
+def test_a_label_that_differs_from_the_index_of_the_server_is_noticed(server: Server, local_shards: Path) -> None:
+    """The shard has the size, the images and the places that the index says, but one other label."""
+    content = bytearray((local_shards / "train" / "000000.tar").read_bytes())
+    index = Index(local_shards / "train.index")
+    end = int(index.arrays["offsets"][0]) + -(-int(index.arrays["lengths"][0]) // 512) * 512 + 512
+    content[end] ^= 1
+    server.script["/train/000000.tar"] = [_sends(bytes(content))] * 2
+    assert "a shard came damaged, or was changed after its index was made, twice" in _refusal(
+        place_of(server.url) / "train", 0
+    )

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -480,3 +481,86 @@ def test_threads_read_what_they_ask_for(shards: Path, monkeypatch: pytest.Monkey
 def test_the_folder_one_is_in_can_be_indexed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data / "train")
     assert index_path(Path(".")) == data / "train.index"
+
+
+def _relabel(path: Path, labels: dict[bytes, bytes]) -> None:
+    """Write a shard of the same size with other labels, and keep its time."""
+    status = path.stat()
+    with tarfile.open(path) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for member, content in members:
+            tar.addfile(member, io.BytesIO(labels[content] if member.name.endswith(".cls") else content))
+    assert path.stat().st_size == status.st_size
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_label_that_changed_since_the_shard_was_written_is_noticed_by_its_checksum(shards: Path) -> None:
+    source = open_source(shards / "train")
+    before = source.targets.tolist()
+    _relabel(shards / "train" / "000000.tar", {b"0": b"1", b"1": b"2", b"2": b"0"})
+    with pytest.raises(DataError, match=r"the shard is damaged, or was changed .*; .*train/000000.tar/000000000"):
+        open_source(shards / "train").read(0)
+    assert main(["data", "index", str(shards)]) == 0
+    again = open_source(shards / "train")
+    assert again.targets.tolist() == [(target + 1) % 3 for target in before[:4]] + before[4:]
+    assert again.read(0)
+
+
+def test_shards_with_checksums_may_be_copied_with_their_index(shards: Path) -> None:
+    for path in (shards / "train").iterdir():
+        os.utime(path, (1, 1))
+    assert len(open_source(shards / "train").read(0)) > 0
+
+
+@pytest.mark.parametrize("is_indexed_by_hand", [False, True])
+def test_shards_of_others_that_changed_after_their_index_was_made_are_refused(
+    data: Path, tmp_path: Path, is_indexed_by_hand: bool
+) -> None:
+    image = (data / "train" / "ant" / "000.png").read_bytes()
+    root = tmp_path / "others" / "train"
+    _write_tar(root / "a-0.tar", {"1.cls": b"0", "1.png": image, "2.cls": b"1", "2.png": image})
+    if is_indexed_by_hand:
+        assert main(["data", "index", str(root.parent)]) == 0
+    assert open_source(root).targets.tolist() == [0, 1]
+    size = (root / "a-0.tar").stat().st_size
+    _write_tar(root / "a-0.tar", {"1.cls": b"1", "1.png": image, "2.cls": b"0", "2.png": image})
+    os.utime(root / "a-0.tar", (1, 1))
+    assert (root / "a-0.tar").stat().st_size == size
+    with pytest.raises(
+        DataError, match=r"may be out of date, .*: a-0\.tar; .*train\.index: make it anew with zoo data"
+    ):
+        open_source(root)
+    assert main(["data", "index", str(root.parent)]) == 0
+    assert open_source(root).targets.tolist() == [1, 0]
+
+
+def test_an_index_of_an_earlier_version_is_still_read(shards: Path) -> None:
+    """Its checksums are those of the images alone."""
+    index = Index(index_path(shards / "train"))
+    header = {key: value for key, value in index.header.items() if key not in ("times", "label_checksums")}
+    source = open_source(shards / "train")
+    images = [source.read(number) for number in range(21)]
+    arrays = {name: array.copy() for name, array in index.arrays.items()}
+    arrays["checksums"] = np.array([zlib.crc32(image) for image in images], dtype=np.int64)
+    write_index(index.path, header, arrays)
+    source = open_source(shards / "train")
+    assert [source.read(number) for number in range(21)] == images
+
+
+def test_a_tar_file_without_images_gives_an_index_that_can_be_read(tmp_path: Path) -> None:
+    _write_tar(tmp_path / "train" / "0.tar", {})
+    for _ in range(2):  # the index is made, and then read
+        with pytest.raises(DataError, match=r"there are 0 class folders and no image in them"):
+            open_source(tmp_path / "train")
+
+
+def test_a_pipe_in_place_of_a_shards_files_is_refused_and_not_waited_for(shards: Path) -> None:
+    for path in (shards / "train" / "classes.txt", index_path(shards / "train")):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(DataError, match=f"it is not a regular file; {path}"):
+            open_source(shards / "train")
+        path.unlink()
+        path.write_bytes(content)

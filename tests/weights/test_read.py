@@ -288,3 +288,16 @@ def test_md5_is_that_of_the_whole_file(tmp_path: Path) -> None:
     assert md5_of(path) == hashlib.md5(path.read_bytes()).hexdigest()
     with pytest.raises(WeightsError, match=r"gone\.pth: cannot be read"):
         md5_of(tmp_path / "gone.pth")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64])
+def test_numbers_that_no_network_takes_are_refused_for_that_reason(
+    tmp_path: Path, dtype: torch.dtype, zipped: bool
+) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save({"a": torch.ones(2), "b": torch.ones(2).to(dtype)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsError) as caught:
+        read_state_dict(path)
+    assert f"dtype that no network of this package can take ({dtype}); save them as float32" in str(caught.value)
+    assert "memory" not in str(caught.value)

@@ -67,6 +67,18 @@ def test_a_download_that_fails_exits_with_2(server: Server, capsys: pytest.Captu
     assert f"zoo fetch: {NAME}: the server answered 404 Not Found" in capsys.readouterr().err
 
 
+def test_a_download_that_fails_does_not_keep_the_others_from_being_fetched(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(published()[OTHER], "md5", MD5)
+    server.script = [fails(404)]
+    assert main(["fetch", NAME, OTHER]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == f"{weights_path(OTHER)}\n"
+    assert f"{NAME}: the server answered 404 Not Found" in printed.err
+    assert f"1 of 2 files were not fetched: {NAME}; give the same command again" in printed.err
+
+
 def test_the_audit_tells_good_damaged_partial_and_unknown_files_apart(cache: Path) -> None:
     put(
         cache,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import add_loader_options, check_writable, positive, whole_number
+from zoo.data.places import place_of
 from zoo.errors import ConfigError, ConversionError, DataError, printable
 
 if TYPE_CHECKING:
@@ -97,9 +99,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--no-compare", action="store_true", help="do not compare the outputs of both networks on random images"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
+    parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it exists")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR",
-        help="(relu-to-leaky-relu) folder with val/ to measure the accuracy before and after on, and train/",
+        "--data", type=place_of, metavar="DIR",
+        help="(relu-to-leaky-relu) folder or address of shards with val/ to measure the accuracy before and after on, "
+        "and train/",
     )  # fmt: skip
     parser.add_argument(
         "--reestimate", type=whole_number, default=0, metavar="N",
@@ -199,6 +203,10 @@ def _check_options(args: argparse.Namespace) -> None:
     check_writable(args.target, args.json)
     if args.target is not None and args.target.exists() and args.source.exists() and args.target.samefile(args.source):
         raise ConfigError(f"{printable(args.target)}: is the source too; give another file to write")
+    if args.target is not None and os.path.lexists(args.target) and not args.overwrite:
+        raise ConfigError(
+            f"{printable(args.target)}: exists already; give another TARGET, or --overwrite to replace it"
+        )
 
 
 def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRecord:

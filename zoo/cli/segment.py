@@ -37,8 +37,8 @@ def _add_segment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write the class of each pixel of images into files",
         description="Write the class of each pixel of images into OUT/KIND/NAME, with the sub-folders of IN. The "
         "logits are resized to the image's own size before a class is chosen (test-vistas chooses at the size that the "
-        "network saw and resizes the classes). Images whose files are there are skipped; an image that cannot be used "
-        "is named, the others go on, and the exit code is then 2.",
+        "network saw and resizes the classes). An image is skipped if its files can be read and have its size; one "
+        "that cannot be used is named, the others go on, and the exit code is then 2.",
     )
     parser.add_argument(
         "name", metavar="NAME",

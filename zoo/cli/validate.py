@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_loader_options(parser, workers=4)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, *WHOLE_IMAGES], help=PROTOCOL_HELP)
+    parser.add_argument("--protocol", type=protocol, choices=[*PROTOCOLS, *WHOLE_IMAGES], help=PROTOCOL_HELP)
     parser.add_argument(
         "-c", "--crop", type=positive, metavar="PX", help="side of the crop (default: the experiment's crop_val)"
     )
@@ -90,6 +91,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_process_options(parser)
     parser.set_defaults(run=run)
+
+
+def protocol(text: str) -> str:
+    """Return ``text`` if it names a published protocol; otherwise argparse reports how to ask for other sizes."""
+    if text in PROTOCOLS or text in WHOLE_IMAGES:
+        return text
+    other = re.fullmatch(r"(center|tencrop)(\d+)", text)
+    crops, crop = ("--ten_crops " if other[1] == "tencrop" else "", other[2]) if other else ("[--ten_crops] ", "PX")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a published protocol ({', '.join([*PROTOCOLS, *WHOLE_IMAGES])}); for other sizes leave out "
+        f"--protocol and give {crops}-c {crop} -s PX, the crop and the shorter side before it"
+    )
 
 
 def scale(text: str) -> int:

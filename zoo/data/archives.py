@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import lzma
+import os
 import tarfile
 import tempfile
 import zlib
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zoo.data.cached_folder import remove_leftovers
+from zoo.data.reading import open_regular
 from zoo.errors import DataError, printable
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ def check_md5(file: Path, expected: str) -> None:
     logger.info("checking the md5 of %s", printable(file))
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        with file.open("rb") as opened:
+        with os.fdopen(open_regular(file), "rb") as opened:
             while piece := opened.read(READ_BYTES):
                 digest.update(piece)
     except OSError as error:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.data.places import Place
-from zoo.data.shards import CLASSES, has_shards
+from zoo.data.reading import naming, read_text
+from zoo.data.shards import CLASSES, NAMES, has_shards
 from zoo.errors import DataError, brief, listed, printable
 
 if TYPE_CHECKING:
@@ -84,13 +85,10 @@ def as_imagenet_wnids(names: Sequence[str]) -> Sequence[str]:
 def _names_in(source: Path) -> list[str]:
     if has_shards(source):
         source = source / CLASSES
-    try:
-        if source.is_dir():  # sorted, as `ImageFolder` numbers the classes
-            return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
-        return [line.strip() for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise DataError(f"the class names cannot be read: {reason}; {printable(source)}") from error
+    if not source.is_dir():
+        return [line.strip() for line in read_text(source, NAMES).split("\n") if line.strip()]
+    with naming(printable(source), NAMES):  # sorted, as `ImageFolder` numbers the classes
+        return sorted(path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def check_num_classes(images: ImageDataset, num_outputs: int) -> None:

@@ -78,9 +78,11 @@ def _wnids_of_images(devkit: Path, release: ImageNetRelease) -> list[str]:
     files = read_all(devkit, [META, TRUTH])
     try:
         structs = read_structs(files[META], "synsets")
-    except DataError as error:
-        raise DataError(f"{META}: {error}; {printable(devkit)}: download it again") from error
-    wnid_of = {row["ILSVRC2012_ID"]: row["WNID"] for row in structs}  # those of groups of classes are above 1000
+        wnid_of = {row["ILSVRC2012_ID"]: row["WNID"] for row in structs}  # those of groups of classes are above 1000
+    except (DataError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{META} does not say which classes there are: {error}; {printable(devkit)}: download it again"
+        ) from error
     numbers: Sequence[str] = files[TRUTH].decode("ascii", errors="replace").split()
     try:
         wnids = [wnid_of[int(number)] for number in numbers]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from zoo.errors import DataError, brief, printable
+from zoo.data.reading import open_regular
+from zoo.errors import DataError, brief, listed, printable
 from zoo.files import locked, replacing
 
 logger = logging.getLogger(__name__)
@@ -120,13 +122,13 @@ def read_index(
     root: Path,
     kind: str,
     columns: Mapping[str, str],
-    shards: Sequence[Sequence[object]],
+    files: Sequence[Path],
     write: Callable[[Path], object],
 ) -> Index:
     """Return the index of the folder ``root``; if there is none, one process of several makes it with ``write(root)``.
 
-    ``kind`` and ``shards``, the name and size of each file, are what its header should have; for ``columns`` see
-    `Index.check_images`. Raises DataError if they are others, and for an index that cannot be read or written.
+    Its header should have the ``kind``, and the `facts_of` the ``files``; for ``columns`` see `Index.check_images`.
+    Raises DataError if they are others, and for an index that cannot be read or written.
     """
     path = index_path(root)
     if not path.exists():
@@ -142,17 +144,39 @@ def read_index(
             ) from error
     index = Index(path)
     index.check_images(kind, columns)
-    if index.header.get("shards") != shards:
+    facts = facts_of(files)
+    if index.header.get("shards") != facts["shards"]:
         raise DataError(f"the index is not that of the {kind} that are there; {printable(path)}: {ADVICE}")
+    times = index.header.get("times", facts["times"])
+    if times != facts["times"]:
+        known = times if isinstance(times, list) else []
+        changed = [file.name for file, now, then in zip(files, facts["times"], known, strict=False) if now != then]
+        raise DataError(
+            f"the index may be out of date, as these {kind} were changed or copied after it was made: "
+            f"{listed(changed)}; {printable(path)}: {ADVICE}"
+        )
     return index
 
 
+def facts_of(files: Sequence[Path]) -> dict[str, list[Any]]:
+    """Return what an index remembers of ``files``, to notice that one is replaced.
+
+    - `shards`: the name and size of each.
+    - `times`: when each was last changed, in nanoseconds; an index without this key may be copied with its files.
+    """
+    found = [os.stat(file) for file in files]
+    return {
+        "shards": [[file.name, status.st_size] for file, status in zip(files, found, strict=True)],
+        "times": [status.st_mtime_ns for status in found],
+    }
+
+
 def _read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError("it is no index, or one of another version")
         expected = file.read(DIGEST_BYTES)
-    mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        mapped = np.memmap(file, dtype=np.uint8, mode="r")
     if check and hashlib.sha256(mapped[START:].data).digest() != expected:
         raise ValueError("it is damaged, its sha256 is not the one that it should have")
     place = START + LENGTH_BYTES

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile
 
-from zoo.data.reading import EXTENSIONS, read_as, read_image
+from zoo.data.reading import EXTENSIONS, read_as, read_image, read_text
 from zoo.data.scan import find_names, log_strays, unlistable
 from zoo.errors import ConfigError, DataError, listed, printable
 
@@ -274,24 +274,24 @@ def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     names = [str(number) for number in range(num_classes)]
     if file.exists():
         names = [line.strip() for line in _text(file).splitlines() if line.strip()]
-    return names, _table({**{number: number for number in range(len(names))}, ignore_label: ignore_label})
+    return names, _table(data, {**{number: number for number in range(len(names))}, ignore_label: ignore_label})
 
 
 def _cityscapes_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     numbers = dict.fromkeys(range(NUM_CITYSCAPES_IDS), ignore_label)
-    return list(CITYSCAPES.values()), _table({**numbers, **{number: i for i, number in enumerate(CITYSCAPES)}})
+    return list(CITYSCAPES.values()), _table(data, {**numbers, **{number: i for i, number in enumerate(CITYSCAPES)}})
 
 
 def _coco_stuff_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     void = dict.fromkeys((*range(FIRST_STUFF), COCO_UNLABELED), ignore_label)
-    return list(COCO_STUFF), _table({**void, **{FIRST_STUFF + i: i for i in range(len(COCO_STUFF))}})
+    return list(COCO_STUFF), _table(data, {**void, **{FIRST_STUFF + i: i for i in range(len(COCO_STUFF))}})
 
 
 def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
     file = data / ("config_v1.2.json" if "v1.2" in Path(labels).parts else "config.json")
     try:
         entries = [(str(entry["readable"]), bool(entry["evaluate"])) for entry in json.loads(_text(file))["labels"]]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
             'the file has no list "labels" of entries with "readable" and "evaluate" '
             f"({type(error).__name__}: {error}); {printable(file)}: take it from the data set's archive"
@@ -301,22 +301,26 @@ def _vistas_classes(data: Path, labels: str, num_classes: int, ignore_label: int
     for number, (name, is_class) in enumerate(entries):
         numbers[number] = len(names) if is_class else ignore_label
         names += [name] * is_class
-    return names, _table(numbers)
+    return names, _table(data, numbers)
 
 
-def _table(classes: Mapping[int, int]) -> np.ndarray:
-    """Return the class of each id that a label map can have, with `NO_CLASS` at those that are not in ``classes``."""
+def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
+    """Return the class of each id that a label map can have, with `NO_CLASS` at those that are not in ``classes``.
+
+    Raises DataError for an id that no label map can have.
+    """
+    if (largest := max(classes, default=0)) >= NUM_IDS:
+        raise DataError(
+            f"the ids of the classes go up to {largest:,}, but a label map can hold at most {NUM_IDS - 1:,}; "
+            f"{printable(data)}: give fewer classes in the file that names them, or in network.classes"
+        )
     table = np.full(NUM_IDS, NO_CLASS, dtype=np.int32)
     table[list(classes)] = list(classes.values())
     return table
 
 
 def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")  # editors of Windows mark the beginning
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise DataError(f"the names of the classes cannot be read: {reason}; {printable(file)}") from error
+    return read_text(file, "the names of the classes", encoding="utf-8-sig")  # Windows's editors mark the beginning
 
 
 SAME_NAMES: Mapping[Split, str] = {"train": "train", "val": "val"}

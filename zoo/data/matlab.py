@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zoo.errors import DataError
+from zoo.errors import DataError, printable
 
 HEADER_BYTES = 128
 MAX_BYTES = 1 << 28  # of one variable, unpacked
@@ -41,8 +41,8 @@ def read_structs(content: bytes, name: str) -> list[dict[str, Any]]:
             if found == name and isinstance(value, list):
                 return value
         raise ValueError(f"it has no array of structs {name!r}")
-    except (ValueError, LookupError, TypeError, struct.error, zlib.error) as error:
-        raise DataError(f"a MATLAB file cannot be read: {error}") from error
+    except Exception as error:  # a damaged file raises nearly anything, StopIteration and RecursionError among it
+        raise DataError(f"a MATLAB file cannot be read: {printable(error) or type(error).__name__}") from error
 
 
 def _unpacked(element: _Element) -> bytes:
@@ -92,6 +92,8 @@ def _structs(parts: Iterator[_Element], count: int) -> list[dict[str, Any]]:
     (length,) = _numbers(next(parts))
     names = next(parts).content
     fields = [names[start : start + length].split(b"\0")[0].decode("latin-1") for start in range(0, len(names), length)]
+    if not fields:
+        raise ValueError("its structs have no fields")  # any number of which would fit into the file
     return [{field: _matrix(next(parts).content)[1] for field in fields} for _ in range(count)]
 
 

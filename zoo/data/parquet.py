@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.classes import as_imagenet_wnids
-from zoo.data.index import Index, index_path, read_index, write_index
+from zoo.data.index import Index, facts_of, index_path, read_index, write_index
 from zoo.data.reading import naming
 from zoo.data.scan import check_filled
 from zoo.errors import DataError, ZooError, brief, listed, printable
@@ -174,6 +174,7 @@ def write_parquet_index(root: Path) -> int:
     """
     _load_pyarrow(root)
     files = parquet_files(root)
+    facts = facts_of(files)  # before the files are read, so that a later change is noticed
     parts = [_described(path) for path in files]
     for path, part in zip(files, parts, strict=True):
         if part.classes != parts[0].classes:
@@ -183,7 +184,7 @@ def write_parquet_index(root: Path) -> int:
     targets = np.concatenate([part.targets for part in parts])
     named = parts[0].classes
     classes = [str(number) for number in range(int(targets.max(initial=-1)) + 1)] if named is None else named
-    header = {"kind": PARQUET, "classes": classes, "shards": _facts(files)}
+    header = {"kind": PARQUET, "classes": classes, **facts}
     arrays = {
         "names": np.array([name for part in parts for name in part.names], dtype=bytes),
         "targets": targets,
@@ -201,7 +202,7 @@ def write_parquet_index(root: Path) -> int:
 
 def _index_of(root: Path, files: Sequence[Path]) -> Index:
     """Return the index of the ``files``, which is made if there is none."""
-    index = read_index(root, PARQUET, {"names": "S", "targets": "i"}, _facts(files), write_parquet_index)
+    index = read_index(root, PARQUET, {"names": "S", "targets": "i"}, files, write_parquet_index)
     index.check_columns({"group_ends": "i", "group_bytes": "i", "group_files": "i", "group_numbers": "i"})
     index.check_range("group_files", 0, len(files))
     index.check_range("group_numbers", 0, 2**31)
@@ -254,11 +255,6 @@ def _files_in(folder: Path, start: str) -> list[Path]:
     except OSError:  # which whatever looks for a folder of images will report
         return []
     return [folder / name for name in sorted(names) if name.startswith(start) and name.endswith(SUFFIX)]
-
-
-def _facts(files: Sequence[Path]) -> list[list[object]]:
-    """Return name and size of each file; the time of its last change is another one after it was copied."""
-    return [[path.name, os.stat(path).st_size] for path in files]
 
 
 def _first_of_sets(files: Sequence[Path]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -71,20 +72,39 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also where it is no regular file, or far too large."""
     with naming(printable(path), what):
-        # One of Python's file objects would take twice as long. Opening a pipe would wait for its writer.
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        file = open_regular(path)  # one of Python's file objects would take twice as long
         try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is not a regular file")
-            if status.st_size > MAX_FILE_BYTES:
-                raise ValueError(f"it has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
-            content = os.read(file, status.st_size)
-            while len(content) < status.st_size and (more := os.read(file, status.st_size - len(content))):
+            size = os.fstat(file).st_size
+            if size > MAX_FILE_BYTES:
+                raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
+            content = os.read(file, size)
+            while len(content) < size and (more := os.read(file, size - len(content))):
                 content += more  # a network's file system may give less than was asked for
             return content
         finally:
             os.close(file)
+
+
+def read_text(path: str | Path, what: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Return the text in the file ``path``, of which all line ends become newlines; Unreadable as for `read_bytes`."""
+    content = io.TextIOWrapper(io.BytesIO(read_bytes(path, what)), encoding, errors)
+    with naming(printable(path), what):
+        try:
+            return content.read()
+        except UnicodeDecodeError:
+            raise ValueError("it is not UTF-8 text") from None
+
+
+def open_regular(path: str | Path, flags: int = 0) -> int:
+    """Open a regular file for reading and return its descriptor; ``flags`` are added to those of `os.open`.
+
+    Raises OSError for anything else: opening a FIFO would wait for a writer, and reading a device might never end.
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | flags)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return file
 
 
 class naming:

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from zoo.data.classes import NUM_IMAGENET, imagenet_wnids
+from zoo.data.reading import read_bytes
 from zoo.data.validation_set import NUM_IMAGES, validation_number
 from zoo.errors import DataError, brief, printable
 
@@ -24,9 +25,9 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
     classes, 0 to 999. Raises DataError for a file that is anything else.
     """
     try:
-        labels = _CONTENT.validate_json(path.read_bytes(), strict=True)
-    except OSError as error:
-        raise DataError(f"the labels cannot be read: {error.strerror}; {printable(path)}: {_REMEDY}") from error
+        labels = _CONTENT.validate_json(read_bytes(path, "the labels"), strict=True)
+    except DataError as error:
+        raise DataError(f"{error}: {_REMEDY}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join([" ", *(f"[{index}]" for index in first["loc"])]).rstrip()

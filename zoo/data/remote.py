@@ -14,7 +14,6 @@ import os
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from zoo.data.index import MAGIC, START, Index
 from zoo.data.places import RemoteFolder
-from zoo.data.reading import Unreadable
+from zoo.data.reading import Unreadable, open_regular
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_places
 from zoo.errors import ConfigError, DataError, ZooError, brief, printable
 from zoo.files import LockedElsewhereError, cache_dir, is_offline, locked, open_own
@@ -88,7 +87,8 @@ class RemoteShards(Shards):
         try:
             return self._read_copy(shard, index)
         except Unreadable:
-            self._copy_of(shard).unlink(missing_ok=True)
+            with _writing():
+                self._copy_of(shard).unlink(missing_ok=True)
         return self._read_copy(shard, index)
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
@@ -156,9 +156,12 @@ class RemoteShards(Shards):
         path = self._copy_of(shard)
         while True:
             try:
-                file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+                with self._naming(index):
+                    file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
                 break
-            except FileNotFoundError:
+            except Unreadable as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
                 with _writing():
                     self._fetch(shard)
         try:
@@ -200,11 +203,11 @@ class RemoteShards(Shards):
         if size != expected:
             return f"a shard of {size:,} bytes came, and its index says {expected:,}"
         with path.open("rb") as file:
-            for index in np.flatnonzero(self._shards == shard):
-                if self._checksums[index] != UNKNOWN:
-                    file.seek(int(self._offsets[index]))
-                    if zlib.crc32(file.read(int(self._lengths[index]))) != self._checksums[index]:
-                        return "a shard came damaged, or was changed after its index was made"
+            for index in np.flatnonzero((self._shards == shard) & (self._checksums != UNKNOWN)):
+                try:
+                    self._read_from(file.fileno(), int(index))
+                except ValueError:
+                    return "a shard came damaged, or was changed after its index was made"
         return None
 
 
@@ -231,7 +234,8 @@ def _writing() -> Iterator[None]:
         yield
     except OSError as error:
         raise Unreachable(
-            f"shards cannot be kept: {error.strerror or error}; {printable(_cache())}: make it writable, with room for "
+            f"shards cannot be kept: {error.strerror or error}; {printable(error.filename or _cache())}: make "
+            f"{printable(_cache())} writable, with room for "
             f"{_bound() / 1e9:.3g} GB, set ZOO_SHARDS_GB to less, or set ZOO_CACHE to another folder"
         ) from error
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from zoo.data.archives import check_free, complete_folder
-from zoo.data.index import ADVICE, Index, index_path, read_index, write_index
+from zoo.data.index import ADVICE, Index, facts_of, index_path, read_index, write_index
 from zoo.data.places import Place
-from zoo.data.reading import EXTENSIONS, extension_of, naming
+from zoo.data.reading import EXTENSIONS, extension_of, naming, open_regular, read_text
 from zoo.data.scan import check_filled
 from zoo.data.source import Source
 from zoo.errors import DataError, ZooError, printable
@@ -35,12 +35,14 @@ SHARDS = "shards"  # the kind of their index
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
 SUFFIX = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, one per line
+NAMES = "the class names"  # what that file holds, in messages
 MAX_LABEL_BYTES = 1 << 20  # of a .cls or .json member
 MAX_HEADER_BYTES = 1 << 16  # of a tar member, which a long name makes longer
 MAX_SHARD_BYTES = 2**40
 PIECE_BYTES = 2**20
 MAX_OPEN = 64  # shards of a process whose files stay open
 UNKNOWN = -1  # checksum of an image of somebody else's shards
+COVERS_LABELS = "label_checksums"  # in the header of an index: the checksums are those of images and labels
 PER_SHARD = 1000
 
 
@@ -101,6 +103,7 @@ class Shards:
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
         self._checksums = arrays["checksums"]
+        self._covers_labels = self._index.header.get(COVERS_LABELS) is True
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``; Unreadable also if they are not those that the index was made of."""
@@ -116,10 +119,16 @@ class Shards:
         return naming(printable(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image")
 
     def _read_from(self, file: int, index: int) -> bytes:
-        length = int(self._lengths[index])
-        encoded = os.pread(file, length, int(self._offsets[index]))
-        checksum = int(self._checksums[index])
-        if len(encoded) != length or checksum not in (UNKNOWN, zlib.crc32(encoded)):
+        """Return the bytes of image ``index`` from the open file of its shard; ValueError if the checksum differs.
+
+        The label lies behind the image: `_write_shard` puts it into the next member.
+        """
+        length, checksum = int(self._lengths[index]), int(self._checksums[index])
+        label = str(self.targets[index]).encode() if self._covers_labels else b""
+        end = _padded(length) + tarfile.BLOCKSIZE + len(label) if label else length
+        content = os.pread(file, end, int(self._offsets[index]))
+        encoded = content[:length]
+        if len(content) != end or checksum not in (UNKNOWN, _checksum(encoded, content[end - len(label) :])):
             raise ValueError("the shard is damaged, or was changed after its index was made")
         return encoded
 
@@ -140,7 +149,7 @@ class Shards:
         """Return the open file of a shard; the one that was used longest ago is closed when there are too many."""
         file = self._opened.pop(shard, None)
         if file is None:
-            file = os.open(os.path.join(self.root, self._index.header["shards"][shard][0]), os.O_RDONLY)
+            file = open_regular(os.path.join(self.root, self._index.header["shards"][shard][0]))
         self._opened[shard] = file
         if len(self._opened) > MAX_OPEN:
             os.close(self._opened.popitem(last=False)[1])
@@ -160,7 +169,7 @@ class Shards:
 
 def has_shards(root: Path) -> bool:
     """Return whether the folder ``root`` holds tar files."""
-    return bool(_shard_names(root))
+    return bool(_shard_files(root))
 
 
 def write_shard_index(root: Path) -> int:
@@ -199,8 +208,9 @@ def write_shards(source: Source, target: Path, *, per_shard: int, seed: int | No
                 chosen = order[start : start + per_shard]
                 places.append(list(_write_shard(file, source, chosen, start)))
             bar.advance(len(chosen))
-    header, arrays = _as_index(target, _shard_names(target), places, source.classes)
-    write_index(index_path(target), header, arrays)
+    header, arrays = _as_index(facts_of(_shard_files(target)), places, source.classes)
+    del header["times"]  # the checksums find what changes, so that shards and index can be copied
+    write_index(index_path(target), {**header, COVERS_LABELS: True}, arrays)
     return len(places)
 
 
@@ -216,9 +226,18 @@ def _write_shard(file: io.BufferedWriter, source: Source, chosen: Sequence[int],
                     extension = extension_of(encoded)
             _add(tar, key + extension, encoded)
             # The member that was added last ends where the file does, but for what fills up its last block.
-            offset = tar.offset - -(-len(encoded) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-            _add(tar, f"{key}.cls", str(target).encode())
-            yield _Place(key, offset, len(encoded), target, zlib.crc32(encoded))
+            offset, label = tar.offset - _padded(len(encoded)), str(target).encode()
+            _add(tar, f"{key}.cls", label)
+            yield _Place(key, offset, len(encoded), target, _checksum(encoded, label))
+
+
+def _padded(length: int) -> int:
+    """Return how many bytes a member of a tar file takes for ``length`` bytes."""
+    return -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def _checksum(encoded: bytes, label: bytes) -> int:
+    return zlib.crc32(label, zlib.crc32(encoded))
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -248,26 +267,27 @@ def _is_shard(fact: object) -> bool:
 
 def _index_of(root: Path) -> Index:
     """Return the index of the shards in ``root``, which is made if there is none."""
-    index = read_index(root, SHARDS, COLUMNS, _facts(root, _shard_names(root)), write_shard_index)
+    index = read_index(root, SHARDS, COLUMNS, _shard_files(root), write_shard_index)
     check_places(index)
-    if (root / CLASSES).is_file() and _class_names(root, 0) != index.header["classes"]:
+    if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
         raise DataError(f"{CLASSES} has other names than the index; {printable(index.path)}: {ADVICE}")
     return index
 
 
 def _indexed(root: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     """Return header and arrays of the index of the tar files in ``root``, of which headers and labels are read."""
-    shards = _shard_names(root)
-    places = [list(_places_in(root / name)) for name in shards]
+    shards = _shard_files(root)
+    facts = facts_of(shards)  # before the shards are read, so that a later change is noticed
+    places = [list(_places_in(shard)) for shard in shards]
     most = max((place.target for share in places for place in share), default=-1)
-    return _as_index(root, shards, places, _class_names(root, most + 1))
+    return _as_index(facts, places, _class_names(root, most + 1))
 
 
 def _class_names(root: Path, num_classes: int) -> list[str]:
     path = root / CLASSES
-    if not path.is_file():
+    if not path.exists():
         return [str(number) for number in range(num_classes)]
-    names = path.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n").split("\n")
+    names = read_text(path, NAMES, errors="surrogateescape").removesuffix("\n").split("\n")
     if len(names) < num_classes:
         raise DataError(
             f"there are {len(names)} names of classes, but an image is of class {num_classes - 1}; {printable(path)}: "
@@ -277,14 +297,14 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
 
 
 def _as_index(
-    root: Path, shards: Sequence[str], places: Sequence[Sequence[_Place]], classes: Sequence[str]
+    facts: dict[str, list[Any]], places: Sequence[Sequence[_Place]], classes: Sequence[str]
 ) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """Return header and arrays of the index of shards, given the `facts_of` and the images of each."""
     flat = [place for share in places for place in share]
-    header: dict[str, object] = {"kind": SHARDS, "classes": list(classes), "shards": _facts(root, shards)}
-    return header, {
-        "names": np.array(
-            [os.fsencode(f"{name}/{place.key}") for name, share in zip(shards, places, strict=True) for place in share]
-        ),
+    shares = zip(facts["shards"], places, strict=True)
+    names = [os.fsencode(f"{shard}/{place.key}") for (shard, _), share in shares for place in share]
+    return {"kind": SHARDS, "classes": list(classes), **facts}, {
+        "names": np.array(names, dtype=bytes),
         "targets": np.array([place.target for place in flat], dtype=np.int32),
         "shards": np.repeat(np.arange(len(places), dtype=np.int32), [len(share) for share in places]),
         "offsets": np.array([place.offset for place in flat], dtype=np.int64),
@@ -293,17 +313,12 @@ def _as_index(
     }
 
 
-def _facts(root: Path, shards: Sequence[str]) -> list[list[object]]:
-    """Return name and size of each shard; the time of its last change is another one after it was copied."""
-    return [[name, os.stat(root / name).st_size] for name in shards]
-
-
-def _shard_names(root: Path) -> list[str]:
+def _shard_files(root: Path) -> list[Path]:
     try:
         names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file()]
     except OSError:  # which whatever looks for a folder of images will report
         return []
-    return sorted(name for name in names if not name.startswith("."))
+    return [root / name for name in sorted(names) if not name.startswith(".")]
 
 
 def _places_in(path: Path) -> Iterator[_Place]:

@@ -37,6 +37,7 @@ LOCAL = struct.Struct("<4s5H3L2H")  # before each entry of a zip archive
 DIRECTORY = 0x10  # among the attributes of an entry
 LEGACY_PICKLES = 5  # at the beginning of a file of the format before zip; what they describe follows
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
+REBUILDS_DTYPE = "torch._utils _rebuild_tensor_v3"  # how a pickle makes tensors of dtypes without a storage class
 # Kinds of numbers as numpy spells them in pickles, without the order of bytes.
 NUMBER_TYPE = re.compile(r"[iuf][248]|[iub]1|f16", re.ASCII)
 SLACK_BYTES = 2**18  # for zip directories, which are read twice
@@ -50,6 +51,10 @@ WRAPPED_NORM = re.compile(
 
 class Oversized(ValueError):
     """Reading a file would take more memory than the file has bytes."""
+
+
+class UnsupportedDtype(ValueError):
+    """A file holds tensors of a dtype that no network of this package can take."""
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[Any, Any]:
@@ -139,7 +144,8 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
 def load_bounded(file: IO[bytes]) -> Any:
     """Return the content of an open `torch.save` file: tensors, plain Python values and numpy numbers, nothing else.
 
-    Raises Oversized if the content takes more memory than the file has bytes, with some slack. A damaged file can raise
+    Raises Oversized if the content takes more memory than the file has bytes, with some slack, and UnsupportedDtype
+    for tensors of a dtype without a storage class, such as float8. A damaged file can raise
     nearly any exception; one with checksums, which all zip files of `torch.save` have unless its user has turned them
     off, always raises one. No code in the file is run.
     """
@@ -185,16 +191,25 @@ def _check_archive(file: IO[bytes]) -> None:
 def _check_pickles(file: IO[bytes]) -> None:
     """Raise Oversized if an open `torch.save` file calls a class that makes memory of any size out of a number.
 
-    Torch lets a file call these, and fills or leaves as it was whatever memory the number asks for. torch.save does not
-    call them. The file is at its start afterwards; raises ValueError for what is no pickle.
+    Torch lets a file call these, and fills or leaves as it was whatever memory the number asks for. torch.save names
+    one of them only for dtypes without a storage class of their own, such as float8 and uint16, which raise
+    UnsupportedDtype. The file is at its start afterwards; raises ValueError for what is no pickle.
     """
     for start in _pickle_starts(file):
         if start is not None:
             file.seek(start)
-        for opcode, argument, _ in pickletools.genops(file):
-            if opcode.name == "GLOBAL" and ALLOCATES.fullmatch(str(argument)):
-                raise Oversized(f"it calls {brief(argument)}, which can take any amount")
+        names = {str(argument) for opcode, argument, _ in pickletools.genops(file) if opcode.name == "GLOBAL"}
+        if allocating := next(filter(ALLOCATES.fullmatch, names), None):
+            if REBUILDS_DTYPE in names and (dtypes := sorted(filter(_is_dtype, names))):
+                raise UnsupportedDtype(listed(name.replace(" ", ".") for name in dtypes))
+            raise Oversized(f"it calls {brief(allocating)}, which can take any amount")
     file.seek(0)
+
+
+def _is_dtype(name: str) -> bool:
+    """Return whether a name in a pickle, such as "torch uint16", is that of a dtype."""
+    module, _, attribute = name.partition(" ")
+    return module == "torch" and isinstance(getattr(torch, attribute, None), torch.dtype)
 
 
 def _pickle_starts(file: IO[bytes]) -> list[int] | list[None]:
@@ -373,6 +388,11 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
         return WeightsError(
             f"{where}: would take more memory than the file has bytes: {message}; torch.save writes no such file: "
             "download it again, or have whoever made it save model.state_dict() with torch.save"
+        )
+    if isinstance(error, UnsupportedDtype):
+        return WeightsError(
+            f"{where}: holds tensors of a dtype that no network of this package can take ({message}); save them as "
+            "float32, float16 or bfloat16"
         )
     if refused := REFUSED.search(message):
         return WeightsError(
