@@ -106,7 +106,7 @@ def _hold_in_write(held_step: int, folder: Path, config: Experiment, data: Path,
     write = torch.save
 
     def hold(content: dict[str, Any], file: Any) -> None:
-        if content["position"]["step"] < held_step:
+        if "position" not in content or content["position"]["step"] < held_step:  # the best weights have none
             write(content, file)
             return
         file.write(bytes(1000))

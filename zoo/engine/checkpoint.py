@@ -191,7 +191,11 @@ def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     averaged = content["ema"] is not None
     weights = content["ema" if averaged else "state_dict"]
-    return {"state_dict": weights, "averaged": averaged, **{key: content[key] for key in KEYS_OF_BEST if key in content}}
+    return {
+        "state_dict": weights,
+        "averaged": averaged,
+        **{key: content[key] for key in KEYS_OF_BEST if key in content},
+    }
 
 
 def _write_failure(error: BaseException, folder: Path) -> str:
