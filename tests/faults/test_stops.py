@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,10 +79,8 @@ def hanging(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     process.kill()
     process.communicate()
     for worker in workers:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -265,7 +265,8 @@ def read(path: Path) -> dict[str, Any]:
 class CheckpointProgress:
     """How far the run of a checkpoint is (``best_score`` in percent); values that the file does not tell are None.
 
-    ``moving_average``: whether it holds a moving average of the weights, which is what is loaded. ``torch``: the version that wrote it.
+    ``moving_average``: whether it holds a moving average of the weights, which is what is loaded. ``torch``: the
+    version that wrote it.
     """
 
     epochs_done: int | None

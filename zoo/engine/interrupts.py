@@ -11,8 +11,8 @@ class RememberedInterrupt:
     """A context in which SIGINT raises KeyboardInterrupt, as it does by default, and is remembered.
 
     Python drops an exception that a destructor or the callback of a weak reference raises. A KeyboardInterrupt is such
-    an exception if its signal arrives there, for instance during an import. `raise_if_lost` raises it again. The context
-    does nothing outside the main thread, and where SIGINT has another handler or is ignored.
+    an exception if its signal arrives there, for instance during an import. `raise_if_lost` raises it again. The
+    context does nothing outside the main thread, and where SIGINT has another handler or is ignored.
     """
 
     def __init__(self) -> None:

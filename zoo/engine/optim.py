@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.errors import ConfigError
 
+ENDING_TYPES = ("cosine", "triangle", "polynomial")  # schedules whose rate depends on the number of epochs
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 

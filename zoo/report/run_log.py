@@ -130,7 +130,7 @@ class RunLog:
     ) -> None:
         self._log_dir = log_dir
         self._config = config
-        self._labels = task_of(config).labels
+        self._labels = task_of(config).shown_labels
         self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
@@ -308,7 +308,7 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
     errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
-    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.labels.items()]
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.shown_labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
