@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from zoo.files import write_bytes, write_json
+from zoo import files
+from zoo.files import remove_leftovers, replacing, write_bytes, write_json
 
 
 def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:
@@ -37,3 +42,61 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A file of the user outside of the folder that is written to, which nothing may change."""
+    path = tmp_path / "elsewhere.txt"
+    path.write_text("mine")
+    return path
+
+
+def test_nobody_can_guess_the_name_of_the_temporary_file(tmp_path: Path, elsewhere: Path) -> None:
+    """A link under a name that can be guessed would have its target overwritten."""
+    path = tmp_path / "folder" / "result.json"
+    path.parent.mkdir()
+    names = set()
+    for _ in range(2):
+        with replacing(path) as temporary:
+            names.add(temporary.name)
+            assert temporary.exists(), "whoever is first has the name"
+            temporary.write_text("new")
+    assert len(names) == 2
+    assert str(os.getpid()) not in {name.split(".")[-2] for name in names}
+
+
+def test_a_link_under_the_final_name_is_replaced_and_not_followed(tmp_path: Path, elsewhere: Path) -> None:
+    path = tmp_path / "result.json"
+    path.symlink_to(elsewhere)
+    write_bytes(path, b"new")
+    assert not path.is_symlink()
+    assert (path.read_text(), elsewhere.read_text()) == ("new", "mine")
+
+
+def _hold_temporary(path: Path, connection: Connection) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"a part")
+        connection.send(temporary.name)
+        time.sleep(600)
+
+
+def test_the_next_process_removes_what_a_killed_one_has_left_and_nothing_that_is_being_written(tmp_path: Path) -> None:
+    path, ours, theirs = tmp_path / "result.json", *multiprocessing.Pipe()
+    writers = [multiprocessing.get_context("fork").Process(target=_hold_temporary, args=(path, theirs)) for _ in "ab"]
+    names = []
+    for writer in writers:
+        writer.start()
+        names.append(ours.recv())
+    (tmp_path / ".notes.tmp").touch()  # not one of ours
+    writers[0].kill()
+    writers[0].join()
+    try:
+        remove_leftovers(tmp_path)
+        assert sorted(file.name for file in tmp_path.iterdir()) == sorted([names[1], ".notes.tmp"])
+    finally:
+        writers[1].kill()
+        writers[1].join()
+    files._swept_folders.clear()  # as in a new process
+    write_bytes(path, b"new")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".notes.tmp", path.name]

@@ -6,10 +6,12 @@ import errno
 import json
 import logging
 import os
+import re
+import secrets
 import socket
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +21,10 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("zoo")
+RANDOM_BYTES = 8
+TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{2 * RANDOM_BYTES}}}\.tmp(\.\w+)?", re.DOTALL)  # names that `replacing` makes
 _lock_files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+_swept_folders: set[Path] = set()  # those in which this process has looked for leftovers
 
 
 def _close_locks() -> None:
@@ -64,13 +69,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
-    """Yield the name of a temporary file beside ``path``. The file that the block writes there then replaces ``path``.
+def replacing(path: Path, suffix: str = ".tmp") -> Iterator[Path]:
+    """Yield a new temporary file in the folder of ``path``. What the block writes there then replaces ``path``.
 
-    If the block raises, the temporary file is removed and ``path`` stays as it was. ``temporary`` is another name for
-    the temporary file, in the same folder. The folder has to exist.
+    The file is created exclusively, under a random name that ends in ``suffix``, so that nobody can put a link in its
+    place beforehand. If the block raises, the temporary file is removed and ``path`` stays as it was. A killed process
+    leaves its temporary files behind; the next process that writes to the folder removes them, see `remove_leftovers`.
+    The folder has to exist.
     """
-    temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    if path.parent not in _swept_folders:
+        _swept_folders.add(path.parent)
+        remove_leftovers(path.parent)
+    temporary, lock = _create_temporary(path, suffix)
     try:
         yield temporary
         with open_own(temporary, "r+b") as file:
@@ -78,14 +88,44 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        lock.close()
 
 
-def open_own(path: Path, mode: str) -> IO[bytes]:
-    """Open a file of the cache for writing, unless it is a symbolic link or a pipe; raises OSError for those.
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of killed processes from ``folder``; files that are still being written stay.
 
-    In a cache that others can write to, a link could lead to any file of this user, and a pipe would block.
+    A process locks its temporary files while it writes them. Where the file system has no locks, nothing is removed.
     """
-    return open(path, mode, opener=_open_no_link)
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if fcntl is not None and TEMPORARY.fullmatch(entry.name):
+                with suppress(OSError), open_own(Path(entry.path), "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
+
+
+def _create_temporary(path: Path, suffix: str) -> tuple[Path, IO[bytes]]:
+    """Create an empty file beside ``path`` under a random name; return it, and an open file that holds its lock."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}{suffix}")
+        lock = open_own(temporary, "xb")
+        if fcntl is None:  # Windows replaces no file that is open
+            lock.close()
+            return temporary, lock
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock.fileno()).st_nlink:
+            _lock_files.add(lock)
+            return temporary, lock
+        lock.close()  # `remove_leftovers` of another process came before the lock
+
+
+def open_own(path: Path, mode: str, buffering: int = -1) -> IO[bytes]:
+    """Open a file for writing, in a binary mode, unless it is a symbolic link or a pipe; raises OSError for those.
+
+    In a folder that others can write to, a link could lead to any file of this user, and a pipe would block.
+    """
+    return open(path, mode, buffering, opener=_open_no_link)
 
 
 def _open_no_link(path: str, flags: int) -> int:

@@ -18,7 +18,7 @@ from zoo.data.folder import OnBadImage
 from zoo.data.loader import Loader
 from zoo.data.places import Place
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.engine.agreement import check_agreement, image_facts, program_facts
+from zoo.engine.agreement import check_agreement, image_facts, program_facts, sizes_digest
 from zoo.engine.checkpoint import BEST
 from zoo.engine.loop import train
 from zoo.engine.process import Process
@@ -75,7 +75,8 @@ def train_experiment(
 
     `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. Every
     process of a run has to call it, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs are
-    written to ``log_dir``. A resumed run whose epochs are all done is not trained further; the log says so.
+    written to ``log_dir``. A resumed run whose epochs are all done is not trained further; the log says so. One with
+    more epochs than its checkpoint's is prolonged, see `zoo.engine.start.restore`.
     Nothing is written before settings, images and network are known to be good, and the same on all processes.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
@@ -93,7 +94,15 @@ def train_experiment(
         "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
         "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
     }
-    check_agreement(process, lambda: images, "copy the same DATA to every machine", DataError)
+    check_agreement(
+        process,
+        lambda: {
+            "train": {**images["train"], "sizes": sizes_digest(train_loader.dataset)},
+            "val": {**images["val"], "sizes": sizes_digest(val_loader.dataset)},
+        },
+        "copy the same DATA to every machine",
+        DataError,
+    )
     num_parameters = _count_parameters(config)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
@@ -131,6 +140,13 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
         for seed in seeds
     }
+
+
+def with_epochs(config: Experiment, epochs: int) -> Experiment:
+    """Return the settings with another number of epochs; ConfigError if its schedule is impossible with them."""
+    settings = config.model_dump(mode="json")
+    settings["optimizer"]["schedule"]["epochs"] = epochs
+    return parse_experiment(settings, f"--epochs {epochs}")
 
 
 def train_seeds(

@@ -83,7 +83,7 @@ def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.Capture
     cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
     scored = _events(finished.log_dir)[-2]
     assert cells[1:4] == ["tiny", "center10-scale12", f"{scored['top1']:.2f}"]
-    assert cells[8] == str(NUM_VAL)
+    assert cells[6] == str(NUM_VAL)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -221,3 +221,44 @@ def test_notices_about_the_images_are_in_the_log_of_the_run(finished: Run, tmp_p
     (data / "train" / "class0" / "notes.txt").touch()
     assert main(["train", str(finished.config), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     assert (tmp_path / "log" / "training_0.log").read_text().count("entries are not images") == 1
+
+
+def test_top_5_is_left_out_where_five_classes_or_fewer_make_it_always_100(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files for programs keep it, so that their keys do not depend on the data."""
+    assert "top-1" in (finished.log_dir / "training_0.log").read_text()
+    assert "top-5" not in (finished.log_dir / "training_0.log").read_text()
+    assert all("top5" in event for event in _events(finished.log_dir) if event["event"] in ("train", "validation"))
+    board = EventAccumulator(str(finished.log_dir))
+    board.Reload()
+    assert {"train/top1", "val/top1"} <= set(board.Tags()["scalars"])
+    assert not {"train/top5", "val/top5"} & set(board.Tags()["scalars"])
+    assert main(["validate", str(finished.log_dir / "model_best.pth.tar"), str(finished.data), "-j", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "top-1 %" in printed
+    assert "top-5" not in printed
+
+
+def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
+    command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-j", "0", "--resume"]
+    assert main([*command, "auto", "--epochs", "3"]) == 0
+    assert read_checkpoint(log_dir / "checkpoint.pth.tar")["position"]["epoch"] == 3
+    assert load_experiment(log_dir / "experiment.json").optimizer.schedule.epochs == 3
+    assert "prolonged from 2 to 3 epochs: " in (log_dir / "training_0.log").read_text()
+    new = _events(log_dir)[len(_events(finished.log_dir)) :]
+    assert [event["epoch"] for event in new if event["event"] == "validation"] == [2]
+    assert main([*command, "auto"]) == 2
+    assert "optimizer.schedule.epochs: 3 before and 2 now" in capsys.readouterr().err
+
+
+def test_the_best_weights_are_not_continued_from_and_the_checkpoint_is_named(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
+    command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-j", "0"]
+    assert main([*command, "--resume", str(log_dir / "model_best.pth.tar")]) == 2
+    assert f"continue the run from {log_dir}/checkpoint.pth.tar" in capsys.readouterr().err

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import build_net, make_config, save, this_process
-from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read, write
+from tests.engine.tiny import build_net, differences, make_config, save, this_process
+from zoo.engine.checkpoint import BEST, CHECKPOINT, KEYS_OF_BEST, PREVIOUS, progress_in, read, write
 from zoo.engine.state import TrainState, build_state
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of
+from zoo.weights.read import read_state_dict
 
 ORIGINAL_KEYS = {"epoch", "arch", "state_dict", "best_prec1", "optimizer"}
 
@@ -32,7 +33,7 @@ def _state(step: int = 0) -> TrainState:
 
 def _files(folder: Path) -> dict[str, int]:
     """Return the step in each file of ``folder``."""
-    return {path.name: read(path)["position"]["step"] for path in folder.iterdir()}
+    return {path.name: read(path)["position"]["step"] for path in folder.iterdir() if path.name != BEST}
 
 
 def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(tmp_path: Path) -> None:
@@ -50,8 +51,41 @@ def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(t
 
 def test_the_last_two_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
     for step, is_best in ((1, True), (2, False), (3, False)):
-        save(_state(step), tmp_path, is_best)
-    assert _files(tmp_path) == {CHECKPOINT: 3, PREVIOUS: 2, BEST: 1}
+        state = _state(step)
+        state.epoch = step
+        save(state, tmp_path, is_best)
+    assert _files(tmp_path) == {CHECKPOINT: 3, PREVIOUS: 2}
+    assert torch.load(tmp_path / BEST, weights_only=True)["epoch"] == 1
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+def test_the_best_file_holds_what_inference_needs_and_no_training_state(
+    tmp_path: Path, ema_decay: float | None
+) -> None:
+    config = make_config(optimizer={"ema_decay": ema_decay})
+    state = build_state(task_of(config), build_net(config.network), this_process())
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.add_(1.0)  # so that the moving average has other values
+    state.epoch, state.best_score, state.best_epoch = 2, 61.5, 1
+    checkpoint = save(state, tmp_path, is_best=True)
+    best = torch.load(tmp_path / BEST, weights_only=True)
+    assert best.keys() <= {"state_dict", "averaged", *KEYS_OF_BEST}
+    assert differences(best["state_dict"], state.scored_model.state_dict()) == []
+    assert best["averaged"] == (ema_decay is not None)
+    assert (best["epoch"], best["best_prec1"], best["best_epoch"]) == (2, 61.5, 1)
+    assert progress_in(best).moving_average == (ema_decay is not None)
+    assert (tmp_path / BEST).stat().st_size < checkpoint.stat().st_size
+    read_back = read_state_dict(tmp_path / BEST)
+    assert differences(read_back, read_state_dict(checkpoint)) == []
+
+
+def test_a_run_is_not_continued_from_its_best_weights(tmp_path: Path) -> None:
+    save(_state(1), tmp_path, is_best=True)
+    with pytest.raises(
+        CheckpointError, match=r"best weights of a run .*continue the run from \S+/checkpoint\.pth\.tar,"
+    ):
+        read(tmp_path / BEST)
 
 
 @contextmanager
@@ -78,18 +112,24 @@ def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_rubbish(tmp_pa
     assert _files(tmp_path) == {CHECKPOINT: 3, PREVIOUS: 1}
 
 
-def test_a_disk_that_fills_up_at_the_copy_of_the_best_leaves_all_as_it_was(
+def test_a_disk_that_fills_up_at_the_best_weights_leaves_all_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(_state(1), tmp_path, is_best=True)
 
-    def fail(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
+    before = (tmp_path / BEST).read_bytes()
+    write_file = torch.save
 
-    monkeypatch.setattr("shutil.copyfile", fail)
+    def fail(content: dict[str, Any], *args: Any) -> None:
+        if "averaged" in content:
+            raise OSError(28, "No space left on device")
+        write_file(content, *args)
+
+    monkeypatch.setattr("torch.save", fail)
     with pytest.raises(CheckpointError, match="No space left on device"):
         save(_state(2), tmp_path, is_best=True)
-    assert _files(tmp_path) == {CHECKPOINT: 1, BEST: 1}
+    assert _files(tmp_path) == {CHECKPOINT: 1}
+    assert (tmp_path / BEST).read_bytes() == before
 
 
 @pytest.mark.parametrize("call", ["save", "fsync", "replace"])

@@ -103,11 +103,41 @@ def test_changed_settings_are_refused_by_name_with_both_values(tmp_path: Path) -
         _start(tmp_path, config=changed, resume="auto")
 
 
-def test_a_longer_schedule_is_another_run_too(tmp_path: Path) -> None:
+def _schedule(epochs: int, kind: str = "cosine") -> dict[str, Any]:
+    return {"schedule": {"type": kind, "mode": "step", "epochs": epochs, "warmup_epochs": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("cosine", "from here on the learning rate is that of the cosine schedule over 9 epochs"),
+        ("constant", "the learning rate of the constant schedule does not depend on the number of epochs"),
+    ],
+)
+def test_a_run_may_be_prolonged_and_the_log_says_what_becomes_of_its_schedule(
+    tmp_path: Path, kind: str, message: str
+) -> None:
+    _save_steps(tmp_path, 1, config=make_config(optimizer=_schedule(3, kind)))
+    log = MemoryLog()
+    state = _start(tmp_path, log, config=make_config(optimizer=_schedule(9, kind)), resume="auto")
+    assert state.step == 1
+    assert any(text.startswith(f"prolonged from 3 to 9 epochs: {message}") for text in log.messages)
+
+
+def test_a_run_may_not_be_shortened(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
-    changed = make_config(optimizer={"schedule": {"type": "cosine", "mode": "step", "epochs": 9, "warmup_epochs": 0.5}})
-    with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: 3 before and 9 now"):
-        _start(tmp_path, config=changed, resume="auto")
+    with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: 3 before and 2 now"):
+        _start(tmp_path, config=make_config(optimizer=_schedule(2)), resume="auto")
+
+
+@pytest.mark.parametrize("epochs", ["3", None, -1, 3.5])
+def test_a_checkpoint_of_an_odd_number_of_epochs_is_not_prolonged(tmp_path: Path, epochs: Any) -> None:
+    _save_steps(tmp_path, 1)
+    content = read(tmp_path / CHECKPOINT)
+    content["config"]["optimizer"]["schedule"]["epochs"] = epochs
+    write(content, tmp_path, is_best=False)
+    with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: .* before and 9 now"):
+        _start(tmp_path, config=make_config(optimizer=_schedule(9)), resume="auto")
 
 
 def test_settings_that_do_not_touch_the_computation_may_change(tmp_path: Path) -> None:

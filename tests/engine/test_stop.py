@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.dist.spawn import PRELOADED, free_port, prepare_process, run_distributed
 from zoo.engine import stop as stop_module
+from zoo.engine.interrupts import RememberedInterrupt
 from zoo.engine.process import open_process
 from zoo.engine.stop import SIGNALS, StopSignals
 
@@ -150,3 +151,36 @@ def test_nothing_of_the_watch_is_left_behind() -> None:
     assert threading.active_count() == threads
     assert os.listdir("/proc/self/fd") == descriptors
     assert signal.set_wakeup_fd(-1) == -1
+
+
+class _InterruptedDestructor:
+    """An object whose destructor is interrupted; Python reports the exception and drops it."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_before_training_is_raised_where_training_begins() -> None:
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with RememberedInterrupt():
+            _InterruptedDestructor()
+            handlers = _handlers()
+            with pytest.raises(KeyboardInterrupt), StopSignals():
+                pass
+            assert _handlers() == handlers
+        with StopSignals():
+            pass
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def test_an_interrupt_that_somebody_else_handles_is_left_to_them() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with RememberedInterrupt():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)

@@ -232,3 +232,17 @@ def test_an_odd_number_of_processes_is_refused_in_a_short_line(folder: Path, tmp
         with pytest.raises(CheckpointError) as error:
             start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
         assert len(str(error.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("scale", float("nan")), ("scale", 0.0), ("scale", "1"), ("growth_interval", 1), ("_growth_tracker", -1)],
+)
+def test_a_gradient_scale_that_no_run_can_have_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """With a scale of NaN no step would ever be taken, without a word."""
+    config = make_config(training={"amp": "fp16"})
+    state = build_state(task_of(config), build_net(config.network), this_process())
+    content = read(save(state, tmp_path))
+    write({**content, "scaler": {**content["scaler"], key: value}}, tmp_path, is_best=False)
+    with pytest.raises(CheckpointError, match=f"scaler.{key} is "):
+        start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)

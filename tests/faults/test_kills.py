@@ -18,7 +18,7 @@ import pytest
 from tests.dist.spawn import PRELOADED, free_port, prepare_process
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
-from zoo.engine.checkpoint import CHECKPOINT, TEMPORARY, read
+from zoo.engine.checkpoint import CHECKPOINT, read
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -103,12 +103,11 @@ def test_kill_9_at_random_moments_changes_no_bit_of_the_result(
     while num_kills < NUM_KILLS or num_in_writes < IN_WRITES:
         log_dir = tmp_path / f"killed{num_finished}"
         run = _Run(tmp_path, log_dir, world_size)
-        temporary = log_dir / TEMPORARY
         delay_s = chance.uniform(0, whole_s)
         if num_in_writes < IN_WRITES and (num_kills % 3 == 0 or num_kills >= NUM_KILLS):
             # A run that was killed in a write has left this file, until it goes on.
-            old = _written_ns(temporary)
-            was_reached = run.wait_for(lambda: _written_ns(temporary) not in (0, old))  # noqa: B023 - called in this turn
+            old = _temporaries(log_dir)
+            was_reached = run.wait_for(lambda: _temporaries(log_dir) - old)  # noqa: B023 - called in this turn
             time.sleep(chance.uniform(0, 0.01))
         else:
             end = time.monotonic() + delay_s
@@ -116,7 +115,7 @@ def test_kill_9_at_random_moments_changes_no_bit_of_the_result(
         if was_reached and not run.is_over:
             run.kill(chance.choice([list(range(world_size)), [chance.randrange(world_size)]]))
             num_kills += 1
-            num_in_writes += temporary.exists()
+            num_in_writes += bool(_temporaries(log_dir))
         if run.join() == [0] * world_size:
             _check(straight, log_dir)
             num_finished += 1
@@ -128,11 +127,9 @@ def test_kill_9_at_random_moments_changes_no_bit_of_the_result(
     record_property("in_writes", num_in_writes)
 
 
-def _written_ns(path: Path) -> int:
-    """Return when the file was written to, 0 where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_mtime_ns
-    return 0
+def _temporaries(log_dir: Path) -> set[Path]:
+    """Return the files of writes that are going on, or were killed."""
+    return set(log_dir.glob(f".{CHECKPOINT}.*.tmp"))
 
 
 def _check(straight: Path, killed: Path) -> None:

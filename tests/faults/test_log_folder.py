@@ -139,19 +139,29 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert str(target) in message or str(tmp_path / in_the_way) in message
 
 
-def test_a_folder_in_the_place_of_a_checkpoints_temporary_file_is_one_line(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "log" / ".checkpoint.pth.tar.tmp").mkdir(parents=True)
-    assert _train(finished, tmp_path / "log") == 2
-    assert "the checkpoint cannot be written" in capsys.readouterr().err
-
-
 def test_the_leftovers_of_a_killed_save_are_removed_when_the_run_is_continued(finished: Run, log_dir: Path) -> None:
-    for name in (".checkpoint.pth.tar.tmp", ".model_best.pth.tar.tmp"):
-        (log_dir / name).write_bytes(b"a part")
+    for name in ("checkpoint.pth.tar", "model_best.pth.tar"):
+        (log_dir / f".{name}.0123456789abcdef.tmp").write_bytes(b"a part")
     assert _train(finished, log_dir, "--resume", "auto") == 0
     assert list(log_dir.glob(".*.tmp")) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "training_0.log", "experiment.json", ".checkpoint.pth.tar.tmp"])
+def test_nothing_is_written_through_a_link(
+    finished: Run, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever can write to a shared folder could otherwise lead the run to any file of its user."""
+    log_dir, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    log_dir.mkdir()
+    (log_dir / name).symlink_to(elsewhere)
+    code = _train(finished, log_dir)
+    assert elsewhere.read_text() == "mine"
+    refused = name in ("metrics.jsonl", "training_0.log")
+    assert code == (2 if refused else 0)
+    if refused:
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert f"it is a symbolic link, which is not written through: remove it); {log_dir / name}" in message
 
 
 def test_a_log_without_room_costs_its_lines_and_not_the_run(

@@ -106,9 +106,17 @@ def _copy_with_an_image_less(data: Path, target: Path) -> Path:
     return target
 
 
+def _copy_with_an_image_of_another_size(data: Path, target: Path) -> Path:
+    shutil.copytree(data, target)
+    with (target / "train/class1/3.png").open("ab") as file:
+        file.write(b"more")
+    return target
+
+
 @pytest.mark.parametrize(
     ("copy", "message"),
     [
+        (_copy_with_an_image_of_another_size, "train.sizes"),
         (_copy_with_one_image_in_another_class, "train.names"),
         (_copy_with_an_image_less, "val.images = 3, not 4 as on rank 0"),
     ],

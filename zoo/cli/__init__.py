@@ -30,6 +30,7 @@ from zoo.cli import (
     train,
     validate,
 )
+from zoo.engine.interrupts import RememberedInterrupt
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
 from zoo.report.console import set_up_console
 
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # reads the variable when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        code: int = args.run(args)
+        with RememberedInterrupt():
+            code: int = args.run(args)
         sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))

@@ -7,7 +7,7 @@ import logging
 import shlex
 from pathlib import Path
 
-from zoo.cli.options import add_loader_options, add_process_options, whole_number
+from zoo.cli.options import add_loader_options, add_process_options, positive, whole_number
 from zoo.data.places import place_of
 from zoo.errors import EXIT_NOT_FINITE, ConfigError, printable
 
@@ -31,6 +31,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--resume", metavar="PATH",
         help="continue from a checkpoint; 'auto' takes the newest good one of the log folder, if there is one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--epochs", metavar="N", type=positive,
+        help="train for N epochs in place of the experiment's optimizer.schedule.epochs; with --resume, more epochs "
+        "than before prolong the run, also a finished one",
     )  # fmt: skip
     parser.add_argument(
         "--weights",
@@ -85,9 +90,11 @@ def _train(args: argparse.Namespace) -> int:
     from zoo.engine.process import open_process
     from zoo.report.seeds import seeds_table
     from zoo.tasks import task_of
-    from zoo.training import TrainOptions, train_experiment, train_seeds
+    from zoo.training import TrainOptions, train_experiment, train_seeds, with_epochs
 
     config = load_experiment(args.config)
+    if args.epochs is not None:
+        config = with_epochs(config, args.epochs)
     options = TrainOptions(
         workers=args.workers,
         on_bad_image=args.on_bad_image,
@@ -104,13 +111,14 @@ def _train(args: argparse.Namespace) -> int:
             return 0
         runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, _command(args))
         if process.is_main:
-            print(seeds_table(task_of(config).labels, runs))
+            print(seeds_table(task_of(config).shown_labels, runs))
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
 
 
 def _command(args: argparse.Namespace) -> str:
     words = ["zoo", "train", args.config, str(args.data), "--log-dir", str(args.log_dir)]
     words += ["--weights", args.weights] if args.weights else []
+    words += ["--epochs", str(args.epochs)] if args.epochs else []
     return shlex.join([*words, "--seeds", *map(str, args.seeds)])
 
 

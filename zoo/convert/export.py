@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +59,7 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Both writers look at the ending of the name.
-    with replacing(path, path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")) as temporary:
+    with replacing(path, suffix=f".tmp{path.suffix}") as temporary:
         if path.suffix == ".onnx":
             written_outputs = _write_onnx(program, temporary, images, names, text)
         else:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils import signal_handling
 
 from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
@@ -21,6 +23,7 @@ from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
 
 NUM_CROPS = 10
+WORKER_GRACE_S = 2.0  # what a worker has to end by itself before it is killed
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
 
@@ -66,6 +69,26 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Return an iterator over the batches; reading ahead begins with this call."""
         return _raise_faults(super().__iter__())
+
+    def stop_workers(self) -> None:
+        """End the worker processes, also those that hang; the next iterator starts new ones.
+
+        torch asks workers to end and then waits for them without a limit, so that a single worker that hangs, for
+        instance on dead network storage, would keep the whole process from ending.
+        """
+        iterator: Any = self._iterator  # of persistent workers
+        self._iterator = None
+        if iterator is None:
+            return
+        signal_handling._remove_worker_pids(id(iterator))  # else torch reports a killed worker as an error
+        iterator._worker_pids_set = False
+        killer = threading.Timer(WORKER_GRACE_S, lambda: [worker.kill() for worker in iterator._workers])
+        killer.daemon = True
+        killer.start()
+        try:
+            iterator._shutdown_workers()
+        finally:
+            killer.cancel()
 
 
 def build_train_loader(

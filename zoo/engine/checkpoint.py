@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +31,11 @@ logger = logging.getLogger(__name__)
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
-TEMPORARY = f".{CHECKPOINT}.tmp"
-BEST_TEMPORARY = f".{BEST}.tmp"
 FORMAT_VERSION = 1
+# What model_best.pth.tar has of a checkpoint beside the weights: what inference needs, and where the weights come from.
+KEYS_OF_BEST = (
+    "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
+)  # fmt: skip
 ZIP_MAGIC = b"PK"
 MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of what is shown of a file from an unknown source
 
@@ -75,8 +75,9 @@ class CheckpointWriter:
     def save(self, state: TrainState, is_best: bool = False) -> None:
         """Begin to write the state as it is now, when the write before has ended.
 
-        The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` a copy of the new one is
-        called ``model_best.pth.tar``. All ranks have rank 0's running statistics afterwards.
+        The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` the weights that
+        validation scored are also written to ``model_best.pth.tar``, see `best_of`. All ranks have rank 0's running
+        statistics afterwards.
         """
         self.settle()
         settle_buffers(state)
@@ -162,18 +163,15 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
 
     At every moment, even at a power failure, the folder has the old file or the new one.
     """
-    temporary, checkpoint = folder / TEMPORARY, folder / CHECKPOINT
+    checkpoint = folder / CHECKPOINT
     try:
-        with replacing(checkpoint, temporary):
-            with open(temporary, "wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            # The copy is made first. A run that is killed here resumes from the older checkpoint and makes the copy
-            # again.
+        with replacing(checkpoint) as temporary:
+            _save(content, temporary)
+            # The best weights are written first. A run that is killed here resumes from the older checkpoint and writes
+            # them again.
             if is_best:
-                with replacing(folder / BEST, folder / BEST_TEMPORARY) as copy:
-                    shutil.copyfile(temporary, copy)
+                with replacing(folder / BEST) as temporary_best:
+                    _save(best_of(content), temporary_best)
             if checkpoint.exists():
                 os.replace(checkpoint, folder / PREVIOUS)
         _flush_folder(folder)
@@ -181,11 +179,26 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
         raise CheckpointError(_write_failure(error, folder)) from error
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of a save that was killed, if the system lets them be removed."""
-    for name in (TEMPORARY, BEST_TEMPORARY):
-        with suppress(OSError):
-            (folder / name).unlink(missing_ok=True)
+def _save(content: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what inference needs of a checkpoint: the weights that validation scored, and what describes them.
+
+    The weights are the moving average if there is one (``averaged`` is then true). The optimizer and all other training
+    state are left out.
+    """
+    averaged = content["ema"] is not None
+    weights = content["ema" if averaged else "state_dict"]
+    return {
+        "state_dict": weights,
+        "averaged": averaged,
+        **{key: content[key] for key in KEYS_OF_BEST if key in content},
+    }
 
 
 def _write_failure(error: BaseException, folder: Path) -> str:
@@ -230,6 +243,12 @@ def read(path: Path) -> dict[str, Any]:
             f"the checkpoint is damaged ({type(error).__name__}: {brief(error)}); {printable(path)}: resume from "
             "another one"
         ) from error
+    if isinstance(content, dict) and "averaged" in content and "position" not in content:
+        raise CheckpointError(
+            f"this file holds the best weights of a run without its training state; {printable(path)}: continue the "
+            f"run from {printable(path.with_name(CHECKPOINT))}, or start a new training from these weights with "
+            "--weights and another --log-dir"
+        )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
             f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
@@ -249,7 +268,8 @@ def read(path: Path) -> dict[str, Any]:
 class CheckpointProgress:
     """How far the run of a checkpoint is (``best_score`` in percent); values that the file does not tell are None.
 
-    ``moving_average``: whether it holds a moving average of the weights. ``torch``: the version that wrote it.
+    ``moving_average``: whether it holds a moving average of the weights, which is what is loaded. ``torch``: the
+    version that wrote it.
     """
 
     epochs_done: int | None
@@ -271,6 +291,6 @@ def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
         epochs_done=epochs,
         steps_done=steps,
         best_score=best_score,
-        moving_average=isinstance(content.get("ema"), dict),
+        moving_average=isinstance(content.get("ema"), dict) or content.get("averaged") is True,
         torch=printable(version[:MAX_VERSION_LENGTH]) if isinstance(version, str) else None,
     )

@@ -71,9 +71,15 @@ def train(
         run = _Run(state, train_loader, val_loader, log, log_dir, log_interval, stop, writer)
         _check_data(run)
         _announce(run)
-        while state.epoch < state.config.optimizer.schedule.epochs:
-            _train_epoch(run)
-            result = _finish_epoch(run)
+        try:
+            while state.epoch < state.config.optimizer.schedule.epochs:
+                _train_epoch(run)
+                result = _finish_epoch(run)
+        except BaseException:
+            # While signals are still watched: a worker that hangs would keep the process from ending.
+            for loader in (train_loader, val_loader):
+                loader.stop_workers()
+            raise
     return result
 
 

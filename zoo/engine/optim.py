@@ -16,6 +16,7 @@ from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.errors import ConfigError
 from zoo.torch_internals import NormBase
 
+ENDING_TYPES = ("cosine", "triangle", "polynomial")  # schedules whose rate depends on the number of epochs
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 

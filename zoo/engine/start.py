@@ -14,11 +14,13 @@ from zoo.config import Experiment, Network, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.agreement import ABSENT, differing_keys
 from zoo.engine.meters import check_meters
+from zoo.engine.optim import ENDING_TYPES
 from zoo.engine.process import Process, seed_everything
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, brief, listed, printable
+from zoo.limits import is_whole
 from zoo.registry import build_from_config
 from zoo.weights import NetworkRecord, load_weights
 from zoo.weights.record import class_names_in
@@ -26,6 +28,7 @@ from zoo.weights.record import class_names_in
 AUTO = "auto"
 # Prefixes of the keys that may differ on a resume because they do not affect the computation. All others must match.
 HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter", "training.gradient_angle_meter")
+EPOCHS = "optimizer.schedule.epochs"  # may grow on a resume, which prolongs the run
 # What Python and torch raise when a checkpoint file holds something unexpected under one of its keys.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
@@ -128,13 +131,14 @@ def newest_checkpoint(folder: Path) -> Found | None:
 def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = False) -> list[str]:
     """Set ``state`` and the random generators to what the checkpoint holds; return notices for the user.
 
-    With another number of processes the averages of the running epoch start anew. Raises CheckpointError if the
-    checkpoint was written with other settings, or with another number of processes although
-    ``allow_world_size_change`` is off; WeightsError if its description of the network is wrong.
+    A run of more epochs than the checkpoint's is prolonged: it goes on from the same position, with the learning rate
+    that its own schedule has there. With another number of processes the averages of the running epoch start anew.
+    Raises CheckpointError if the checkpoint was written with other settings, or with another number of processes
+    although ``allow_world_size_change`` is off; WeightsError if its description of the network is wrong.
     """
     saved = resumed.content
     try:
-        _check_config(saved["config"], state.config, resumed.path)
+        prolonged = list(_check_config(saved["config"], state.config, resumed.path))
         same_ranks = saved["world_size"] == state.process.world_size
         if not same_ranks and not allow_world_size_change:
             raise CheckpointError(
@@ -162,7 +166,8 @@ def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = F
         ) from error
     if not same_ranks:
         state.meter.reset()
-    return [*resumed.notices, f"resumed from {printable(resumed.path)}: {_position(state)}", *differences]
+    position = f"resumed from {printable(resumed.path)}: {_position(state)}"
+    return [*resumed.notices, position, *prolonged, *differences]
 
 
 def _position(state: TrainState) -> str:
@@ -185,7 +190,8 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
             yield f"{name}: {brief(saved[key])} at the checkpoint, {value} now; results may differ in the last bits"
 
 
-def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None:
+def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
+    """Yield a notice if the run is prolonged; CheckpointError if it differs in a setting that may not change."""
     now = dict(leaves(config.model_dump(mode="json")))
     # Keys that are newer than the checkpoint behaved then as their present defaults do.
     defaults = leaves(config.defaults().model_dump(mode="json"))
@@ -193,10 +199,22 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> None
     changes = [
         f"{key}: {before.get(key, ABSENT)!r} before and {now.get(key, ABSENT)!r} now"
         for key in differing_keys(before, now)
-        if not key.startswith(HARMLESS_KEYS)
+        if not key.startswith(HARMLESS_KEYS) and not (key == EPOCHS and is_whole(before.get(key), 1, now[key]))
     ]
     if changes:
         raise CheckpointError(
             f"the checkpoint was written with other settings ({listed(changes)}); {printable(path)}: put the settings "
             f"back to continue, or start a new training from these weights with --weights and another --log-dir"
         )
+    if before[EPOCHS] != now[EPOCHS]:
+        yield f"prolonged from {before[EPOCHS]} to {now[EPOCHS]} epochs: {_prolonged_rate(config)}"
+
+
+def _prolonged_rate(config: Experiment) -> str:
+    schedule = config.optimizer.schedule
+    if schedule.type in ENDING_TYPES:
+        return (
+            f"from here on the learning rate is that of the {schedule.type} schedule over {schedule.epochs} epochs, so "
+            "that it may be higher now than before"
+        )
+    return f"the learning rate of the {schedule.type} schedule does not depend on the number of epochs"

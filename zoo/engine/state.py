@@ -24,6 +24,7 @@ from zoo.limits import is_number, is_whole
 
 # The position of a run: the keys in checkpoints, and the attributes of `TrainState` that hold the values.
 POSITION = {"epoch": "epoch", "batch": "batch", "step": "step", "num_pictures": "num_images"}
+SCALES = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max  # of gradients in fp16
 MAX_COUNT = 2**53  # beyond it TensorBoard and float64 cannot tell one step from the next
 # What the optimizers keep for each parameter. All of it has the parameter's shape, except Adam's count of steps.
 MOMENTA = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
@@ -181,9 +182,7 @@ def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     """
     _load_network(state.model, "state_dict", saved["state_dict"])
     _load_optimizer(state.optimizer, saved["optimizer"])
-    if saved["scaler"].keys() != state.scaler.state_dict().keys():  # a scaler that is off would ignore them
-        raise ValueError(f"scaler has the keys {listed(saved['scaler'])}")
-    state.scaler.load_state_dict(saved["scaler"])
+    _load_scaler(state.scaler, saved["scaler"])
     if state.ema is not None:
         _load_network(state.ema, "ema", saved["ema"])
     elif saved.get("ema") is not None:
@@ -225,6 +224,23 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
                 raise ValueError(
                     f"optimizer.param_groups[{index}].{key} is {shown}, by the settings of this run {own_group[key]!r}"
                 )
+
+
+def _load_scaler(scaler: torch.amp.GradScaler, saved: dict[str, Any]) -> None:
+    """Load the scale of the gradients; ValueError for values that the scaler would load, but could not train with."""
+    own = scaler.state_dict()
+    if saved.keys() != own.keys():  # a scaler that is off would ignore them
+        raise ValueError(f"scaler has the keys {listed(saved)}")
+    for key, value in saved.items():
+        if key == "scale":
+            is_possible = is_number(value, *SCALES)
+        elif key == "_growth_tracker":
+            is_possible = is_whole(value, 0, MAX_COUNT)
+        else:
+            is_possible = value == own[key]
+        if not is_possible:
+            raise ValueError(f"scaler.{key} is {value!r}, which no run has")
+    scaler.load_state_dict(saved)
 
 
 def _momenta(optimizer: torch.optim.Optimizer, saved: Any) -> dict[int, dict[str, Tensor]]:

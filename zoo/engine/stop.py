@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zoo.engine.interrupts import RememberedInterrupt
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Launchers send a signal on to processes that have received it already, as members of the group. Within this time the
 # two are one request.
@@ -27,7 +29,8 @@ class StopSignals:
     A signal may reach any subset of the ranks at any time, and all have to save the same step. Each call of `agreed`
     therefore starts an all-reduce of one integer over ``control`` (Gloo, on the host) and waits for the one that the
     call before had started. A step hides the time of the exchange, and no GPU is waited for. At the end the former
-    signal handlers are restored. Outside the main thread, where Python allows no handlers, none are set.
+    signal handlers are restored. Outside the main thread, where Python allows no handlers, none are set. Entering the
+    context raises KeyboardInterrupt if a `RememberedInterrupt` has received one that was lost.
 
     A second signal, `REPEAT_S` or more after the first, raises KeyboardInterrupt or SystemExit. Python calls no handler
     while a collective operation that hangs keeps the main thread inside torch. A thread therefore watches too, and ends
@@ -46,17 +49,25 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._watch = _Watch()
             self._former = {number: signal.signal(number, self._remember) for number in SIGNALS}
+            try:
+                RememberedInterrupt.raise_if_lost(self._former[signal.SIGINT])
+            except KeyboardInterrupt:
+                self._restore()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._restore()
+        if kind is None:
+            self._finish_exchange()
+
+    def _restore(self) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         if self._watch is not None:
             self._watch.close()
-        if kind is None:
-            self._finish_exchange()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._received = number

@@ -58,6 +58,11 @@ class Result(ABC):
         """Return the scores by name, percent."""
         return {name: getattr(self, name) for name in self.labels}
 
+    @property
+    def shown_labels(self) -> Mapping[str, str]:
+        """Those of ``labels`` that logs and tables show; files for programs have all scores."""
+        return self.labels
+
     def standard_errors(self) -> dict[str, float]:
         """Return the standard errors by the names of the scores, in points; none for scores that have none."""
         return {}
@@ -106,6 +111,11 @@ class Task(ABC):
 
     def __init__(self, config: Experiment) -> None:
         self.config = config
+
+    @property
+    def shown_labels(self) -> Mapping[str, str]:
+        """Those of ``labels`` that logs and tables show; files for programs have all scores."""
+        return self.labels
 
     @abstractmethod
     def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:

@@ -39,12 +39,13 @@ class Board:
         self._config = config
         self._mean = torch.tensor(config.input.mean).view(3, 1, 1)
         self._std = torch.tensor(config.input.std).view(3, 1, 1)
+        self._scores = list(task_of(config).shown_labels)
         indented = config.model_dump_json(indent=2).replace("\n", "\n    ")
         with ExitStack() as opened:
             opened.enter_context(_quiet_writer_thread())
             self._writer: Any = SummaryWriter(str(log_dir), purge_step=step + 1 if step else None)
             self._writer.add_text("config", f"    {indented}", step)
-            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), task_of(config).labels)
+            self._add_hparams(dict(leaves(config.model_dump(exclude={"expected"}))), self._scores)
             self._opened = opened.pop_all()
 
     def _add_hparams(self, values: dict[str, Any], scores: Iterable[str]) -> None:
@@ -56,13 +57,15 @@ class Board:
     def train(self, metrics: TrainMetrics) -> None:
         """Write train/* at the optimizer step: means since the last report, learning rate, speed, memory."""
         speed = {"lr": metrics.lr, "images_per_s": metrics.images_per_s}
-        for name, value in {"loss": metrics.loss, **metrics.scores, **speed}.items():
+        scores = {name: metrics.scores[name] for name in self._scores}
+        for name, value in {"loss": metrics.loss, **scores, **speed}.items():
             self._writer.add_scalar(f"train/{name}", value, metrics.step)
         self._writer.add_scalar("train/peak_memory_gb", metrics.peak_memory_bytes / 1e9, metrics.step)
 
     def validation(self, step: int, result: Result) -> None:
         """Write val/* at the number of optimizer steps the weights have seen."""
-        for name, value in {"loss": result.loss, **result.scores()}.items():
+        scores = {name: result.scores()[name] for name in self._scores}
+        for name, value in {"loss": result.loss, **scores}.items():
             self._writer.add_scalar(f"val/{name}", value, step)
         self._writer.flush()
 

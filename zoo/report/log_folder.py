@@ -11,10 +11,10 @@ from pathlib import Path
 from zoo.config import Experiment, leaves, load_experiment
 from zoo.data.places import Place
 from zoo.engine.agreement import differing_keys
-from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, remove_leftovers
+from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, listed, printable
-from zoo.files import LockedElsewhereError, locked, write_json
+from zoo.files import LockedElsewhereError, locked, remove_leftovers, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
     """Make ``folder`` and keep every other run out of it until the context ends; every rank has to enter it.
 
     With ``continues`` the run goes on from a checkpoint of this folder. Without it a folder that has a checkpoint is
-    refused, or with ``overwrite`` all files that a run leaves are removed from it. The temporary files of a save that
-    was killed are always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that
+    refused, or with ``overwrite`` all files that a run leaves are removed from it. The temporary files of a killed
+    process are always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that
     would be replaced, or if it cannot be written to.
     """
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -23,6 +24,7 @@ from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
 from zoo.errors import ConfigError, printable
+from zoo.files import open_own
 from zoo.report.board import Board
 from zoo.report.console import PlainFormatter, Progress, format_duration
 from zoo.report.cost import CostMeter
@@ -34,12 +36,18 @@ logger = logging.getLogger(__name__)
 
 
 class TextLog(logging.FileHandler):
-    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only."""
+    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only.
+
+    Raises OSError for a symbolic link.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self.setFormatter(PlainFormatter("%(asctime)s - %(message)s"))
         self._has_complained = False
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(open_own(Path(self.baseFilename), "ab"), self.encoding, self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say on stderr, the first time only, why a record is missing: the log itself cannot say it."""
@@ -67,12 +75,12 @@ def kept_records() -> Iterator[MemoryHandler]:
 class JsonLines:
     """Appends records to a file of one JSON object a line, which a run and all its resumptions share.
 
-    A killed process or a full disk leaves whole lines only.
+    A killed process or a full disk leaves whole lines only. Raises OSError for a symbolic link.
     """
 
     def __init__(self, path: Path) -> None:
         _drop_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        self._file = open_own(path, "ab", buffering=0)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one object: ``event``, ``time_s`` (seconds since 1970) and the ``fields``.
@@ -122,7 +130,7 @@ class RunLog:
     ) -> None:
         self._log_dir = log_dir
         self._config = config
-        self._labels = task_of(config).labels
+        self._labels = task_of(config).shown_labels
         self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
@@ -300,7 +308,7 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
     errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
-    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.labels.items()]
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.shown_labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
@@ -317,6 +325,6 @@ def _drop_torn_line(path: Path) -> None:
     """Cut off an incomplete last line, which a full disk or a power failure may have left."""
     if not path.exists():
         return
-    with path.open("r+b") as file:
+    with open_own(path, "r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)

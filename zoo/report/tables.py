@@ -42,10 +42,12 @@ def results_table(title: str, results: Sequence[Result], expected: Expected | No
 
     Behind the scores are the standard errors of those that have one, in points. Raises IndexError without a result.
     """
-    names, with_error = results[0].labels, list(results[0].standard_errors())
+    names = results[0].shown_labels
+    with_error = [name for name in results[0].standard_errors() if name in names]
     rows: list[list[Cell]] = []
     for result in results:
-        measured = [*result.scores().values(), *result.standard_errors().values()]
+        scores, errors = result.scores(), result.standard_errors()
+        measured = [*(scores[name] for name in names), *(errors[name] for name in with_error)]
         rows.append([title, result.protocol, *measured, result.loss, result.count, result.skipped])
         score = expected.scores.get(result.expected_as) if expected else None
         if expected and score:

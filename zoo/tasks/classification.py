@@ -21,6 +21,11 @@ from zoo.tasks.significance import standard_error
 LABELS = {"top1": "top-1", "top5": "top-5"}
 
 
+def _shown_labels(num_classes: int | None) -> Mapping[str, str]:
+    """Return the labels without top-5 where it is always 100 %: with five classes or fewer."""
+    return {"top1": LABELS["top1"]} if num_classes is not None and num_classes <= 5 else LABELS
+
+
 @dataclass(frozen=True)
 class ClassificationResult(Result):
     """The scores of a validation.
@@ -33,6 +38,7 @@ class ClassificationResult(Result):
     - `skipped`: number of images that could not be read and are in no average.
     - `protocol`: name of the way in which the images were scaled and cropped.
     - `val`: the images that there are, see `Result`.
+    - `num_classes`: outputs of the network; None where they are unknown.
     """
 
     labels = LABELS
@@ -43,6 +49,18 @@ class ClassificationResult(Result):
     skipped: int
     protocol: str
     val: Mapping[str, Any] | None = None
+    num_classes: int | None = None
+
+    @property
+    def shown_labels(self) -> Mapping[str, str]:
+        """Top-1, and top-5 with more than five classes."""
+        return _shown_labels(self.num_classes)
+
+    def record(self) -> dict[str, Any]:
+        """Return what the base class does; the number of classes is not a score."""
+        numbers = super().record()
+        del numbers["num_classes"]
+        return numbers
 
     def standard_errors(self) -> dict[str, float]:
         """Return the binomial standard errors of the accuracies, in points."""
@@ -60,6 +78,11 @@ class ClassificationTask(Task):
     labels = LABELS
     protocols = PROTOCOLS
     num_counts = 2
+
+    @property
+    def shown_labels(self) -> Mapping[str, str]:
+        """Top-1, and top-5 with more than five classes."""
+        return _shown_labels(self.config.network.classes)
 
     def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train."""
@@ -119,7 +142,7 @@ class ClassificationTask(Task):
         """Return the scores of a validation."""
         scores: dict[str, Any] = self.scores(reading)
         return ClassificationResult(**scores, loss=reading.loss, count=reading.count, skipped=reading.skipped,
-                                    protocol=protocol)  # fmt: skip
+                                    protocol=protocol, num_classes=self.config.network.classes)  # fmt: skip
 
     def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
         """Return the commands that score and use the network."""

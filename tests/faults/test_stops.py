@@ -1,0 +1,100 @@
+"""A run ends when it is told to, whatever its parts are doing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import SETTINGS
+from tests.engine.tiny import make_images
+
+END_S = 12.0  # REPEAT_S and GRACE_S are shortened to a second; the rest is time on a machine with other work
+
+# A run of many epochs. In "hang" the second image of a worker stops the worker, as dead network storage does. In
+# "lost" the run is interrupted inside of a destructor, before the first step.
+TRAIN = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
+from zoo import training
+from zoo.cli import main
+from zoo.data import source
+from zoo.engine import stop
+stop.REPEAT_S = stop.GRACE_S = 1.0
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+def hang(name):
+    if len(seen) == 1:
+        print(os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    seen.append(name)
+    return read_bytes(name)
+
+def interrupted_start(*args, **kwargs):
+    Interrupted()
+    return start(*args, **kwargs)
+
+seen, read_bytes, start = [], source.read_bytes, training.start
+if sys.argv[1] == "hang":
+    source.read_bytes = hang
+else:
+    training.start = interrupted_start
+raise SystemExit(main(["train", *sys.argv[2:]]))
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    settings = json.loads(json.dumps(SETTINGS))
+    settings["optimizer"]["schedule"]["epochs"] = 1000
+    (tmp_path / "tiny.json").write_text(json.dumps(settings))
+    make_images(tmp_path / "data", num_train=40, num_val=4)
+    return [str(tmp_path / "tiny.json"), str(tmp_path / "data"), "--log-dir", str(tmp_path / "log")]
+
+
+def _start(fault: str, arguments: list[str]) -> subprocess.Popen[str]:
+    program = [sys.executable, "-c", TRAIN, fault, *arguments]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def hanging(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A run whose two workers have stopped."""
+    process = _start("hang", [*command, "-j", "2"])
+    assert process.stdout is not None
+    workers = [int(process.stdout.readline()) for _ in range(2)]
+    yield process
+    process.kill()
+    process.communicate()
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_run_whose_workers_hang(hanging: subprocess.Popen[str], number: signal.Signals) -> None:
+    hanging.send_signal(number)
+    time.sleep(1.5)
+    assert hanging.poll() is None
+    hanging.send_signal(number)
+    assert hanging.wait(END_S) == 128 + number
+
+
+def test_an_interrupt_that_python_drops_while_a_run_starts_still_ends_it(command: list[str], tmp_path: Path) -> None:
+    process = _start("lost", [*command, "-j", "0"])
+    _, printed = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert printed.splitlines()[-1] == "zoo train: interrupted"
+    assert not (tmp_path / "log" / "checkpoint.pth.tar").exists()
