@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zoo import config
-from zoo.architectures import ARCHITECTURES, is_elsewhere
+from zoo.architectures import ARCHITECTURES, architecture, is_elsewhere
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory, norm_act
@@ -27,6 +27,7 @@ from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, pre
 from zoo.weights.stored import load_body, load_stored, settings_of_body
 
 if TYPE_CHECKING:
+    from zoo.data.places import Place
     from zoo.data.transforms import Transform
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -244,6 +245,34 @@ def build_on_meta(network: config.Network) -> nn.Module:
         return NetworkRecord.of_config(network).build_on_meta()
     except ConfigError as error:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
+
+
+def default_experiment(arch: str, data: Place) -> config.Experiment:
+    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
+
+    The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
+    0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
+    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
+    without classes.
+    """
+    from zoo.data.folder import open_source  # here, as this imports torchvision and PIL
+
+    network: dict[str, Any] = {"arch": arch}
+    images = INPUTS["imagenet"]
+    if not is_elsewhere(arch):
+        record = architecture(arch)
+        if record.task == "segmentation":
+            raise ConfigError(
+                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
+                "instance from what zoo show quickstart_scenes.json prints"
+            )
+        network |= {"activation": "leaky_relu", "activation_param": 0.01}
+        images = INPUTS[record.input]
+    network["classes"] = len(open_source(data / "val").classes)
+    schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
+    optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
+    content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
+    return config.parse_experiment(content, f"the default recipe of {arch}")
 
 
 def _get_elsewhere(arch: str, arguments: dict[str, Any], stored: StoredWeights | None, pretrained: bool) -> Any:

@@ -12,6 +12,7 @@ from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
+from zoo.layers.lean import lean
 from zoo.limits import MAX_CLASSES, is_whole
 from zoo.ops.context import is_fx_proxy
 
@@ -194,6 +195,10 @@ class Network(nn.Module):
     def get_classifier(self) -> Any:
         """Return the linear layer ``classifier.fc``; `nn.Identity` without a classifier."""
         return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Let training hold about half the memory, as `zoo.lean` does; ``enable=False`` undoes it."""
+        lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
         """Give the first convolution an uninitialised weight for ``in_chans`` channels of the image."""
