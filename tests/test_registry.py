@@ -78,12 +78,11 @@ def test_unknown_names_and_options_name_what_there_is():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet18", {"num_classes": 10}, "no option 'num_classes'; .* it is called classes here"),
         ("resnet18", {"activation_param": "0.1"}, "activation_param must be a number from -1000 to 1000, got '0.1'"),
         ("resnext50", {"input_3x3": "no"}, "input_3x3 must be True or False, got 'no'"),
         ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function decides on the activation itself"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
-        ("resnet18", {"features_only": True, "classes": 10}, "builds no classifier; leave classes out"),
+        ("resnet18", {"features_only": True, "classes": 10}, "builds no classifier; leave num_classes out"),
         ("resnet18", {"features_only": True, "keep_outputs": True}, "leave keep_outputs out"),
         ("resnet18", {"signed_scale": True}, "give weights=PATH"),
         (5, {}, "must be text or a path, got 5"),

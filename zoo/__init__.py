@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zoo.benchmark.memory_use import count_memory, measure_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
     from zoo.layers.lean import lean
-    from zoo.registry import get, list_models, transforms
+    from zoo.registry import create_model, get, is_model, list_models, list_pretrained, transforms
     from zoo.scoring import load_network, score
     from zoo.weights import load_weights
 
@@ -29,10 +29,13 @@ __all__ = [
     "ZooError",
     "convert",
     "count_memory",
+    "create_model",
     "get",
+    "is_model",
     "layers",
     "lean",
     "list_models",
+    "list_pretrained",
     "load_network",
     "load_weights",
     "measure_memory",
@@ -44,9 +47,12 @@ __all__ = [
 
 _HOMES = {
     "count_memory": "zoo.benchmark.memory_use",
+    "create_model": "zoo.registry",
     "get": "zoo.registry",
+    "is_model": "zoo.registry",
     "lean": "zoo.layers.lean",
     "list_models": "zoo.registry",
+    "list_pretrained": "zoo.registry",
     "load_network": "zoo.scoring",
     "load_weights": "zoo.weights",
     "measure_memory": "zoo.benchmark.memory_use",

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from zoo import config
-from zoo.architectures import ARCHITECTURES, LEAN, is_elsewhere
+from zoo.architectures import ARCHITECTURES, architecture, is_elsewhere
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.init import init_weights
-from zoo.layers.lean import lean
 from zoo.layers.norm import NormFactory, norm_act
 from zoo.models import Network, build_network
 from zoo.models.arguments import check_norm_function, check_values, stride_option
@@ -25,9 +24,10 @@ from zoo.models.elsewhere import build_from_elsewhere
 from zoo.weights import NetworkRecord, StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published
 from zoo.weights.record import COMMON_SETTINGS, Preprocessing, check_record, preprocessing_of
-from zoo.weights.stored import load_body, settings_of_body
+from zoo.weights.stored import load_body, load_stored, settings_of_body
 
 if TYPE_CHECKING:
+    from zoo.data.places import Place
     from zoo.data.transforms import Transform
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -55,6 +55,16 @@ def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) ->
     return sorted(matching, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)])
 
 
+def list_pretrained(pattern: str | Sequence[str] = "*") -> list[str]:
+    """Return what ``list_models(pattern, pretrained=True)`` does: the names of the published variants."""
+    return list_models(pattern, pretrained=True)
+
+
+def is_model(name: str) -> bool:
+    """Return whether `list_models` has this name: an architecture or a published variant."""
+    return name in ARCHITECTURES or name in published()
+
+
 def get(
     name: str | os.PathLike[str],
     *too_many: NoReturn,
@@ -63,6 +73,7 @@ def get(
     norm: str | NormFactory | None = None,
     activation: str | None = None,
     activation_param: float | None = None,
+    num_classes: int | None = None,
     classes: int | None = None,
     features_only: bool = False,
     out_indices: Sequence[int | str] | None = None,
@@ -80,7 +91,10 @@ def get(
 
     Args:
     - `name`: an architecture ("resnext101"), a published variant ("resnext101_ipabn_lr_512", which fixes norm,
-      activation and stem; arguments given here win), or the path of a weights file that knows its network.
+      activation and stem; arguments given here win), the path of a weights file that knows its network, or
+      "timm:NAME" or "torchvision:NAME" for a network of another package, which is returned as that package's own class.
+      All arguments but ``norm``, ``activation``, ``activation_param``, ``signed_scale`` and ``body_weights`` are then
+      possible, and those that are not described here go to the package's builder.
     - `pretrained`: load the published weights of the variant. They are downloaded if they are not in the cache, and are
       always verified. An architecture stands for its only variant.
     - `weights`: path of a weights file, or a published name, to load strictly.
@@ -88,8 +102,9 @@ def get(
     - `activation`: "leaky_relu" (the default, as in the original's networks; an experiment file that leaves it out
       means relu where the norm is standard), "elu" or "identity"; "relu" too with the standard norm.
     - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
-    - `classes`: default the file's number, or 1000 (10 for CIFAR networks, 19 for deeplab_*); 0 leaves the classifier
-      out, and forward returns the last feature map.
+    - `num_classes`: default the file's number, or 1000 (10 for CIFAR networks, 19 for deeplab_*); 0 leaves the
+      classifier out, and forward returns the pooled features (N, num_features), in deeplab_* the map of the head.
+    - `classes`: another name of ``num_classes``.
     - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
     - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
       pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
@@ -121,8 +136,11 @@ def get(
             "weights must be the path of a weights file or a published name, got a state dict; build the network "
             "without it and give it to model.load_state_dict(...)"
         )
+    if num_classes is not None and classes is not None:
+        raise ConfigError(f"num_classes={num_classes!r} and classes={classes!r} say the same; give num_classes alone")
+    classes = num_classes if classes is None else classes
     check_values({"pretrained": pretrained, "weights": weights, "norm": norm, "activation": activation,
-                  "activation_param": activation_param, "classes": classes, "features_only": features_only,
+                  "activation_param": activation_param, "num_classes": classes, "features_only": features_only,
                   "out_indices": out_indices, "output_stride": output_stride, "in_chans": in_chans,
                   "drop_rate": drop_rate, "signed_scale": signed_scale, "body_weights": body_weights})  # fmt: skip
     arguments = {
@@ -137,9 +155,17 @@ def get(
     _check_shape_arguments(name, arguments, features_only, out_indices, output_stride, drop_rate)
     if signed_scale:
         arguments["norm"] = "standard"
-    stored, images = None, None
+    stored, images, record_of_file = None, None, None
     if os.path.isfile(name):
         stored, record_of_file = _of_file(name)
+    network = name if record_of_file is None else record_of_file.arch
+    if is_elsewhere(network):
+        others = {"features_only": features_only or None, "out_indices": out_indices, "output_stride": output_stride,
+                  "in_chans": in_chans, "drop_rate": drop_rate, "signed_scale": signed_scale or None,
+                  "body_weights": body_weights}  # fmt: skip
+        arguments |= {key: value for key, value in others.items() if value is not None}
+        return _get_elsewhere(network, arguments, stored if weights is None else read_weights(weights), pretrained)
+    if record_of_file is not None:
         settings, images = record_of_file.settings(), record_of_file.preprocessing
     else:
         name = only_variant(name) if pretrained else name
@@ -185,29 +211,28 @@ def get(
     return model
 
 
+create_model = get  # the name that it has in timm
+
+
 def build_from_config(network: config.Network) -> nn.Module:
     """Return the freshly initialised network of an experiment's ``network`` section.
 
     A network of another package has that package's initial weights, or its pretrained ones if the options say so.
     Raises ConfigError, with the JSON path, where the architecture does not exist or lacks an option.
     """
-    if is_elsewhere(network.arch):
-        return _build_elsewhere(network)
     record = NetworkRecord.of_config(network)
+    model: Any
     try:
-        model = _build(record.settings(), False, network.weight_init, network.weight_gain_multiplier)
+        if is_elsewhere(network.arch):
+            model = build_from_elsewhere(
+                network.arch, classes=network.classes, memory=network.memory, **network.options
+            )
+        else:
+            model = _build(record.settings(), False, network.weight_init, network.weight_gain_multiplier)
     except ConfigError as error:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
     model.built_as = record
     return model
-
-
-def _build_elsewhere(network: config.Network) -> nn.Module:
-    try:
-        model = build_from_elsewhere(network.arch, classes=network.classes, **network.options)
-    except ConfigError as error:
-        raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
-    return lean(model) if network.memory == LEAN else model
 
 
 def build_on_meta(network: config.Network) -> nn.Module:
@@ -216,14 +241,64 @@ def build_on_meta(network: config.Network) -> nn.Module:
     Nothing of its size is allocated, unless another package cannot build it so. Raises ConfigError as
     `build_from_config` does.
     """
-    network = network.without_pretrained()
     try:
-        with torch.device("meta"):
-            return build_from_config(network)
-    except ConfigError:
-        if not is_elsewhere(network.arch):
-            raise
-        return build_from_config(network).to("meta")  # some builders compute with values
+        return NetworkRecord.of_config(network).build_on_meta()
+    except ConfigError as error:
+        raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
+
+
+def default_experiment(arch: str, data: Place) -> config.Experiment:
+    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
+
+    The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
+    0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
+    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
+    without classes.
+    """
+    from zoo.data.folder import open_source  # here, as this imports torchvision and PIL
+
+    network: dict[str, Any] = {"arch": arch}
+    images = INPUTS["imagenet"]
+    if not is_elsewhere(arch):
+        record = architecture(arch)
+        if record.task == "segmentation":
+            raise ConfigError(
+                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
+                "instance from what zoo show quickstart_scenes.json prints"
+            )
+        network |= {"activation": "leaky_relu", "activation_param": 0.01}
+        images = INPUTS[record.input]
+    network["classes"] = len(open_source(data / "val").classes)
+    schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
+    optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
+    content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
+    return config.parse_experiment(content, f"the default recipe of {arch}")
+
+
+def _get_elsewhere(arch: str, arguments: dict[str, Any], stored: StoredWeights | None, pretrained: bool) -> Any:
+    """Return the network of another package that `get` was asked for, with the weights of a file if there is one."""
+    for key in ("signed_scale", "body_weights", "norm", "activation", "activation_param"):
+        if key in arguments:
+            raise ConfigError(
+                f"{key} is not for {printable(arch)}, which is built of its package's layers; leave it out"
+            )
+    record = None if stored is None else stored.record_to_build()
+    settings = arguments
+    if stored is not None and record is not None:
+        check_record(record, {"arch": arch}, printable(stored.path), "the arguments")
+        settings = {"classes": record.classes, **record.options, **arguments}
+    model: Any = build_from_elsewhere(arch, pretrained=pretrained, **settings)
+    if "classes" in settings:
+        options = {key: value for key, value in settings.items() if key != "classes"}
+        images = None if record is None else record.preprocessing
+        model.built_as = NetworkRecord(arch, None, None, None, settings["classes"], options, preprocessing=images)
+    if stored is None:
+        return model
+    load_stored(model, stored, "the arguments")
+    if record is not None and record.preprocessing is not None:
+        own = getattr(model, "pretrained_cfg", None) or {}
+        model.pretrained_cfg = {**own, **_pretrained_cfg(record.preprocessing, os.fspath(stored.path), True)}
+    return model
 
 
 def _check_arguments(
@@ -240,7 +315,7 @@ def _check_arguments(
         "pretrained=True and weights=PATH are two sources of weights; give one": pretrained and weights is not None,
         "a norm function decides on the activation itself; leave activation and activation_param out": callable(norm)
         and not arguments.keys().isdisjoint({"activation", "activation_param"}),
-        "features_only=True builds no classifier; leave classes out": features_only
+        "features_only=True builds no classifier; leave num_classes out": features_only
         and arguments.get("classes", 0) != 0,
         "features_only=True returns the stages already; leave keep_outputs out": features_only
         and arguments.get("keep_outputs", False),
@@ -318,11 +393,6 @@ def _of_name(name: str) -> tuple[dict[str, Any], Preprocessing | None]:
     """Return the settings that a name fixes, and for a published variant how its images are prepared."""
     if name in ARCHITECTURES:
         return {"arch": name}, None
-    if is_elsewhere(name):
-        raise ConfigError(
-            f"{printable(name)} is a network of another package; build it with that and give it to zoo.lean, or "
-            "name it as network.arch in an experiment file"
-        )
     record = NetworkRecord.of_published(name) if name in published() else None
     if record is None:
         raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
@@ -511,13 +581,7 @@ def transforms(
 
 def _cfg_of(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(name_or_cfg, Mapping):
-        missing = [key for key in CFG_KEYS if key not in name_or_cfg]
-        if missing:
-            raise ConfigError(
-                f"the mapping has no {listed(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, "
-                f"or a mapping with {listed(CFG_KEYS)}"
-            )
-        return name_or_cfg
+        return _complete(name_or_cfg, "the mapping")
     if isinstance(name_or_cfg, str):
         # Without memory and initialisation, to look at its settings alone; a file's weights need memory to go to.
         with torch.device("cpu" if os.path.isfile(name_or_cfg) else "meta"):
@@ -527,5 +591,16 @@ def _cfg_of(name_or_cfg: str | nn.Module | Mapping[str, Any]) -> Mapping[str, An
         raise ConfigError(
             f"{type(name_or_cfg).__name__} has no pretrained_cfg; zoo.transforms: give a model of zoo.get, "
             "a name of zoo.list_models, or a mapping with mean, std, scale, crop and interpolation"
+        )
+    return _complete(cfg, f"the pretrained_cfg of {type(name_or_cfg).__name__}")
+
+
+def _complete(cfg: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """Return the mapping; ConfigError, which calls it ``what``, unless it has all keys."""
+    missing = [key for key in CFG_KEYS if key not in cfg]
+    if missing:
+        raise ConfigError(
+            f"{what} has no {listed(missing)}; zoo.transforms: give the pretrained_cfg of a model of zoo.get, or a "
+            f"mapping with {listed(CFG_KEYS)}"
         )
     return dict(cfg)

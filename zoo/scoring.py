@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import registry
-from zoo.architectures import ARCHITECTURES, is_elsewhere
+from zoo.architectures import is_elsewhere
 from zoo.config import Experiment, experiment_names, find_experiment, load_experiment, parse_experiment
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
@@ -29,9 +29,8 @@ from zoo.tasks import task_of
 from zoo.tasks.protocols import Protocol
 from zoo.weights import NetworkRecord, StoredWeights, digests_of, load_stored, read_weights
 from zoo.weights.cache import published_name
-from zoo.weights.load import check_fits
 from zoo.weights.published import entry_of
-from zoo.weights.record import check_record, class_names_in, elsewhere_in, experiment_in
+from zoo.weights.record import check_record, experiment_in, has_record
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,6 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
         stored = read_weights(weights)
         experiment = _experiment_of_architecture(name, stored)
     network = experiment.network.without_pretrained()
-    if is_elsewhere(network.arch):  # a small file must not make its reader allocate a large network
-        check_fits(registry.build_on_meta(network), stored.state_dict, source=printable(stored.path))
     model = registry.build_from_config(network)
     report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
     if report.initial:
@@ -121,7 +118,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             f"{printable(stored.path)}: give those of a whole {experiment.network.arch}; zoo train --weights begins "
             "with this file"
         )
-    if report.classifier != "loaded" and not is_elsewhere(network.arch):  # of those, all tensors have to fit
+    # A file of another package's trainer does not say which of its tensors are the classifier's; all of them fit.
+    if report.classifier != "loaded" and not (report.classifier == "none" and is_elsewhere(network.arch)):
         raise WeightsError(
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "
             f"a random classifier is not worth a score, give the experiment that the weights were trained with"
@@ -132,8 +130,6 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
     """Return the experiment of a checkpoint; for another weights file, the experiment that its record describes."""
-    if (of_other_package := elsewhere_in(stored.content, printable(stored.path))) is not None:
-        return of_other_package
     record = stored.record_to_build()
     if record is None:
         raise WeightsError(
@@ -145,14 +141,11 @@ def _experiment_of(stored: StoredWeights) -> Experiment:
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
     """Return the experiment for weights of the architecture ``name``, with defaults for what the weights do not say."""
-    if is_elsewhere(name):
-        of_file = elsewhere_in(stored.content, printable(stored.path))
-        if of_file is not None and of_file.network.arch == name:
-            return of_file
-        return parse_experiment({"network": {"arch": name}}, f"the network {name}")
-    if stored.record is not None and name in ARCHITECTURES:
+    if stored.record is not None and has_record(name):
         check_record(stored.record, {"arch": name}, printable(stored.path), "the command")
         return _experiment_of(stored)
+    if is_elsewhere(name):
+        return parse_experiment({"network": {"arch": name}}, f"the network {name}")
     with torch.device("meta"):
         record = registry.get(name).built_as
     assert record is not None
@@ -170,8 +163,6 @@ def _class_names(
     """Return the names of the classes: those of the weights' record, or ImageNet's for published classifiers."""
     if stored.record is not None and stored.record.class_names is not None:
         return stored.record.class_names
-    if is_elsewhere(experiment.network.arch):
-        return class_names_in(stored.content, experiment.network.classes, printable(stored.path))
     is_published = title in registry.published() or published_name(weights) is not None
     return imagenet_wnids() if is_published and experiment.task == "classification" else None
 

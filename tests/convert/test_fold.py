@@ -15,6 +15,7 @@ import zoo
 from tests.convert.networks import IMAGES, outputs, scramble, scrambled
 from tests.convert.test_norms import CASES, unfoldable
 from zoo.convert import export, fold, fold_network
+from zoo.convert.export import _outputs
 from zoo.convert.fold import Activation
 from zoo.errors import ConversionError, VerificationError
 from zoo.layers import ABN, convert_norm
@@ -209,3 +210,9 @@ def test_onnx_computes_the_same(tmp_path):
     pytest.importorskip("onnxscript")
     model = fold_network(scramble(zoo.get("resnet18", classes=10)))
     assert export(model, tmp_path / "net.onnx", size=32) < 1e-3
+
+
+@pytest.mark.parametrize(("num_classes", "name"), [(3, "logits"), (0, "features")])
+def test_an_exported_output_is_called_by_what_it_is(num_classes: int, name: str) -> None:
+    outputs, names = _outputs(zoo.get("resnet18", num_classes=num_classes).eval(), torch.randn(2, 3, 32, 32))
+    assert (outputs[0].dim(), names) == (2, [name])

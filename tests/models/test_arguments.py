@@ -193,11 +193,10 @@ def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("num_classes", "it is called classes here"),
         ("checkpoint_path", "it is called weights here"),
         ("weights_backbone", "are called body_weights here"),
         ("aux_loss", "one head"),
-        ("global_pool", "classes=0 gives the map before it"),
+        ("global_pool", "forward_features returns the map before it"),
         ("pretrained_cfg", r"model\.pretrained_cfg"),
         ("act_layer", "it is called activation here"),
         ("norm_layer", "it is called norm here"),
@@ -251,7 +250,37 @@ def test_networks_answer_to_the_names_of_timm(arch) -> None:
         assert torch.allclose(model.forward_head(features), model(IMAGE), atol=1e-6)
         pooled = model.forward_head(features, pre_logits=True)
         assert pooled.shape == (2, model.num_features)
-    headless = zoo.get(arch, classes=0)
+    headless = zoo.get(arch, num_classes=0)
     assert headless.num_classes == 0
     assert isinstance(headless.get_classifier(), nn.Identity)
-    assert headless.forward_head(features) is features
+    assert torch.equal(headless.forward_head(features), pooled)
+
+
+@pytest.mark.parametrize(
+    "arch", ["resnet18", "resnext50", "densenet121", "revnet38_cifar", "irevnet_revnext", "revnext", "revnext_resnet18"]
+)
+def test_without_a_classifier_forward_returns_what_the_linear_layer_would_read(arch) -> None:
+    torch.manual_seed(0)
+    model = zoo.get(arch, num_classes=4).eval()
+    headless = zoo.get(arch, num_classes=0).eval()
+    headless.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("classifier.")})
+    with torch.no_grad():
+        features = model.forward_features(IMAGE)
+        pooled = model.forward_head(features, pre_logits=True)
+        assert pooled.shape == (2, model.num_features)
+        assert features.dim() == 4
+        assert torch.allclose(headless(IMAGE), pooled, atol=1e-6)
+        model.reset_classifier(0)
+        assert torch.allclose(model(IMAGE), pooled, atol=1e-6)
+        assert model.state_dict().keys() == headless.state_dict().keys()
+        assert torch.equal(headless.forward_features(IMAGE), features)
+        model.reset_classifier(num_classes=3)
+        assert model(IMAGE).shape == (2, 3)
+
+
+def test_the_number_of_classes_has_one_name_at_a_time() -> None:
+    assert zoo.get("resnet18", num_classes=3).num_classes == zoo.get("resnet18", classes=3).num_classes == 3
+    with pytest.raises(zoo.ConfigError, match="num_classes=3 and classes=3 say the same; give num_classes alone"):
+        zoo.get("resnet18", num_classes=3, classes=3)
+    with pytest.raises(zoo.ConfigError, match="num_classes must be an integer from 0 to 100,000, got -1"):
+        zoo.get("resnet18", num_classes=-1)

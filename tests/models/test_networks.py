@@ -356,7 +356,8 @@ def test_reset_classifier_and_forward_features():
     model.reset_classifier(3)
     assert model(x).shape == (2, 3)
     model.reset_classifier(0)
-    assert model(x).shape == (2, 512, 2, 2)
+    assert model(x).shape == (2, 512)
+    assert model.forward_features(x).shape == (2, 512, 2, 2)
     with pytest.raises(zoo.ConfigError, match="features_only"):
         zoo.get("resnet18", features_only=True).reset_classifier(3)
     model.reset_classifier(3)

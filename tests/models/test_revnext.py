@@ -141,7 +141,8 @@ def test_features_classifier_and_headless_form_fit_together(name):
     ):
         assert (feature.shape[1], 8 // feature.shape[2]) == (channels, reduction)
     model.reset_classifier(0)
-    assert torch.equal(model(x), last)
+    assert torch.equal(model.forward_features(x), last)
+    assert torch.equal(model(x), model.forward_head(last))
     model.reset_classifier(7)
     assert model(x).shape == (2, 7)
 

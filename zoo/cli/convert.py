@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.architectures import is_elsewhere
 from zoo.cli.options import add_loader_options, check_writable, positive, whole_number
 from zoo.data.places import place_of
 from zoo.errors import ConfigError, ConversionError, DataError, printable
@@ -30,7 +31,7 @@ KINDS = {
     "standard-to-inplace": "turn plain norms into in-place ones",
     "norms": "make the norms of a network of another package work in place, and write its weights",
     "fold": "fold norms into the convolutions before them, for inference",
-    "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx",
+    "export": "fold, and write TARGET as .pt2 (torch.export) or .onnx; also checkpoints of timm:NAME, torchvision:NAME",
 }
 ACTIVATION_KINDS = ("inplace-to-standard", "standard-to-inplace", "fold", "export")
 # Settings that the network of the source must have for each kind of conversion.
@@ -129,11 +130,12 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.kind == "norms":
         return _convert_network(args)
-    from zoo.files import write_json
     from zoo.weights import read_weights
     from zoo.weights.stored import check_fits_record
 
     stored = read_weights(args.source)
+    if stored.record is not None and is_elsewhere(stored.record.arch):
+        return _export_elsewhere(args, stored, stored.record)
     source = _source_record(args, stored)
     if args.kind not in ("from-torchvision", "to-torchvision"):  # these report differences in their own terms
         check_fits_record(stored.state_dict, source, printable(args.source))
@@ -148,13 +150,20 @@ def run(args: argparse.Namespace) -> int:
         measured["exported_max_difference"] = _export(args, stored.state_dict, source)
     else:
         _save(converted, _target_record(args, source), args.target)
+    _print_report(args, report, measured)
+    return 0
+
+
+def _print_report(args: argparse.Namespace, report: ConversionReport, measured: dict[str, Any]) -> None:
+    """Print the report of a conversion and what was measured, and write both to the JSON file."""
+    from zoo.files import write_json
+
     print(report)
     for name, value in measured.items():
         print(f"  {_as_line(name, value)}")
     print(f"  written: {printable(args.target)}")
     if args.json is not None:
         write_json(args.json, {**report.to_json(), **measured, "source": str(args.source), "target": str(args.target)})
-    return 0
 
 
 def _convert_network(args: argparse.Namespace) -> int:
@@ -180,6 +189,42 @@ def _convert_network(args: argparse.Namespace) -> int:
     if args.json is not None:
         target = None if args.target is None else str(args.target)
         write_json(args.json, {**report.to_json(), "source": str(args.source), "target": target})
+    return 0
+
+
+def _export_elsewhere(args: argparse.Namespace, stored: StoredWeights, source: NetworkRecord) -> int:
+    """Export a checkpoint of a network of another package, print the report and write the JSON file; returns 0."""
+    import torch
+
+    from zoo.convert import export
+    from zoo.convert.fold import fold_and_compare
+    from zoo.registry import get
+    from zoo.weights.record import check_record
+
+    if args.kind != "export":
+        raise ConversionError(
+            f"{printable(args.source)}: holds {source.arch}, a network of another package, and {args.kind} is for "
+            "those of zoo; zoo convert export takes it"
+        )
+    given = [key for key in ("norm", "activation", "activation_param", "input_3x3") if getattr(args, key)]
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} is not for {source.arch}; command line: leave it out")
+    if args.arch is not None:
+        check_record(source, {"arch": args.arch}, printable(args.source), "the options")
+    source, size = source.without_memory(), _images(args, source).crop
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    try:
+        model, report = fold_and_compare(
+            get(args.source, memory="plain").double().eval(),
+            source.arch,
+            stored.state_dict,
+            images,
+            not args.no_compare,
+        )
+    except ConversionError as error:
+        raise ConversionError(f"{printable(args.source)}: {error}") from error
+    measured = {"exported_max_difference": export(model, args.target, size, {"network": source.to_json()})}
+    _print_report(args, report, measured)
     return 0
 
 
@@ -248,7 +293,7 @@ def _source_record(args: argparse.Namespace, stored: StoredWeights) -> NetworkRe
         )
     check_record(record, asked, path, "the options")
     for key, value in needed.items():
-        recorded = {"sync": "inplace"}.get(record.norm, record.norm) if key == "norm" else getattr(record, key)
+        recorded = "inplace" if (key, record.norm) == ("norm", "sync") else getattr(record, key)
         if recorded != value:
             raise ConversionError(
                 f"{path}: {args.kind} is for networks with {key}={value!r}, and this has {recorded!r}"
@@ -362,6 +407,9 @@ def _export(args: argparse.Namespace, state_dict: dict[str, Tensor], source: Net
     from zoo.convert import export, fold_network
     from zoo.convert.conversion import build_with_weights
 
+    assert source.norm is not None
+    assert source.activation is not None
+    assert source.activation_param is not None
     model = build_with_weights(
         state_dict, source.arch, source.norm, source.activation, source.activation_param, **source.options
     )

@@ -178,7 +178,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     from zoo.engine.checkpoint import BEST, CHECKPOINT, progress_in
     from zoo.tasks import task_of
     from zoo.weights import digests_of, read_weights
-    from zoo.weights.record import elsewhere_in, experiment_in
+    from zoo.weights.record import experiment_in
 
     if path.is_dir():
         files = [path / name for name in (BEST, CHECKPOINT) if (path / name).is_file()]
@@ -186,8 +186,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         raise ConfigError(f"{printable(path)}: is a folder; {advice or 'give a weights file'}")
     stored = read_weights(path)
     progress = progress_in(stored.content)
-    read_experiment = elsewhere_in if stored.record is None else experiment_in
-    experiment = read_experiment(stored.content, printable(path))
+    experiment = None if stored.record is None else experiment_in(stored.content, printable(path))
     name, label = next(iter(task_of(experiment or Experiment()).labels.items()))  # those of ImageNet have no experiment
     if as_json:
         content = {
@@ -204,26 +203,27 @@ def _show_file(path: Path, as_json: bool) -> None:
     facts = {
         "file": f"{printable(path)}, {path.stat().st_size:,} bytes",
         **digests_of(path),
-        **_facts_of_network(stored.record, experiment),
+        **_facts_of_network(stored.record),
         "parameters": f"{stored.num_parameters:,}",
         **_facts_of_progress(progress, label),
     }
     _print_facts(facts if experiment is None else {**facts, "settings": _changed_settings(experiment)})
 
 
-def _facts_of_network(record: NetworkRecord | None, experiment: Experiment | None) -> dict[str, str]:
+def _facts_of_network(record: NetworkRecord | None) -> dict[str, str]:
     from zoo.architectures import ARCHITECTURES
     from zoo.weights.record import WITH_PARAMETER, shown
 
-    if record is None and experiment is not None:  # of another package
-        return {"architecture": experiment.network.arch, "classes": f"{experiment.network.classes}"}
     if record is None:
         return {"network": "the file does not say which network it belongs to"}
-    has_parameter = record.activation in WITH_PARAMETER
-    facts = {
-        "architecture": record.arch,
-        "norm": record.norm + (", folded into the convolutions" if record.folded else ""),
-        "activation": f"{record.activation} ({record.activation_param:g})" if has_parameter else record.activation,
+    facts = {"architecture": record.arch}
+    if record.norm is not None and record.activation is not None:
+        has_parameter = record.activation in WITH_PARAMETER
+        facts |= {
+            "norm": record.norm + (", folded into the convolutions" if record.folded else ""),
+            "activation": f"{record.activation} ({record.activation_param:g})" if has_parameter else record.activation,
+        }
+    facts |= {
         "options": ", ".join(f"{key}={shown(value)}" for key, value in record.options.items()) or "none",
         "classes": _classes(record),
     }

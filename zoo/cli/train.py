@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, positive, whole_number
-from zoo.data.places import place_of
-from zoo.errors import EXIT_NOT_FINITE, ConfigError, printable
+from zoo.data.places import Place, place_of
+from zoo.errors import EXIT_NOT_FINITE, ConfigError, nearest, printable
+
+if TYPE_CHECKING:
+    from zoo.config import Experiment
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +24,11 @@ RUNS = Path("runs")
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``train``, with the arguments of the original training script."""
     parser = commands.add_parser("train", help="train an experiment on DATA/train, validate on DATA/val")
-    parser.add_argument("config", metavar="CONFIG", help="the name of a bundled experiment, or an experiment file")
+    parser.add_argument(
+        "config", metavar="CONFIG",
+        help="the name of a bundled experiment, an experiment file, or an architecture (also timm:NAME and "
+        "torchvision:NAME), which is trained with default settings and the number of classes of DATA",
+    )  # fmt: skip
     parser.add_argument(
         "data",
         metavar="DATA",
@@ -86,13 +95,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from zoo.config import load_experiment
     from zoo.engine.process import open_process
     from zoo.report.seeds import seeds_table
     from zoo.tasks import task_of
     from zoo.training import TrainOptions, train_experiment, train_seeds, with_epochs
 
-    config = load_experiment(args.config)
+    config = _experiment(args.config, args.data)
     if args.epochs is not None:
         config = with_epochs(config, args.epochs)
     options = TrainOptions(
@@ -113,6 +121,34 @@ def _train(args: argparse.Namespace) -> int:
         if process.is_main:
             print(seeds_table(task_of(config).shown_labels, runs))
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
+
+
+def _experiment(name: str, data: Place) -> Experiment:
+    """Return the experiment of that name, or for the name of an architecture the default one, which is logged.
+
+    Raises ConfigError, with the nearest names, if there is neither.
+    """
+    from zoo.architectures import ARCHITECTURES, is_elsewhere
+    from zoo.config import differences, experiment_names, find_experiment, load_experiment
+    from zoo.registry import default_experiment
+
+    if find_experiment(name) is not None or Path(name).exists():
+        return load_experiment(name)
+    if name not in ARCHITECTURES and not is_elsewhere(name):
+        raise ConfigError(
+            f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
+            f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
+            f"{', '.join(nearest(name, ARCHITECTURES))}"
+        )
+    config = default_experiment(name, data)
+    settings = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
+    logger.info(
+        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
+        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
+        "defaults of experiment files:%s",
+        name, settings,
+    )  # fmt: skip
+    return config
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -30,8 +30,8 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     ``model`` is returned. Only then is ``path`` replaced.
 
     A .pt2 file of a network with in-place norms runs where zoo is imported, which brings their operators. An .onnx
-    file needs the optional packages: pip install ".[onnx]". The names in it are "input" and "logits" ("features" for a
-    map without classes; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
+    file needs the optional packages: pip install ".[onnx]". The names in it are "input" and "logits" ("features" for an
+    output without classes; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
 
     Args:
     - `model`: the network, which is put into evaluation mode and single precision.
@@ -104,7 +104,9 @@ def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]
         )
     if several:
         return outputs, [f"stage{number}" for number in range(1, len(outputs) + 1)]
-    return outputs, ["logits" if outputs[0].dim() == 2 or getattr(model, "num_classes", 0) > 0 else "features"]
+    num_classes = getattr(model, "num_classes", None)
+    has_classes = outputs[0].dim() == 2 if num_classes is None else num_classes > 0
+    return outputs, ["logits" if has_classes else "features"]
 
 
 def _write_program(

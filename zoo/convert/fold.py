@@ -66,15 +66,24 @@ def fold(
     ``norm`` ("standard", "inplace" or "sync") says how scales are read. The report's ``kept`` names norms that stay.
     """
     source = build_with_weights(state_dict, arch, norm, activation, activation_param, **options)
+    folded, report = fold_and_compare(source, arch, state_dict, images, compare_with_source)
+    return state_dict_like(folded, state_dict), report
+
+
+def fold_and_compare(
+    source: nn.Module, arch: str, like: StateDict, images: Tensor | None = None, compare_with_source: bool = True
+) -> tuple[nn.Module, ConversionReport]:
+    """Return the folded copy of a float64 network in evaluation mode, and a report that calls the network ``arch``.
+
+    The copy's values are rounded to the kind of number of ``like``. Its outputs are compared with those of ``source``
+    on ``images``, see `compare_outputs`.
+    """
     folded, convolutions, kept = _fold(source)
-    converted = state_dict_like(folded, state_dict)
-    measured: dict[str, Any] = {}
-    if compare_with_source:
-        folded.load_state_dict(converted)  # now rounded to the weights' kind of number
-        measured = compare_outputs(source, folded, images, exact_for=state_dict)
+    folded.load_state_dict(state_dict_like(folded, like))
+    measured = compare_outputs(source, folded, images, exact_for=like) if compare_with_source else {}
     reason = f"{len(convolutions)} norms are part of the convolutions before them, {len(kept)} do not follow one"
     report = ConversionReport("fold", arch, tuple(convolutions.values()), True, reason, tuple(kept), **measured)
-    return converted, report
+    return folded, report
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from zoo.architectures import ARCHITECTURES
 from zoo.engine.process import Process
 from zoo.engine.snapshot import Snapshots
 from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state, tensors_of_updates
@@ -25,6 +24,7 @@ from zoo.files import replacing
 from zoo.limits import is_number
 from zoo.weights import NetworkRecord
 from zoo.weights.read import load_bounded
+from zoo.weights.record import has_record
 
 logger = logging.getLogger(__name__)
 
@@ -141,8 +141,8 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _network(state: TrainState) -> dict[str, Any] | None:
-    """Return what a reader has to know to build the network; None for a network that is not one of this package."""
-    if state.config.network.arch not in ARCHITECTURES:
+    """Return what a reader has to know to build the network; None for a network of the user's own."""
+    if not has_record(state.config.network.arch):
         return None
     return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
 

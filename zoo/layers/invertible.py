@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.layers.checkpointing import paused_statistics
 from zoo.layers.conv import conv2d
-from zoo.layers.norm import ABN, InPlaceABN
+from zoo.layers.norm import ABN, InPlaceABN, call_norm
 from zoo.ops.abn.functional import normalise
 from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.statistics import Statistics
@@ -42,6 +43,8 @@ from zoo.ops.undo import (
     uncouple_,
     undo_norm_,
 )
+
+torch.fx.wrap("call_norm")
 
 
 class Invertible(nn.Module):
@@ -193,6 +196,10 @@ class InvertibleNorm(Invertible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y in a new tensor; in training the batch is counted in the running statistics."""
+        return call_norm(self, x)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Do the work of `forward`."""
         return normalise(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +18,13 @@ from zoo.ops.context import can_work_in_place
 from zoo.torch_internals import NormBase
 
 NormFactory = Callable[[int], nn.Module]
+
+torch.fx.wrap("call_norm")  # one call in a traced graph: the checks and the statistics need a tensor with values
+
+
+def call_norm(norm: Any, *args: Any) -> Tensor:
+    """Return ``norm.compute(*args)``."""
+    return norm.compute(*args)
 
 
 class ABN(NormBase):
@@ -64,6 +72,10 @@ class ABN(NormBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised and activated x, same shape and dtype."""
+        return call_norm(self, x)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Do the work of `forward`."""
         check_activation(self.activation, self.activation_param, self.activations)
         check_input(x, [self.weight, self.running_mean])
         mean, var, momentum = self.running_mean, self.running_var, 0.0
@@ -130,6 +142,10 @@ class InPlaceABN(ABN):
           nothing.
         - `activation`: name and parameter of f; None for those of the layer.
         """
+        return call_norm(self, x, shortcut, activation)
+
+    def compute(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
+        """Do the work of `forward`."""
         return inplace_abn(
             x,
             self.weight,

@@ -33,7 +33,7 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         f"a number from {-MAX_SLOPE:g} to {MAX_SLOPE:g}",
         lambda value: is_number(value, -MAX_SLOPE, MAX_SLOPE),
     ),
-    "classes": (f"an integer from 0 to {MAX_CLASSES:,}", lambda value: is_whole(value, 0, MAX_CLASSES)),
+    "num_classes": (f"an integer from 0 to {MAX_CLASSES:,}", lambda value: is_whole(value, 0, MAX_CLASSES)),
     "in_chans": (f"a whole number from 1 to {MAX_CHANNELS}", lambda value: is_whole(value, 1, MAX_CHANNELS)),
     "out_indices": (
         "a list of positions in the list of features",

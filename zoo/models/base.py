@@ -12,6 +12,7 @@ from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
+from zoo.layers.lean import lean
 from zoo.limits import MAX_CLASSES, is_whole
 from zoo.ops.context import is_fx_proxy
 
@@ -22,7 +23,7 @@ BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's poo
 def check_classes(classes: Any) -> None:
     """Raise ConfigError unless ``classes`` is a whole number from 0 to `MAX_CLASSES`."""
     if not is_whole(classes, 0, MAX_CLASSES):
-        raise ConfigError(f"classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
+        raise ConfigError(f"num_classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
 
 
 def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
@@ -87,7 +88,7 @@ class Network(nn.Module):
 
     Args:
     - `norm`: function channels -> norm with its activation.
-    - `classes`: outputs of the classifier; 0 for none.
+    - `classes`: outputs of the classifier; with 0 forward returns what its linear layer would read, (N, num_features).
     - `features_only`: leave the classifier out; forward returns the list of the stages' outputs.
     """
 
@@ -97,6 +98,7 @@ class Network(nn.Module):
     recomputed: tuple[str, ...] = ()  # modules of the stages of which backward keeps the input, and runs them again
     bn_out: nn.Module
     classifier: nn.Sequential
+    global_pool: nn.Module  # of a network without classifier
 
     def __init__(self, features_only: bool = False) -> None:
         super().__init__()
@@ -113,8 +115,13 @@ class Network(nn.Module):
         self._feature_info.append({"num_chs": channels, "reduction": reduction, "module": modules[-1]})
 
     def _add_classifier(self, classes: int) -> None:
-        if classes > 0 and not self.features_only:
+        """Add ``classifier``, or ``global_pool`` for 0 classes; nothing with ``features_only``."""
+        if self.features_only:
+            return
+        if classes > 0:
             self.classifier = build_classifier(self.num_features, classes, self.drop_rate)
+        else:
+            self.global_pool = GlobalAvgPool2d()
 
     @property
     def feature_info(self) -> FeatureInfo:
@@ -155,15 +162,23 @@ class Network(nn.Module):
         return outputs
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """Return the logits (N, classes); the last map without a classifier; the stages with ``features_only``."""
+        """Return the logits (N, classes); without a classifier the pooled features (N, num_features).
+
+        With ``features_only`` it returns the list of the stages' outputs.
+        """
         if self.features_only:
             return self.forward_stages(x)
         x = self.forward_features(x)
-        return self.classifier(x) if hasattr(self, "classifier") else x
+        return self.classifier(x) if hasattr(self, "classifier") else self.global_pool(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits (N, classes) of a map; with ``pre_logits`` the values that the linear layer reads."""
-        for layer in self._head()[:-1] if pre_logits else self._head():
+        """Return what `forward` makes of the map of `forward_features`.
+
+        With ``pre_logits`` it returns the input of the classifier's linear layer, (N, num_features).
+        """
+        if not hasattr(self, "classifier"):
+            return self.global_pool(x)
+        for layer in list(self.classifier)[: -1 if pre_logits else None]:
             x = layer(x)
         return x
 
@@ -179,10 +194,11 @@ class Network(nn.Module):
 
     def get_classifier(self) -> Any:
         """Return the linear layer ``classifier.fc``; `nn.Identity` without a classifier."""
-        return self._head()[-1] if hasattr(self, "classifier") else nn.Identity()
+        return self.classifier[-1] if hasattr(self, "classifier") else nn.Identity()
 
-    def _head(self) -> list[nn.Module]:
-        return list(self.classifier) if hasattr(self, "classifier") else []
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Let training hold about half the memory, as `zoo.lean` does; ``enable=False`` undoes it."""
+        lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
         """Give the first convolution an uninitialised weight for ``in_chans`` channels of the image."""
@@ -245,16 +261,20 @@ class Network(nn.Module):
         module = [name for name, _ in self.get_submodule(stage).named_children()][-2]
         return {**info, "reduction": info["reduction"] // 2, "module": f"{stage}.{module}"}
 
-    def reset_classifier(self, classes: int) -> None:
-        """Replace the classifier by a newly initialised one for ``classes`` classes; 0 removes it."""
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the classifier by a newly initialised one for ``num_classes`` classes; 0 removes it.
+
+        Without a classifier `forward` returns pooled features (N, num_features).
+        """
         if self.features_only:
             raise ConfigError("a network built with features_only has no classifier to reset")
-        check_classes(classes)
-        if hasattr(self, self.classifier_name):
-            delattr(self, self.classifier_name)
-        if classes > 0:
-            like = next(self.parameters())
-            self._add_classifier(classes)
+        check_classes(num_classes)
+        for name in (self.classifier_name, "global_pool"):
+            if hasattr(self, name):
+                delattr(self, name)
+        like = next(self.parameters())
+        self._add_classifier(num_classes)
+        if num_classes > 0:
             init_weights(getattr(self, self.classifier_name).to(like.device, like.dtype))
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:

@@ -91,7 +91,6 @@ FAMILIES: dict[str, Callable[..., Network]] = {
 # Names of arguments in timm, torchvision and other packages -> what to use here.
 _NO_SUCH = "there is no such thing here; leave it out"
 OTHER_NAMES = {
-    "num_classes": "it is called classes here",
     "checkpoint_path": "it is called weights here",
     **dict.fromkeys(
         ("weights_backbone", "pretrained_backbone", "backbone_weights", "encoder_weights"),
@@ -110,7 +109,8 @@ OTHER_NAMES = {
     "drop_path_rate": _NO_SUCH,
     "drop_block_rate": _NO_SUCH,
     "global_pool": (
-        "the pooling is the network's own; classes=0 gives the map before it, features_only=True those of all stages"
+        "the pooling is the network's own; forward_features returns the map before it, and features_only=True makes "
+        "forward return the maps of all stages"
     ),
     "pretrained_cfg": "the network gets it as an attribute, model.pretrained_cfg, which you can change there",
     "pretrained_cfg_overlay": "the network gets model.pretrained_cfg, which you can change there",
@@ -123,8 +123,8 @@ OTHER_NAMES = {
 }
 # The arguments of all networks, which may be meant by the unknown name of an option.
 COMMON_ARGUMENTS = (
-    "pretrained", "weights", "norm", "activation", "activation_param", "classes", "features_only", "out_indices",
-    "output_stride", "in_chans", "drop_rate", "signed_scale", "body_weights",
+    "pretrained", "weights", "norm", "activation", "activation_param", "num_classes", "classes", "features_only",
+    "out_indices", "output_stride", "in_chans", "drop_rate", "signed_scale", "body_weights",
 )  # fmt: skip
 
 

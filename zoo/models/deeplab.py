@@ -52,6 +52,7 @@ class DeepLab(Network):
     ) -> None:
         super().__init__()
         self.body = body
+        self.body.global_pool = nn.Identity()  # the head reads the map
         self.head = DeeplabV3(
             body.num_features, HEAD_CHANNELS, dilations=head_dilations, norm_act=norm, pooling_size=pooling_size
         )

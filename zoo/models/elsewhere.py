@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.architectures import PACKAGES
+from zoo.architectures import LEAN, MEMORY_ELSEWHERE, PACKAGES
 from zoo.errors import ConfigError, brief, listed, nearest
+from zoo.layers.lean import lean
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -52,23 +53,31 @@ def smallest_of_each_family(names: Sequence[str]) -> list[str]:
 
 
 def build_from_elsewhere(
-    name: str, *, classes: int | None = None, pretrained: bool = False, **options: Any
+    name: str, *, classes: int | None = None, pretrained: bool = False, memory: str = "auto", **options: Any
 ) -> nn.Module:
     """Return the network of another package, initialised by it.
 
     Args:
     - `name`: "PACKAGE:NAME".
-    - `classes`: outputs of the classifier; default the package's.
+    - `classes`: outputs of the classifier; default the package's. 0: none (timm alone).
     - `pretrained`: whether to load the package's weights, which it downloads itself. A classifier for another number of
       classes than theirs has initial values.
+    - `memory`: "lean" applies `zoo.lean`; "auto" and "plain" leave the network unchanged.
     - `**options`: further arguments of the package's builder.
 
     Raises ConfigError for an unknown package or name, a package that is not installed, arguments that the network
     does not take, and weights that the package cannot get.
     """
+    if memory not in MEMORY_ELSEWHERE:
+        raise ConfigError(f"memory must be one of {listed(MEMORY_ELSEWHERE)} for {name}, got {memory!r}")
     if name not in (found := list_networks(name)):
         raise ConfigError(f"{name!r} is a pattern, not the name of a network; it fits {listed(found)}")
     package, _, own_name = name.partition(":")
+    if classes == 0 and package == "torchvision":
+        raise ConfigError(
+            f"num_classes = 0: torchvision builds no {own_name} without a classifier; build it with one, and replace "
+            "that by torch.nn.Identity()"
+        )
     if classes is not None:
         options["num_classes"] = classes
     try:
@@ -86,7 +95,7 @@ def build_from_elsewhere(
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         raise ConfigError(f"{name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)
-    return model
+    return lean(model) if memory == LEAN else model
 
 
 def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:

@@ -45,9 +45,14 @@ class LargestValueNetwork(Network):
     images_per_input = 1  # images of the last feature map that belong to one input image, 4 per batch pool
 
     def _add_classifier(self, classes: int) -> None:
-        if classes > 0 and not self.features_only:
+        if self.features_only:
+            return
+        pool = GlobalMax(self.images_per_input)
+        if classes > 0:
             fc = uninitialised(ScaledLinear, self.num_features, classes, bias=False)
-            self.classifier = nn.Sequential(OrderedDict(max_pool=GlobalMax(self.images_per_input), fc=fc))
+            self.classifier = nn.Sequential(OrderedDict(max_pool=pool, fc=fc))
+        else:
+            self.global_pool = pool
 
 
 class InvertibleNetwork(LargestValueNetwork):
@@ -93,9 +98,14 @@ class InvertibleNetwork(LargestValueNetwork):
         return [layer for (stage,) in self._stages for layer in self.get_submodule(stage).children()]
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """Return the logits (N, classes); the last map without a classifier; the levels with ``features_only``."""
+        """Return the logits (N, classes); without a classifier the largest value of each channel (N, num_features).
+
+        With ``features_only`` it returns the list of the levels' outputs.
+        """
+        if self.features_only:
+            return self.forward_stages(x)
         if not hasattr(self, "classifier"):
-            return super().forward(x)
+            return self._run([*self.layers(), self.global_pool], x)
         max_pool, fc = self.classifier
         return fc(self._run([*self.layers(), max_pool], x))
 

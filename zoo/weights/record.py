@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeGuard
 
+import torch
+from torch import nn
+
 from zoo.architectures import ARCHITECTURES, has_same_tensors, is_elsewhere
 from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import KINDS, norm_act
 from zoo.limits import MAX_CLASSES, MAX_SIDE, MAX_SLOPE, is_number, is_whole
-from zoo.models import Network as ZooNetwork
 from zoo.models import build_network
+from zoo.models.elsewhere import build_from_elsewhere
 from zoo.weights.published import published
 
 ACTIVATIONS = ("leaky_relu", "relu", "elu", "identity")
@@ -43,21 +46,23 @@ class NetworkRecord:
     """What a reader has to know to build a network for given weights; in files a plain dict under "network".
 
     Args:
-    - `arch`: name of the architecture.
+    - `arch`: name of the architecture, or "PACKAGE:NAME" of a network of another package.
     - `norm`: "standard", "inplace" or "sync", which says how scales are read.
     - `activation`: "leaky_relu", "relu", "elu" or "identity".
-    - `activation_param`: slope of leaky_relu or alpha of elu.
+    - `activation_param`: slope of leaky_relu or alpha of elu. It, ``activation`` and ``norm`` are None for a network of
+      another package.
     - `classes`: outputs of the classifier, 0 without one.
-    - `options`: options of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...).
+    - `options`: options of the architecture that are not at their defaults (``input_3x3``, ``dilation``, ...), or
+      ``memory`` and the arguments of the other package's builder.
     - `class_names`: names of the first outputs in their order, escaped by `printable`; None where they are not known.
     - `preprocessing`: preparation of the images that the network was validated with; None if unknown.
     - `folded`: whether the norms are part of the convolutions, see `zoo.convert.fold_network`.
     """
 
     arch: str
-    norm: str
-    activation: str
-    activation_param: float
+    norm: str | None
+    activation: str | None
+    activation_param: float | None
     classes: int
     options: Mapping[str, Any]
     class_names: tuple[str, ...] | None = None
@@ -98,6 +103,7 @@ class NetworkRecord:
 
         Raises DataError as `escaped_names` does.
         """
+        of_other_package = is_elsewhere(network.arch)
         options: dict[str, Any] = {}
         if network.has_3x3_stem:
             options["input_3x3"] = True
@@ -107,11 +113,11 @@ class NetworkRecord:
             options["memory"] = network.memory
         return cls(
             arch=network.arch,
-            norm=network.bn_mode,
-            activation=network.activation,
-            activation_param=float(network.activation_param),
+            norm=None if of_other_package else network.bn_mode,
+            activation=None if of_other_package else network.activation,
+            activation_param=None if of_other_package else float(network.activation_param),
             classes=network.classes,
-            options={**options, **network.options},
+            options={**options, **network.without_pretrained().options},
             class_names=None if class_names is None else escaped_names(class_names),
             preprocessing=None if images is None else preprocessing_of(images),
         )
@@ -130,6 +136,9 @@ class NetworkRecord:
         """Return the record as the ``network`` and ``input`` sections of an experiment."""
         settings = self.settings()
         settings["bn_mode"] = settings.pop("norm")
+        if is_elsewhere(self.arch):
+            for key in ("bn_mode", "activation", "activation_param"):
+                del settings[key]
         network_settings = {key: settings.pop(key) for key in list(settings) if key in Network.model_fields}
         content: dict[str, Any] = {"network": _plain({**network_settings, "options": settings})}
         if self.preprocessing is not None:
@@ -139,10 +148,28 @@ class NetworkRecord:
             )
         return content
 
-    def build(self) -> ZooNetwork:
-        """Return the network, without values (`build_network`); ConfigError for what no network can be built from."""
+    def build(self) -> nn.Module:
+        """Return the network, without values (`build_network`), or of another package with that package's initial ones.
+
+        Raises ConfigError for what no network can be built from.
+        """
+        if self.norm is None or self.activation is None or self.activation_param is None:
+            return build_from_elsewhere(self.arch, classes=self.classes, **self.options)
         norm = norm_act(self.norm, self.activation, self.activation_param)
         return build_network(self.arch, norm, classes=self.classes, **self.options)
+
+    def build_on_meta(self) -> nn.Module:
+        """Return the network on the meta device.
+
+        Nothing of its size is allocated, unless another package cannot build it there. Raises ConfigError as `build`.
+        """
+        try:
+            with torch.device("meta"):
+                return self.build()
+        except ConfigError:
+            if not is_elsewhere(self.arch):
+                raise
+            return self.build().to("meta")  # some builders compute with values
 
     def without_memory(self) -> NetworkRecord:
         """Return the record without the option ``memory``, which changes no weights but does not fit every norm."""
@@ -177,11 +204,12 @@ def record_in(content: Mapping[Any, Any], source: str) -> NetworkRecord | None:
     network = content.get("network")
     record = NetworkRecord.from_json(network, source) if _is_record(network) else None
     experiment = experiment_in(content, source)
-    if experiment is None or experiment.network.arch not in ARCHITECTURES:
-        return record  # a custom network, which `zoo.engine.start` accepts, has no record
+    if experiment is None or not has_record(experiment.network.arch):
+        return record
     of_config = NetworkRecord.of_config(experiment.network, experiment.input).to_json()
     if record is None:
-        return NetworkRecord.from_json(of_config, source)
+        record = NetworkRecord.from_json(of_config, source)
+        return replace(record, class_names=class_names_in(content, record.classes, source))
     differences = [
         f"{key}: {shown(record.to_json()[key])} under network, {shown(of_config[key])} under config"
         for key in (*COMMON_SETTINGS, "options")
@@ -208,10 +236,9 @@ def experiment_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
         return None
 
 
-def elsewhere_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
-    """Return the experiment of a checkpoint of a network of another package, which has no record; None for others."""
-    experiment = experiment_in(content, source)
-    return experiment if experiment is not None and is_elsewhere(experiment.network.arch) else None
+def has_record(arch: str) -> bool:
+    """Return whether checkpoints of an architecture describe their network; not so of a network of the user's own."""
+    return arch in ARCHITECTURES or is_elsewhere(arch)
 
 
 def class_names_in(content: Mapping[Any, Any], classes: int, source: str) -> tuple[str, ...] | None:
@@ -237,7 +264,8 @@ def check_record(
 
     ``asked_by`` tells in the message where ``wanted`` comes from ("the experiment", "the arguments"). Keys that are not
     in ``wanted`` are not compared. These differences are allowed: another number of classes, "inplace" beside "sync",
-    a norm that is a function, and options that change no weights.
+    a norm that is a function, and options that change no weights. Of networks of other packages only the architecture
+    is compared, since it is unknown which arguments of their builders change weights.
     """
     if record.folded:
         raise WeightsError(
@@ -245,6 +273,8 @@ def check_record(
             f"zoo.convert.fold_network(zoo.get({record.arch!r}, ...)).load_state_dict(...), "
             "or give the file that it was made from"
         )
+    if "arch" in wanted and any(map(is_elsewhere, (record.arch, wanted["arch"]))):
+        wanted = {"arch": wanted["arch"]}
     settings = record.settings()
     differences = [
         (key, settings.get(key, _default(record.arch, key)), value)
@@ -293,13 +323,13 @@ def _as_body(differences: list[tuple[str, Any, Any]]) -> str:
     """Return the hint that a file of another architecture fits the body of the one that is asked for; "" if not."""
     for key, recorded, value in differences:
         body = ARCHITECTURES[value].structure.get("body") if key == "arch" and value in ARCHITECTURES else None
-        if body is not None and has_same_tensors(recorded, body):
+        if body is not None and not is_elsewhere(recorded) and has_same_tensors(recorded, body):
             return f", or give the file as body_weights to zoo.get, for the body of {value}"
     return ""
 
 
 def _default(arch: str, key: str) -> Any:
-    return ARCHITECTURES[arch].options.get(key)
+    return None if is_elsewhere(arch) else ARCHITECTURES[arch].options.get(key)
 
 
 def _plain(value: Any) -> Any:
@@ -327,6 +357,9 @@ Problem = tuple[str, Any, str]  # key, value, what is wrong with it
 def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with the values of a record that has all keys."""
     arch, norm, activation = (content[key] for key in ("arch", "norm", "activation"))
+    if isinstance(arch, str) and is_elsewhere(arch):
+        yield from _problems_elsewhere(content)
+        return
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         near = ", ".join(nearest(arch[:MAX_SHOWN] if isinstance(arch, str) else "", ARCHITECTURES))
         yield "arch", arch, f"this version has no such network, the nearest names are {near}"
@@ -344,14 +377,40 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
             parameter,
             f"must be a number up to {MAX_SLOPE:,.0f}, and positive where the activation uses it",
         )
+    yield from _option_problems(arch, content["options"])
+    yield from _common_problems(content)
+
+
+def _common_problems(content: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with the values that mean the same for the networks of all packages."""
     if not is_whole(content["classes"], 0, MAX_CLASSES):
         yield "classes", content["classes"], f"must be a whole number from 0 to {MAX_CLASSES:,}"
         return
-    yield from _option_problems(arch, content["options"])
     yield from _name_problems(content["class_names"], content["classes"])
     yield from _preprocessing_problems(content["preprocessing"])
     if not isinstance(content["folded"], bool):
         yield "folded", content["folded"], "must be true or false"
+
+
+def _problems_elsewhere(content: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with the values of a record of a network of another package."""
+    for key in ("norm", "activation", "activation_param"):
+        if content[key] is not None:
+            yield key, content[key], f"must be null, as {content['arch']} has its package's own"
+    options = content["options"]
+    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+        yield "options", options, "must be a dict of the arguments of the package's builder"
+        return
+    network = {"arch": content["arch"], "options": {key: options[key] for key in options if key != "memory"}}
+    if "memory" in options:
+        network["memory"] = options["memory"]
+    try:
+        parse_experiment({"network": network}, "as settings")  # refuses, for instance, the path of another file
+    except ConfigError as error:
+        yield "options", options, str(error)
+    if "pretrained" in options:
+        yield "options", options, "pretrained asks for the package's weights, and the file has its own"
+    yield from _common_problems(content)
 
 
 def _is_number(value: Any) -> bool:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from zoo.architectures import ARCHITECTURES, architecture, check_option, has_same_tensors
+from zoo.architectures import ARCHITECTURES, architecture, check_option, has_same_tensors, is_elsewhere
 from zoo.errors import ConfigError, WeightsError, printable
+from zoo.models import Network
 from zoo.models.build import depth_of
 from zoo.models.deeplab import DeepLab
 from zoo.weights.cache import published_name, weights_path
@@ -58,7 +58,10 @@ class StoredWeights:
         if self.record is None:
             return None
         check_record(self.record, {}, source)  # a folded network is not built like others
-        num_in_tensors = num_outputs(self.state_dict, source)
+        of_other_package = is_elsewhere(
+            self.record.arch
+        )  # whose classifier has any name; all shapes are compared below
+        num_in_tensors = self.record.classes if of_other_package else num_outputs(self.state_dict, source)
         if num_in_tensors != self.record.classes:
             raise WeightsError(
                 f"{source}: network.classes = {self.record.classes}: the classifier beside it has "
@@ -119,9 +122,36 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
         return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
     if built_as is not None and stored.record is not None:
+        if is_elsewhere(built_as.arch):
+            return _load_elsewhere(model, built_as, stored, stored.record, asked_by)
         wanted = {**ARCHITECTURES[built_as.arch].options, **built_as.settings()}
         check_record(stored.record, wanted, printable(stored.path), asked_by)
     return load_state_dict(model, stored.state_dict, source=printable(stored.path))
+
+
+def _load_elsewhere(
+    model: nn.Module, built_as: NetworkRecord, stored: StoredWeights, record: NetworkRecord, asked_by: str
+) -> LoadReport:
+    """Load a checkpoint into a network of another package; a classifier for other classes is left out, and logged.
+
+    Where the numbers of classes differ, the classifier is what has other shapes in the file's network.
+    """
+    source = printable(stored.path)
+    check_record(record, {"arch": built_as.arch}, source, asked_by)
+    if record.classes == built_as.classes:
+        return replace(load_state_dict(model, stored.state_dict, source=source), classifier="loaded")
+    of_file, of_network = (
+        replace(record, classes=classes).build_on_meta().state_dict() for classes in (record.classes, built_as.classes)
+    )
+    unused = {key for key, like in of_file.items() if key not in of_network or of_network[key].shape != like.shape}
+    own = {key: tensor for key, tensor in model.state_dict().items() if key in unused}
+    used = {key: tensor for key, tensor in stored.state_dict.items() if key not in unused}
+    report = load_state_dict(model, {**used, **own}, source=source)
+    logger.warning(
+        "%s: the classifier has %d classes and the network %d: it was left out%s",
+        source, record.classes, built_as.classes, ", the network keeps its initial one" if own else "",
+    )  # fmt: skip
+    return replace(report, num_loaded=len(used), classifier="kept" if own else "dropped")
 
 
 def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
@@ -150,7 +180,8 @@ def settings_of_body(settings: Mapping[str, Any], record: NetworkRecord) -> dict
     """
     body = ARCHITECTURES[settings["arch"]].structure["body"]
     known = {*COMMON_SETTINGS, *ARCHITECTURES[body].options} - {"arch", "classes"}
-    arch = record.arch if has_same_tensors(record.arch, body) else body
+    fits = not is_elsewhere(record.arch) and has_same_tensors(record.arch, body)
+    arch = record.arch if fits else body
     return {"arch": arch, **{key: value for key, value in settings.items() if key in known}}
 
 
@@ -162,6 +193,17 @@ def check_fits_record(state_dict: Mapping[str, Tensor], record: NetworkRecord, s
     Images of any number of channels are accepted. Raises ConfigError for an unknown architecture, and for options that
     it cannot have.
     """
+    if not is_elsewhere(record.arch):
+        _check_extent(state_dict, record, source)
+    model = record.build_on_meta()
+    first = state_dict.get(model.input_weight()) if isinstance(model, Network) else None
+    if isinstance(model, Network) and first is not None and first.ndim == 4 and first.shape[1] not in (0, 3):
+        model.set_input_channels(first.shape[1])
+    check_fits(model, state_dict, source=source)
+
+
+def _check_extent(state_dict: Mapping[str, Tensor], record: NetworkRecord, source: str) -> None:
+    """Raise an error for options that the architecture cannot have, or that make more layers than there are tensors."""
     for option, value in record.options.items():
         check_option(option, value)
     depth = depth_of(architecture(record.arch), record.options)
@@ -170,9 +212,3 @@ def check_fits_record(state_dict: Mapping[str, Tensor], record: NetworkRecord, s
             f"{source}: network: {record.arch} with the options {shown(dict(record.options))} has {depth:,} layers or "
             f"blocks, and the file only {len(state_dict):,} tensors; ask who made it, or make it again"
         )
-    with torch.device("meta"):
-        model = record.build()
-    first = state_dict.get(model.input_weight())
-    if first is not None and first.ndim == 4 and first.shape[1] not in (0, 3):
-        model.set_input_channels(first.shape[1])
-    check_fits(model, state_dict, source=source)

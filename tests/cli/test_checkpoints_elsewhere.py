@@ -1,0 +1,204 @@
+"""Checkpoints of networks of other packages name their network: everything that takes a checkpoint takes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from tests.engine.tiny import make_images
+from zoo.cli import main
+from zoo.engine.checkpoint import read
+from zoo.layers.lean import is_lean
+from zoo.weights import read_weights
+
+SMALL = "torchvision:shufflenet_v2_x0_5"
+PREPROCESSING = {"scale": 48, "crop": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+
+
+@pytest.fixture(scope="module", params=[SMALL, "timm:resnet10t"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """The network, the checkpoint of a run of one epoch, and the data."""
+    if request.param.startswith("timm:"):
+        pytest.importorskip("timm")
+    root = tmp_path_factory.mktemp("run")
+    data = make_images(root / "data", num_train=8, num_val=4)
+    size = {"crop_train": 32, "scale_val": 48, "crop_val": 32, "mean": [0.5] * 3, "std": [0.25] * 3}
+    settings = {
+        "network": {"arch": request.param, "classes": 2, "memory": "lean"},
+        "optimizer": {"batch_size": 8, "schedule": {"epochs": 1}},
+        "input": size,
+    }
+    (root / "x.json").write_text(json.dumps(settings))
+    assert main(["train", str(root / "x.json"), str(data), "--log-dir", str(root / "log"), "-j", "0"]) == 0
+    return request.param, root / "log" / "checkpoint.pth.tar", data
+
+
+def _without_record(checkpoint: Path, path: Path) -> Path:
+    """Write the checkpoint as versions did that had no records of these networks."""
+    content = read(checkpoint)
+    torch.save({**content, "network": None, "class_names": ["class0", "class1"]}, path)
+    return path
+
+
+def test_the_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> None:
+    arch, checkpoint, _ = trained
+    assert read(checkpoint)["network"] == {
+        "arch": arch, "norm": None, "activation": None, "activation_param": None, "classes": 2,
+        "options": {"memory": "lean"}, "class_names": ["class0", "class1"], "preprocessing": PREPROCESSING,
+        "folded": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_zoo_get_builds_it(is_old: bool, trained: tuple[str, Path, Path], tmp_path: Path) -> None:
+    arch, path, _ = trained
+    if is_old:
+        path = _without_record(path, tmp_path / "old.pth.tar")
+    model, weights = zoo.get(path), read_weights(path).state_dict
+    assert model.state_dict().keys() == weights.keys()
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
+    assert is_lean(model)
+    assert not is_lean(zoo.get(path, memory="plain"))
+    named = zoo.get(arch, weights=path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(named.eval()(images), model.eval()(images))
+    assert model.pretrained_cfg["crop"] == 32
+    assert type(zoo.transforms(model)).__name__ == "ValTransform"
+    assert zoo.load_network(path).class_names == ("class0", "class1")
+    with pytest.raises(zoo.WeightsError, match=f"arch='{arch}' in the file, but arch='resnet18' is asked for"):
+        zoo.get("resnet18", weights=path)
+
+
+@pytest.mark.parametrize("argument", ["num_classes", "classes"])
+def test_a_classifier_for_other_classes_is_left_out(
+    argument: str, trained: tuple[str, Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, checkpoint, _ = trained
+    weights = read_weights(checkpoint).state_dict
+    model = zoo.get(checkpoint, **{argument: 5})
+    assert "the classifier has 2 classes and the network 5: it was left out" in caplog.text
+    differing = {key for key, tensor in model.state_dict().items() if not torch.equal(tensor, weights[key])}
+    assert differing == {"fc.weight", "fc.bias"}
+    assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+
+
+def test_no_classifier_where_the_package_builds_none(trained: tuple[str, Path, Path]) -> None:
+    arch, checkpoint, _ = trained
+    if arch == SMALL:
+        with pytest.raises(zoo.ConfigError, match=r"num_classes = 0: torchvision builds no shufflenet_v2_x0_5 without"):
+            zoo.get(checkpoint, num_classes=0)
+        return
+    with torch.no_grad():
+        assert zoo.get(checkpoint, num_classes=0).eval()(torch.randn(2, 3, 32, 32)).shape == (2, 512)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_commands_take_it(
+    is_old: bool, trained: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arch, checkpoint, data = trained
+    path = str(_without_record(checkpoint, tmp_path / "old.pth.tar") if is_old else checkpoint)
+    assert main(["validate", path, str(data), "-j", "0"]) == 0
+    assert main(["predict", path, str(data / "val" / "class0" / "0.png")]) == 0
+    capsys.readouterr()
+    assert main(["show", path]) == 0
+    shown = capsys.readouterr().out
+    assert f"architecture        {arch}\noptions             memory='lean'\n" in shown
+    assert "classes             2: class0, class1\n" in shown
+    assert "images              shorter side 48 px, crop 32 px\n" in shown
+    assert main(["show", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["network"]["arch"] == arch
+    target = tmp_path / "x.pt2"
+    assert main(["convert", "export", path, str(target)]) == 0
+    assert f"fold {arch}: exact" in capsys.readouterr().out
+    images = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        expected = zoo.get(path).eval()(images)
+        assert torch.allclose(torch.export.load(target).module()(images), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fold"], "a network of another package, and fold is for those of zoo; zoo convert export takes it"),
+        (["export", "--norm", "inplace"], "--norm is not for "),
+        (["export", "--arch", "resnet18"], "but arch='resnet18' is asked for by the options"),
+    ],
+)
+def test_conversions_that_are_for_networks_of_zoo_are_refused(
+    arguments: list[str], words: str, trained: tuple[str, Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    kind, *options = arguments
+    assert main(["convert", kind, str(trained[1]), str(tmp_path / "x.pt2"), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_begins_with_it_for_other_classes(trained: tuple[str, Path, Path], tmp_path: Path) -> None:
+    arch, checkpoint, _ = trained
+    data = make_images(tmp_path / "data", num_train=6, num_val=2)
+    for split in ("train", "val"):
+        shutil.copytree(data / split / "class0", data / split / "class2")
+    settings = {
+        "network": {"arch": arch, "classes": 3},
+        "optimizer": {"batch_size": 9, "schedule": {"epochs": 1}},
+        "input": {"crop_train": 32, "scale_val": 32, "crop_val": 32},
+    }
+    (tmp_path / "x.json").write_text(json.dumps(settings))
+    command = ["train", str(tmp_path / "x.json"), str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]
+    assert main([*command, "--weights", str(checkpoint)]) == 0
+    assert "its classifier left out" in (tmp_path / "log" / "training_0.log").read_text()
+
+
+def _changed(checkpoint: Path, path: Path, **changes: Any) -> Path:
+    content = read(checkpoint)
+    torch.save({"state_dict": content["state_dict"], "network": {**content["network"], **changes}}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm": "standard"}, r"network.norm = 'standard': must be null, as .*resnet.* has its package's own"),
+        ({"options": {"pretrained": True}}, "network.options = .*pretrained asks for the package's weights"),
+        ({"options": {"weights": "x"}}, "network.options = .*'weights' is not an option here"),
+        ({"options": {"memory": "fused"}}, "network.options = .*has no such strategy; use one of auto, plain, lean"),
+        ({"options": [1]}, r"network.options = \[1\]: must be a dict"),
+        ({"classes": -1}, "network.classes = -1: must be a whole number"),
+        ({"classes": 3}, "does not fit"),
+        ({"arch": "torchvision:resnet18"}, "does not fit ResNet"),
+        ({"arch": "torchvision:resnet19"}, "torchvision has no network called 'resnet19'"),
+    ],
+)
+def test_impossible_records_are_refused(
+    changes: dict[str, Any], words: str, trained: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    _arch, checkpoint, _ = trained
+    with pytest.raises(zoo.WeightsError, match=words.replace("resnet.*", ".*")):
+        zoo.get(_changed(checkpoint, tmp_path / "x.pth", **changes))
+
+
+def test_networks_of_other_packages_are_built_without_weights_too() -> None:
+    model = zoo.get(SMALL, num_classes=3, memory="lean")
+    assert model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    assert is_lean(model)
+    for arguments, words in (
+        ({"norm": "inplace"}, "norm is not for torchvision:shufflenet_v2_x0_5, which is built of its package's layers"),
+        (
+            {"memory": "fused"},
+            "memory must be one of auto, plain, lean for torchvision:shufflenet_v2_x0_5, got 'fused'",
+        ),
+        ({"in_chans": 1}, "torchvision:shufflenet_v2_x0_5 cannot be built: .*'in_chans'"),
+    ):
+        with pytest.raises(zoo.ConfigError, match=words):
+            zoo.get(SMALL, **arguments)
+    with pytest.raises(zoo.ConfigError, match="torchvision has no network called 'resnet19'; the nearest names are"):
+        zoo.get("torchvision:resnet19")
+    with pytest.raises(zoo.ConfigError, match="ShuffleNetV2 has no pretrained_cfg"):
+        zoo.transforms(model)

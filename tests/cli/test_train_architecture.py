@@ -1,0 +1,73 @@
+"""`zoo train ARCHITECTURE DATA` trains with default settings, which it prints and writes as an experiment."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import zoo
+from tests.engine.tiny import make_images
+from zoo.cli import main
+from zoo.config import load_experiment, parse_experiment
+from zoo.data.places import place_of
+from zoo.registry import default_experiment
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"), num_train=4, num_val=2)
+
+
+@pytest.mark.parametrize("name", ["resnet32_cifar", "torchvision:shufflenet_v2_x0_5"])
+def test_an_architecture_is_trained_by_its_name(
+    name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_epoch(arch: str, folder: Path) -> zoo.config.Experiment:
+        settings = default_experiment(arch, folder).model_dump(mode="json")
+        settings["optimizer"]["schedule"]["epochs"] = 1
+        settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
+        return parse_experiment(settings, "test")
+
+    monkeypatch.setattr("zoo.registry.default_experiment", one_epoch)
+    assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
+    printed = capsys.readouterr().err
+    assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
+    assert f'network.arch = "{name}"' in printed
+    assert "network.classes = 2\n" in printed
+    assert 'optimizer.schedule.type = "cosine"\n' in printed
+    assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
+    model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
+    assert type(model) is type(zoo.get(name, num_classes=2))
+
+
+@pytest.mark.parametrize(("name", "crop"), [("resnet18", 224), ("resnet32_cifar", 32), ("revnext", 32)])
+def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, crop: int, data: Path) -> None:
+    config = default_experiment(name, place_of(data))
+    assert (config.network.classes, config.input.crop_train, config.input.crop_val) == (2, crop, crop)
+    assert list(config.doubts()) == []
+    assert parse_experiment(json.loads(config.model_dump_json()), "test") == config
+    record = zoo.get(name, num_classes=2).built_as
+    assert (record.norm, record.activation, record.activation_param) == ("standard", "leaky_relu", 0.01)
+    assert (config.network.bn_mode, config.network.activation, config.network.activation_param) == (
+        record.norm, record.activation, record.activation_param,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resnet19", "there is no experiment, experiment file or architecture called resnet19; the nearest experiments "
+                     "are .*resnet1.*, the nearest architectures resnet1"),
+        ("deeplab_resnet18", "deeplab_resnet18 segments, and no folder tells how its label maps are stored"),
+        ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_by_its_name_is_refused(
+    name: str, words: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 2
+    assert re.search(words, " ".join(capsys.readouterr().err.split()))
+    assert not (tmp_path / "log").exists()
