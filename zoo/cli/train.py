@@ -104,7 +104,7 @@ def _train(args: argparse.Namespace) -> int:
             return 0
         runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, _command(args))
         if process.is_main:
-            print(seeds_table(task_of(config).labels, runs))
+            print(seeds_table(task_of(config).shown_labels, runs))
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
 
 
@@ -133,7 +133,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         options = {"workers": args.workers, "on_bad_image": args.on_bad_image, "print_freq": args.print_freq}
         result = score(subject, args.data, process=process, **options)
         if process.is_main:
-            print(results_table(subject.title, [result], subject.experiment.expected))
+            print(results_table(subject.title, [result], subject.experiment.expected, subject.task.shown_labels))
     return 0
 
 

@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         )
         shares = process.gather(recorder.predictions) if recorder else []
         if process.is_main:
-            print(results_table(network.title, [result], network.experiment.expected))
+            print(results_table(network.title, [result], network.experiment.expected, network.task.shown_labels))
             content = network.result_json(result, process)
             if isinstance(result, SegmentationResult):
                 content |= _report_classes(network, result, args.confusion)

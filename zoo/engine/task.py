@@ -107,6 +107,11 @@ class Task(ABC):
     def __init__(self, config: Experiment) -> None:
         self.config = config
 
+    @property
+    def shown_labels(self) -> Mapping[str, str]:
+        """The ``labels`` of the scores that are worth showing for this experiment."""
+        return self.labels
+
     @abstractmethod
     def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of the training images of one process; DataError for data that do not fit.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # commands that only print a table do not wait for torch
@@ -37,15 +37,20 @@ def number_text(value: Cell) -> str:
     return str(value) if isinstance(value, int) and abs(value) < 1e4 else f"{value:.4g}"
 
 
-def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:
+def results_table(
+    title: str, results: Sequence[Result], expected: Expected | None, labels: Mapping[str, str] | None = None
+) -> str:
     """Return a Markdown table with a row per result, of one task, each followed by the expected score if there is one.
 
-    Behind the scores are the standard errors of those that have one, in points. Raises IndexError without a result.
+    ``labels`` are the scores to show and their headings (default: all of the task). Standard errors, in points, follow
+    the scores that have one. Raises IndexError without a result.
     """
-    names, with_error = results[0].labels, list(results[0].standard_errors())
+    names = results[0].labels if labels is None else labels
+    with_error = [name for name in results[0].standard_errors() if name in names]
     rows: list[list[Cell]] = []
     for result in results:
-        measured = [*result.scores().values(), *result.standard_errors().values()]
+        scores, errors = result.scores(), result.standard_errors()
+        measured = [*(scores[name] for name in names), *(errors[name] for name in with_error)]
         rows.append([title, result.protocol, *measured, result.loss, result.count, result.skipped])
         score = expected.scores.get(result.expected_as) if expected else None
         if expected and score:

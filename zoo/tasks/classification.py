@@ -19,6 +19,7 @@ from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 from zoo.tasks.significance import standard_error
 
 LABELS = {"top1": "top-1", "top5": "top-5"}
+TOPS = {"top1": 1, "top5": 5}  # the target has to be among so many best classes
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class ClassificationTask(Task):
     labels = LABELS
     protocols = PROTOCOLS
     num_counts = 2
+
+    @property
+    def shown_labels(self) -> Mapping[str, str]:
+        """Top-1, and top-5 where there are more than five classes; otherwise it is always 100 %."""
+        return {name: label for name, label in LABELS.items() if TOPS[name] < self.config.network.classes}
 
     def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train."""
