@@ -53,8 +53,8 @@ define install
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@echo "1/3 updating pip and setuptools in .venv"
 	@$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	@echo "2/3 installing PyTorch in .venv, if it is not there: XXX GB to download, most of it CUDA libraries"
-	@echo "    Without a GPU, stop here (Ctrl-C), install the CPU build and run make again:"
+	@echo "2/3 installing PyTorch in .venv, if it is not there: about 3 GB to download, 6 GB of disk"
+	@echo "    Without a GPU, stop here (Ctrl-C), install the smaller CPU build and run make again:"
 	@echo "    $(BIN)/python -m pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
 	@$(BIN)/python -m pip install "torch>=2.11" torchvision
 	@echo "3/3 compiling the CPU kernels and installing zoo and its other dependencies: some minutes"
