@@ -1,9 +1,10 @@
-# `make quickstart`, `make test` and `make lint` install into .venv once; `make wheel` builds dist/*.whl, for every Python
-# and torch from those of pyproject.toml on. `make faults` takes about an hour.
+# `make quickstart` installs into .venv, `make test` and `make lint` with the development tools; `make wheel` builds
+# dist/*.whl, for every Python and torch from those of pyproject.toml on. `make faults` takes about an hour.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/installed
+TOOLS := .venv/installed-tools
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h)
 PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Each dependency as name==version, of the lines "name>=version" in pyproject.toml.
@@ -16,16 +17,16 @@ DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torc
 quickstart: $(READY)
 	$(BIN)/python -m zoo quickstart
 
-test: $(READY)
+test: $(TOOLS)
 	$(BIN)/python $(PYTEST)
 
 # Not part of `make test`: what these report depends on their versions, and on the type stubs of torch.
-lint: $(READY)
+lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-faults: $(READY)
+faults: $(TOOLS)
 	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \
 	    tests/faults tests/weights/test_faults.py tests/weights/test_hostile_servers.py
 
@@ -36,7 +37,7 @@ matrix:
 	.matrix/$(TORCH)/bin/python $(PYTEST)
 
 # Known vulnerabilities of what is installed. It asks the package index, which no test does, so it is no part of them.
-audit: $(READY)
+audit: $(TOOLS)
 	test -x .audit/bin/pip-audit || $(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --upgrade pip-audit
 	$(BIN)/python -m pip freeze --exclude-editable > .audit/installed.txt
@@ -46,13 +47,26 @@ wheel: $(READY)
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
-# Without build isolation: the kernels are built against the torch that is installed, not against a second one.
 $(READY): $(SOURCES)
-	test -d .venv || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	$(BIN)/python -m pip install --quiet "torch>=2.11" torchvision
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
-	touch $(READY)
+	$(call install,.)
+	@touch $(READY)
+
+$(TOOLS): $(SOURCES)
+	$(call install,.[dev])
+	@touch $(READY) $(TOOLS)
+
+# Without build isolation: the kernels are built against the torch that is installed, not against a second one.
+define install
+	@test -d .venv || $(PYTHON) -m venv .venv
+	@echo "1/3 updating pip and setuptools in .venv"
+	@$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+	@echo "2/3 installing PyTorch in .venv, if it is not there: about 3 GB to download, 6 GB of disk"
+	@echo "    Without a GPU, stop here (Ctrl-C), install the smaller CPU build and run make again:"
+	@echo "    $(BIN)/python -m pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+	@$(BIN)/python -m pip install "torch>=2.11" torchvision
+	@echo "3/3 compiling the CPU kernels and installing zoo and its other dependencies: some minutes"
+	@$(BIN)/python -m pip install --quiet --no-build-isolation --editable "$(1)"
+endef
 
 .matrix/%/installed: $(SOURCES)
 	test -d $(@D) || $(PYTHON) -m venv $(@D)

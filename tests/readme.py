@@ -427,17 +427,8 @@ SCALING = "scaling_resnet50"
 
 def scaling() -> str:
     """What the model says of each count of accelerators."""
-    return _scaling_table([record["provider"] for record in records(SCALING, "efficiency, nothing hidden")])
-
-
-def scaling_day() -> str:
-    """The same of a few of them."""
-    return _scaling_table(["1 accelerator", "8 accelerators", "64 accelerators"])
-
-
-def _scaling_table(providers: Sequence[str]) -> str:
     rows = []
-    for provider in providers:
+    for provider in [record["provider"] for record in records(SCALING, "efficiency, nothing hidden")]:
         low, high = (
             f"{median(SCALING, f'efficiency, {which} hidden', provider=provider):.2f}"
             for which in ("nothing", "gradients")
@@ -449,11 +440,6 @@ def _scaling_table(providers: Sequence[str]) -> str:
         rows.append([f"{int(provider.split()[0]):,}", low if low == high else f"{low} to {high}", images, *values])
     headers = ["accelerators", "efficiency", "million images in a day", "cores that decode", "network of each, MB/s"]
     return table([*headers, "disk, MB/s"], rows)
-
-
-def scaling_rate() -> str:
-    """The rate of one accelerator that the model was given."""
-    return f"{result(SCALING)['settings']['images/s of one accelerator']:,.0f} images/s"
 
 
 def scaling_assumptions() -> str:
@@ -800,9 +786,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "predicted_norms": predicted_norms,
     "predicted_assumptions": predicted_assumptions,
     "scaling": scaling,
-    "scaling_day": scaling_day,
     "scaling_assumptions": scaling_assumptions,
-    "scaling_rate": scaling_rate,
     "scaling_check": scaling_check,
     "checkpoint_pause": checkpoint_pause,
     "input_pipeline": input_pipeline,

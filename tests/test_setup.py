@@ -77,6 +77,29 @@ def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path
     assert tracked <= installed, "the published numbers and the page that they are written to are part of the package"
 
 
+def test_an_editable_installation_shows_no_warning(tmp_path: Path) -> None:
+    """Setuptools warns of an editable installation unless a .pth file with one folder can make it."""
+    checkout = _copy_of_the_checkout(tmp_path / "checkout")
+    command = [sys.executable, "setup.py", "editable_wheel", "--dist-dir", tmp_path / "wheels"]
+    without_compiler = {**os.environ, "CC": "false", "CXX": "false"}
+    done = subprocess.run(command, cwd=checkout, env=without_compiler, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Editable installation." not in done.stderr
+
+
+def test_the_quickstart_installs_no_development_tools() -> None:
+    """They are installed by the targets that need them."""
+    commands = {
+        target: subprocess.run(
+            ["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for target in ("quickstart", "test")
+    }
+    assert "[dev]" not in commands["quickstart"]
+    assert "--editable" in commands["quickstart"]
+    assert commands["test"].count("[dev]") == commands["test"].count("--editable") == 1
+
+
 def test_without_a_working_compiler_the_kernels_are_left_out_with_a_word(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path / "temp"]
     done = subprocess.run(

@@ -49,6 +49,16 @@ def test_only_published_networks_on_demand_and_as_json(capsys: pytest.CaptureFix
     assert entry["scores"]["tencrop224"] == {"top1": 79.72, "top5": 94.93}
 
 
+def test_a_word_without_wildcards_lists_the_names_that_contain_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "densenet", "--json"]) == 0
+    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+    assert "densenet121" in names
+    assert "densenet264_ipabn_lr_256" in names
+    assert all("densenet" in name for name in names)
+    assert main(["list", "densenet264", "--json"]) == 0
+    assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["densenet264"]
+
+
 def test_a_pattern_without_match_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "resnet19"]) == 2
     assert "resnet18" in capsys.readouterr().err
@@ -67,6 +77,16 @@ def test_an_architecture_is_shown_with_its_options(capsys: pytest.CaptureFixture
     assert "dilation" in out
     assert "11,176,512" in out
     assert "md5" not in out
+
+
+def test_an_experiment_with_an_unknown_network_of_another_package_is_shown_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arch in ("torchvision:resnet19", "torchvision:resnet18"):
+        (tmp_path / "mine.json").write_text(json.dumps({"network": {"arch": arch}}))
+        assert main(["show", str(tmp_path / "mine.json")]) == 0
+        warned = "warning: torchvision has no network called 'resnet19'" in capsys.readouterr().out
+        assert warned == (arch == "torchvision:resnet19")
 
 
 def test_an_unknown_network_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

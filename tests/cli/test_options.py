@@ -80,6 +80,30 @@ def test_wrong_arguments_exit_with_code_2(command: list[str], capsys: pytest.Cap
     assert "usage: zoo" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--helpp", "zoo: error: there is no option --helpp; did you mean --help?"),
+        ("train --helpp", "zoo train: error: there is no option --helpp; did you mean --help?"),
+        ("train --log_dir=here", "zoo train: error: there is no option --log_dir; did you mean --log-dir?"),
+        ("data check a --worker 2", "zoo data check: error: the following arguments are required: DATA"),  # abbreviated
+        ("data check --wrokers 2", "zoo data check: error: there is no option --wrokers; did you mean --workers?"),
+        ("results --fulder x", "zoo results: error: there is no option --fulder; did you mean"),
+        ("results", "required: KIND (check)"),
+        ("data", "required: KIND (check, "),
+        ("convert", "required: KIND ("),
+        ("reproduce", "required: BENCHMARK (all, "),
+    ],
+)
+def test_a_wrong_option_is_told_first_and_a_missing_kind_with_its_choices(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(command.split())
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 COMMANDS_WITH_WORKERS = {
     "validate": ["a", "b"],
     "reproduce": ["imagenet", "--data", "a"],

@@ -54,6 +54,20 @@ def test_one_file_alone_is_scored(tmp_path: Path) -> None:
     assert "points" not in scored.table("folders")
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_there_is_no_top_5_where_it_is_always_right(count: int, tmp_path: Path) -> None:
+    for name, best in (("a.csv", 0), ("b.csv", 1)):
+        classes = tuple((best + number) % count for number in range(count))
+        lines = [Prediction(f"val/{index}.png", index % count, classes, (1 / count,) * count) for index in range(12)]
+        write_predictions(tmp_path / name, lines)
+    scored = score_files([tmp_path / "a.csv", tmp_path / "b.csv"])
+    assert "top-1: " in scored.table("folders")
+    assert "top-5" not in scored.table("folders")
+    content = json.loads(json.dumps(scored.to_json()))
+    assert list(content["tests"]) == ["top1"]
+    assert "top5" not in content["scores"][0]
+
+
 def _refused(files: list[Path], message: str) -> None:
     with pytest.raises(DataError, match=message):
         score_files(files)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from zoo.config import Expected
+from dataclasses import replace
+
+import pytest
+
+from zoo.config import Expected, Experiment
 from zoo.report.tables import markdown_table, number_text, results_table
-from zoo.tasks.classification import ClassificationResult
+from zoo.tasks.classification import ClassificationResult, ClassificationTask
 
 
 def test_columns_are_padded_and_numbers_stand_right() -> None:
@@ -51,6 +55,16 @@ def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracie
         *("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images", "left out")
     ]
     assert cells[1] == ["net", "center224", "77.50", "93.25", "0.19", "0.11", "0.90", "50000", "2"]
+
+
+@pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])
+def test_top_5_is_not_shown_where_it_is_always_right(classes: int, has_top5: bool) -> None:
+    task = ClassificationTask(Experiment.model_validate({"network": {"arch": "resnet18", "classes": classes}}))
+    assert ("top5" in task.shown_labels) == has_top5
+    table = results_table("net", [replace(_result("center224"), num_classes=classes)], None)
+    assert "top-1 %" in table
+    assert "± top-1" in table
+    assert ("top-5" in table) == has_top5
 
 
 def test_numbers_have_four_digits_and_whole_ones_all_of_them() -> None:

@@ -11,6 +11,8 @@ import select
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NoReturn
 
 from zoo.cli import (
     benchmark,
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="zoo",
         description="Networks that classify or segment images, their weights and training.",
     )
@@ -90,6 +92,29 @@ def build_parser() -> argparse.ArgumentParser:
         subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(commands=tuple(commands.choices))
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports an unknown option before missing arguments, and a missing KIND with its choices."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        if self._subparsers is not None:  # the options behind the command are for its own parser
+            words = list(takewhile(lambda word: word.startswith("-"), words))
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        for word in takewhile(lambda word: word != "--", words):
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in name and not any(known.startswith(name) for known in options):
+                (near,) = nearest(name, options, 1)
+                self.error(f"there is no option {printable(name)}; did you mean {near}? ({self.prog} --help lists all)")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if "arguments are required" in message:
+            for action in self._get_positional_actions():
+                if action.choices is not None and isinstance(action.metavar, str):
+                    message = message.replace(action.metavar, f"{action.metavar} ({', '.join(action.choices)})", 1)
+        super().error(message)
 
 
 class _PrintVersion(argparse.Action):

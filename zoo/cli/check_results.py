@@ -46,6 +46,11 @@ def run(args: argparse.Namespace) -> int:
         findings.faults += unbacked_figures(ROOT)
     lines = [*(f"remark: {remark}" for remark in findings.remarks), *(f"fault: {fault}" for fault in findings.faults)]
     print("\n".join([*map(printable, lines), f"{findings.num_files} files of results, {len(findings.faults)} faults"]))
+    if any(": out of date: " in remark for remark in findings.remarks):
+        print(
+            "out of date: code that the numbers may depend on has changed since they were measured. The README and "
+            "docs show them as measured on that commit; the command in the file measures them again."
+        )
     if findings.faults:
         raise VerificationError(f"{len(findings.faults)} faults, listed above; {printable(folder)}: mend them")
     return 0

@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("list", help="print a table of the networks and their published scores")
     parser.add_argument(
         "patterns", metavar="PATTERN", nargs="*", default=["*"],
-        help="networks whose names match, with wildcards as in a shell ('resnext*') (default: all)",
+        help="networks whose names match, with wildcards ('resnext*'), or that contain the word (default: all)",
     )  # fmt: skip
     parser.add_argument("--pretrained", action="store_true", help="only networks with published weights")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -32,11 +32,14 @@ def run(args: argparse.Namespace) -> int:
     from zoo.registry import list_models
     from zoo.report.tables import markdown_table
 
-    for pattern in args.patterns:
-        if not list_models(pattern, args.pretrained):
-            near = ", ".join(nearest(pattern, list_models(pretrained=args.pretrained)))
-            raise ConfigError(f"no network is called {printable(pattern)!r}; PATTERN: the nearest names are {near}")
-    entries = [describe(name, model) for name, model in _build_all(list_models(args.patterns, args.pretrained))]
+    patterns = []
+    for word in args.patterns:
+        pattern = next((each for each in (word, f"*{word}*") if list_models(each, args.pretrained)), None)
+        if pattern is None:
+            near = ", ".join(nearest(word, list_models(pretrained=args.pretrained)))
+            raise ConfigError(f"no network is called {printable(word)!r}; PATTERN: the nearest names are {near}")
+        patterns.append(pattern)
+    entries = [describe(name, model) for name, model in _build_all(list_models(patterns, args.pretrained))]
     if args.json:
         print(json.dumps(entries, indent=2))
         return 0

@@ -7,6 +7,7 @@ the paper starts from bodies that were trained on ImageNet.
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from zoo.report.cost import CostMeter
     from zoo.report.seeds import SeedRun
     from zoo.scoring import LoadedNetwork
+
+logger = logging.getLogger(__name__)
 
 EXPERIMENTS = {"classification": "quickstart_fashion_mnist", "segmentation": "quickstart_scenes"}
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
@@ -139,6 +142,14 @@ def _train_body(config: Experiment, data: Path, log_dir: Path, process: Process)
     from zoo.training import TrainOptions, train_experiment
 
     body = load_experiment(experiments_dir() / f"{BODY_EXPERIMENT}.json").model_copy(update={"seed": config.seed})
+    logger.info(
+        "two stages:\n1. %s learns to classify single garments (%d epochs)\n"
+        "2. %s learns to segment scenes of garments and begins with these weights (%d epochs)",
+        body.network.arch,
+        body.optimizer.schedule.epochs,
+        config.network.arch,
+        config.optimizer.schedule.epochs,
+    )
     train_experiment(body, data, log_dir, process, TrainOptions(workers=1, resume=AUTO))
     return str(log_dir / CHECKPOINT)
 

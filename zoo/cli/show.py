@@ -93,6 +93,7 @@ def _show_experiment(name: str, as_json: bool) -> None:
             print(f"  {path:<34}{json.dumps(value)}")
         for doubt in experiment.doubts():
             print(f"\nwarning: {doubt}")
+        _warn_of_unknown_network(experiment)
 
 
 def _show_network(name: str, as_json: bool) -> None:
@@ -153,6 +154,17 @@ def _show_elsewhere(name: str, as_json: bool) -> None:
     _print_facts(facts)
 
 
+def _warn_of_unknown_network(experiment: Experiment) -> None:
+    """Print a warning if the network is of another package, which does not have it or is not installed."""
+    from zoo.models.elsewhere import list_networks
+
+    if is_elsewhere(experiment.network.arch):
+        try:
+            list_networks(experiment.network.arch)
+        except ConfigError as error:
+            print(f"\nwarning: {printable(error)}")
+
+
 def _publication(published: Published) -> dict[str, Any]:
     """Return the settings and the origin of published weights."""
     about = published.to_json()
@@ -208,6 +220,8 @@ def _show_file(path: Path, as_json: bool) -> None:
         **_facts_of_progress(progress, label),
     }
     _print_facts(facts if experiment is None else {**facts, "settings": _changed_settings(experiment)})
+    if experiment is not None:
+        _warn_of_unknown_network(experiment)
 
 
 def _facts_of_network(record: NetworkRecord | None) -> dict[str, str]:

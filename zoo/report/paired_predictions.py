@@ -11,11 +11,10 @@ from zoo.data.real_labels import read_real_labels, real_labels_of
 from zoo.errors import DataError, brief, printable
 from zoo.report.predictions import read_predictions
 from zoo.report.tables import Cell, markdown_table
-from zoo.tasks.classification import LABELS
+from zoo.tasks.classification import LABELS, TOPS
 from zoo.tasks.prediction import Prediction
 from zoo.tasks.significance import PairedTest, paired_test, standard_error
 
-TOPS = {"top1": 1, "top5": 5}
 NAMES = ("A", "B")  # of two files in the table
 
 
@@ -27,7 +26,7 @@ class Scored:
     - `files`: the files.
     - `count`: number of images that were scored.
     - `without_label`: images that the labels leave out.
-    - `hits`: for "top1" and "top5" and each file whether each image is right.
+    - `hits`: for "top1", and for "top5" with more than five classes, and each file whether each image is right.
     """
 
     files: Sequence[Path]
@@ -70,7 +69,8 @@ class Scored:
         for index, file in enumerate(self.files):
             numbers = [*self.scores(index).values(), *self.standard_errors(index).values()]
             rows.append([f"{NAMES[index]}: {printable(file)}", labels, *numbers, self.count])
-        headers = [*(f"{label} %" for label in LABELS.values()), *(f"± {label}" for label in LABELS.values())]
+        labels_shown = [LABELS[name] for name in self.hits]
+        headers = [*(f"{label} %" for label in labels_shown), *(f"± {label}" for label in labels_shown)]
         parts = [markdown_table(["predictions", "labels", *headers, "images"], rows)]
         if self.without_label:
             parts.append(f"{self.without_label:,} more images have no label and are left out.")
@@ -99,12 +99,15 @@ def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
     truths: Mapping[str, Collection[int | None]] = {path: [contents[0][path].target] for path in paths}
     if real is not None:
         truths = real_labels_of({path: contents[0][path].target for path in paths}, read_real_labels(real))
+    # Classes are counted from 0. With five or fewer of them the best five are all, and top-5 says nothing.
+    num_seen = 1 + max(number for content in contents for line in content.values() for number in line.classes)
     labelled = [path for path in paths if truths[path]]
     if not labelled:
         raise DataError(f"no image of {printable(files[0])} has a label; --real: give predictions for more images")
     hits = {
         name: [[_is_hit(content[path], truths[path], top) for path in labelled] for content in contents]
         for name, top in TOPS.items()
+        if top < num_seen
     }
     return Scored(files, len(labelled), len(paths) - len(labelled), hits)
 

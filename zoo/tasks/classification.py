@@ -19,11 +19,12 @@ from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 from zoo.tasks.significance import standard_error
 
 LABELS = {"top1": "top-1", "top5": "top-5"}
+TOPS = {"top1": 1, "top5": 5}  # the target has to be among so many best classes
 
 
 def _shown_labels(num_classes: int | None) -> Mapping[str, str]:
     """Return the labels without top-5 where it is always 100 %: with five classes or fewer."""
-    return {"top1": LABELS["top1"]} if num_classes is not None and num_classes <= 5 else LABELS
+    return LABELS if num_classes is None else {name: LABELS[name] for name, top in TOPS.items() if top < num_classes}
 
 
 @dataclass(frozen=True)
