@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from zoo.engine.partitioning import RandomSavingPartitioner
 from zoo.engine.process import Process
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
@@ -37,7 +38,7 @@ def compile_network(
         return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
     # With a backend of its own, torch.compile takes no mode.
     inductor: Any = lookup_backend("inductor")
-    options = list_mode_options(mode)
+    options = {**list_mode_options(mode), "custom_partitioner_fn": RandomSavingPartitioner()}
 
     # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
     # backend of its own, each compiled model has its own budget.
