@@ -2,8 +2,8 @@
 
 Names of torch that are not public, and what is relied on:
 
-- `torch._inductor.config.custom_partitioner_fn`, a `CustomPartitionerFn`, is called instead of torch's partitioner, once
-  Inductor has replaced random operations by its own; `uuid` is part of the key of compiled graphs in torch's caches.
+- `torch._inductor.config.custom_partitioner_fn`, a `CustomPartitionerFn`, is called instead of torch's partitioner,
+  after Inductor has replaced random operations by its own. Its `uuid` is part of the key of torch's caches.
 - `min_cut_rematerialization_partition` takes the joint graph of forward and backward and returns the two graphs, whose
   nodes keep their names. It recomputes no node of the forward pass with `CheckpointPolicy.MUST_SAVE` in
   ``meta["recompute"]``, at any budget above 0. At 0 it saves the inputs and recomputes everything.
@@ -46,7 +46,9 @@ class RandomSavingPartitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward and the backward graph, and mark the random operations of the joint graph ``gm``."""
-        random = [node for node in gm.graph.nodes if _is_random(node) and _recompute_policy(node) not in _OF_CHECKPOINTS]
+        random = [
+            node for node in gm.graph.nodes if _is_random(node) and _recompute_policy(node) not in _OF_CHECKPOINTS
+        ]
         for node in random:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         layers = {node.name: _layers(node) for node in random}
@@ -58,7 +60,7 @@ class RandomSavingPartitioner(CustomPartitionerFn):
             names = listed(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
             raise ConfigError(
                 f"torch.compile would draw the random numbers of {names} a second time in backward, which makes "
-                "gradients wrong; set the activation memory budget to 1, or train with zoo.lean and without torch.compile"
+                "gradients wrong; set the activation memory budget to 1, or use zoo.lean without torch.compile"
             )
         return forward, backward
 

@@ -14,7 +14,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from zoo.engine.partitioning import RandomSavingPartitioner
 from zoo.engine.process import Process
 
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")  # new versions of torch warn about the second one
@@ -31,11 +30,14 @@ def compile_network(
 ) -> nn.Module:
     """Return the compiled model; the budget (0 to 1, None: torch's choice) limits what it keeps for backward.
 
+    With a budget, backward uses the random numbers of forward, such as dropout masks; torch alone may draw others.
     ``mode``, ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of
     a network, new in 2.15, refuses regions that update running statistics.)
     """
     if activation_memory_budget is None:
         return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
+    from zoo.engine.partitioning import RandomSavingPartitioner  # it imports the compiler, which takes a second
+
     # With a backend of its own, torch.compile takes no mode.
     inductor: Any = lookup_backend("inductor")
     options = {**list_mode_options(mode), "custom_partitioner_fn": RandomSavingPartitioner()}
