@@ -29,14 +29,17 @@ def compile_network(
 ) -> nn.Module:
     """Return the compiled model; the budget (0 to 1, None: torch's choice) limits what it keeps for backward.
 
+    With a budget, backward uses the random numbers of forward, such as dropout masks; torch alone may draw others.
     ``mode``, ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of
     a network, new in 2.15, refuses regions that update running statistics.)
     """
     if activation_memory_budget is None:
         return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
+    from zoo.engine.partitioning import RandomSavingPartitioner  # it imports the compiler, which takes a second
+
     # With a backend of its own, torch.compile takes no mode.
     inductor = lookup_backend("inductor")
-    options = list_mode_options(mode)
+    options = {**list_mode_options(mode), "custom_partitioner_fn": RandomSavingPartitioner()}
 
     # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
     # backend of its own, each compiled model has its own budget.

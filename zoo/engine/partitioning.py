@@ -1,0 +1,121 @@
+"""The division of a compiled network's graph into forward and backward, such that random numbers are drawn once.
+
+Names of torch that are not public, and what is relied on:
+
+- `torch._inductor.config.custom_partitioner_fn`, a `CustomPartitionerFn`, is called instead of torch's partitioner,
+  after Inductor has replaced random operations by its own. Its `uuid` is part of the key of torch's caches.
+- `min_cut_rematerialization_partition` takes the joint graph of forward and backward and returns the two graphs, whose
+  nodes keep their names. It recomputes no node of the forward pass with `CheckpointPolicy.MUST_SAVE` in
+  ``meta["recompute"]``, at any budget above 0. At 0 it saves the inputs and recomputes everything.
+- It restores the random number generator around nodes that a user's checkpoint marks as MUST_RECOMPUTE or
+  PREFER_RECOMPUTE.
+- ``meta["nn_module_stack"]`` of a node ends with the path and the class of the module that called the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._ops import HigherOrderOperator
+from torch.utils.checkpoint import CheckpointPolicy
+
+from zoo.errors import ConfigError, listed
+
+_SMALLEST_BUDGET = 1e-9
+_OF_CHECKPOINTS = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+class RandomSavingPartitioner(CustomPartitionerFn):
+    """Torch's partitioner, except that random operations are never recomputed in backward.
+
+    With an activation memory budget below 1, torch recomputes random operations like others. In backward they draw
+    new numbers: the dropout mask of backward is not that of forward, and gradients are wrong. Here the outputs of
+    random operations are saved, or what is computed from them. Inductor's random operations are functions of a seed,
+    so that 8 bytes are saved for each.
+
+    Raises ConfigError if a random operation is recomputed all the same.
+    """
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward graph, and mark the random operations of the joint graph ``gm``."""
+        random = [
+            node for node in gm.graph.nodes if _is_random(node) and _recompute_policy(node) not in _OF_CHECKPOINTS
+        ]
+        for node in random:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        layers = {node.name: _layers(node) for node in random}
+        budget = functorch_config.activation_memory_budget
+        with functorch_config.patch(activation_memory_budget=max(budget, _SMALLEST_BUDGET) if random else budget):
+            forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
+        redrawn = _calls(forward) & _calls(backward) & layers.keys()
+        if redrawn:
+            names = listed(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
+            raise ConfigError(
+                f"torch.compile would draw the random numbers of {names} a second time in backward, which makes "
+                "gradients wrong; set the activation memory budget to 1, or use zoo.lean without torch.compile"
+            )
+        return forward, backward
+
+    def uuid(self) -> bytes:
+        """Return a hash of this file. (Torch's caches have the budget in their keys themselves.)"""
+        return get_hash_for_files((__file__,))
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Return whether a node draws random numbers, itself or in a graph that it calls."""
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, HigherOrderOperator):
+        return any(map(_draws, node.args)) or any(
+            _is_random(inner) for graph in _called_graphs(node) for inner in graph.graph.nodes
+        )
+    return _draws(node.target) and _dropout_p(node) != 0
+
+
+def _draws(operator: object) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def _called_graphs(node: fx.Node) -> list[fx.GraphModule]:
+    owner = node.graph.owning_module
+    arguments = [getattr(owner, str(arg.target)) for arg in node.all_input_nodes if arg.op == "get_attr"]
+    return [argument for argument in arguments if isinstance(argument, fx.GraphModule)]
+
+
+def _dropout_p(node: fx.Node) -> Any:
+    """Return the argument ``dropout_p``, without which attention is not random; None for operations that have none."""
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            return node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+    return None
+
+
+def _recompute_policy(node: fx.Node) -> CheckpointPolicy | None:
+    return node.meta.get("recompute")
+
+
+def _calls(graph: fx.GraphModule) -> set[str]:
+    """Return the names of the operations that a graph runs; values that it is given have names, too."""
+    return {node.name for node in graph.graph.nodes if node.op == "call_function"}
+
+
+def _layers(node: fx.Node) -> list[str]:
+    """Return the layers that called a random operation, or those that read a seed of several layers."""
+    found, seen, queue = [], {node}, [node]
+    for each in queue:
+        stack = each.meta.get("nn_module_stack")
+        if stack and each.target is not torch.ops.prims.inductor_seeds.default:
+            path, kind = list(stack.values())[-1]
+            found.append(f"{path} ({getattr(kind, '__name__', kind)})")
+            continue
+        queue += (new := [user for user in each.users if user not in seen])
+        seen.update(new)
+    return found or [node.name]
