@@ -193,9 +193,7 @@ class Recording(TorchDispatchMode):
             elif operation in BATCH_NORMS:
                 if out[0].nbytes >= self._smallest_bytes and _are_plain((*args, out)):
                     self._record_batch_norm(operation, args, out)
-            elif (
-                self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out) and _are_plain((*args, out))
-            ):
+            elif self._budget.flops_per_byte > 0 and self._is_cheap(operation, args, out) and _are_plain((*args, out)):
                 self._record(Rule(operation, is_view=False, overwrites=False), args, kwargs, out)
             if self._makers is not None:
                 self._makers.note(operation, args, out)
