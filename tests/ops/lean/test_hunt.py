@@ -164,6 +164,35 @@ FOUND: dict[str, Program] = {
         """,
         returns="l", loss="l",
     ),
+    "The array that an input shares its memory with is refilled in forward, before a recipe starts from it.": program(
+        forward="""
+            a = shift(u, u, 0)
+            b = shift(a, a, 0)
+            l = refill_u_(x, x, 0)
+            d = mul(x, b, 0)
+        """,
+        returns="d", loss="d",
+    ),
+    "A recipe starts from a part of a leaf whose memory was overwritten through an alias of that part.": program(
+        forward="""
+            a = iterate(x, x, 0)
+            l = out(a, a, 0)
+            k = conv_depthwise(x, x, 0)
+            l = masked_fill(x, a, 0)
+        """,
+        returns="k", loss="k",
+    ),
+    "An empty product of matrices, where the budget is a share.": program(
+        forward="""
+            h = shift(e, e, 0)
+            l = shift(h, h, 0)
+            a = unbind(l, l, 0)
+            ga = tensor_split(a, a, 1)
+            h = matmul(a, g, 0)
+            k = shift(e, e, 0)
+        """,
+        returns="k", loss="k", budget=0.3,
+    ),
 }  # fmt: skip
 
 
