@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
-from zoo.errors import VerificationError, listed, printable
+from zoo.errors import VerificationError, WeightsError, listed, printable
+
+logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,8 +28,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_fetch(args: argparse.Namespace) -> int:
-    """Fetch the weights with these names and print where each file is, or print a table of all; returns 0."""
+    """Fetch the weights with these names and print where each file is, or print a table of all; returns 0.
+
+    Raises WeightsError if any cannot be fetched, after the others.
+    """
     from zoo.weights import fetch_weights
+    from zoo.weights.download import UnresolvedError
     from zoo.weights.published import entry_of, published
 
     if not args.names:
@@ -34,8 +41,17 @@ def run_fetch(args: argparse.Namespace) -> int:
     names = list(published()) if args.names == ["all"] else args.names
     for name in names:  # a mistake in the last name is noticed before the first download
         entry_of(name)
+    failed = []
     for name in names:
-        print(fetch_weights(name))
+        try:
+            print(fetch_weights(name))
+        except WeightsError as error:
+            if len(names) == 1 or isinstance(error, UnresolvedError):  # it will be the same for all others
+                raise
+            logger.error("%s", error)
+            failed.append(name)
+    if failed:
+        raise WeightsError(f"{len(failed)} of {len(names)} files could not be fetched: {listed(failed)}; see above")
     return 0
 
 
