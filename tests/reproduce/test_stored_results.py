@@ -85,7 +85,7 @@ def test_a_commit_with_changes_is_found_at_any_depth(git: Git, tmp_path: Path) -
 def test_commands_have_to_be_understood_also_those_that_verdicts_quote(git: Git, tmp_path: Path) -> None:
     rows = [{"command": "zoo reproduce revnet --table 1"}, {"verdict": "needs training: `zoo trian A DATA`, 3 hours"}]
     faults = check(tmp_path, a=content_of(git) | {"sections": rows}, b=content_of(git) | {"command": None}).faults
-    assert "`zoo reproduce revnet --table 1`: unrecognized arguments: --table 1" in faults[0]
+    assert "`zoo reproduce revnet --table 1`: there is no option --table" in faults[0]
     assert "`zoo trian A DATA`" in faults[1]
     assert "b.json: it names no command" in faults[2]
 
