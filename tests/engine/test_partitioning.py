@@ -89,6 +89,14 @@ class Residual(nn.Module):
         return x + self.drop(self.branch(x))
 
 
+class Region(nn.Sequential):
+    """Layers that torch compiles once, into a graph of their own, wherever they repeat."""
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 class Checkpointed(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
@@ -120,6 +128,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "multi-head attention": _repeated(MultiheadAttention),
     "bernoulli": _in_chain(lambda: Multiply(lambda x: torch.bernoulli(torch.full_like(x, 0.7)))),
     "rand_like": _in_chain(lambda: Multiply(lambda x: torch.rand_like(x) > 0.3)),
+    "nested region": _repeated(lambda: Region(*_layers(lambda: nn.Dropout(0.3)))),
     "checkpoint": lambda: nn.Sequential(*_layers(nn.Dropout), Checkpointed(*_layers(nn.Dropout)), *_layers(nn.Dropout)),
 }
 
