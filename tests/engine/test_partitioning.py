@@ -89,6 +89,14 @@ class Residual(nn.Module):
         return x + self.drop(self.branch(x))
 
 
+class Region(nn.Sequential):
+    """Layers that torch compiles once, into a graph of their own, wherever they repeat."""
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 class Checkpointed(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
@@ -120,6 +128,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "multi-head attention": _repeated(MultiheadAttention),
     "bernoulli": _in_chain(lambda: Multiply(lambda x: torch.bernoulli(torch.full_like(x, 0.7)))),
     "rand_like": _in_chain(lambda: Multiply(lambda x: torch.rand_like(x) > 0.3)),
+    "nested region": _repeated(lambda: Region(*_layers(lambda: nn.Dropout(0.3)))),
     "checkpoint": lambda: nn.Sequential(*_layers(nn.Dropout), Checkpointed(*_layers(nn.Dropout)), *_layers(nn.Dropout)),
 }
 
@@ -133,6 +142,8 @@ def _gradients(network: nn.Module, parameters: list[nn.Parameter], x: Tensor) ->
 @pytest.mark.usefixtures("_no_kernels")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_eager_at_every_budget(name: str) -> None:
+    if name == "nested region" and torch.__version__.startswith("2.11."):
+        pytest.skip("compiling it is an AttributeError with torch 2.11, as a saved value is a tuple")
     torch.manual_seed(0)
     network = NETWORKS[name]()
     x = torch.randn(4, 4, 8, 8) if name == "dropout" else torch.randn(16, 8, 16)

@@ -135,7 +135,7 @@ class Training(Section):
     longer than running them (not measured); "max-autotune" tries more kernels, and takes longer to compile."""
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
     """How much torch.compile keeps for backward: 0: as little as by repeating the whole forward pass; 1: torch's own
-    choice, for speed; null: left to torch."""
+    choice, for speed; null: left to torch. Random numbers, such as dropout masks, are drawn once at any budget."""
     gradient_compression: Literal["off", "bf16"] = "off"
     """The number format in which several processes exchange gradients; off: that of the gradients. bf16 halves the
     bytes and keeps 8 significant bits of each gradient."""
