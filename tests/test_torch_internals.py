@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -16,10 +19,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.data import DataLoader
 
 from tests.dist.spawn import run_distributed
 from zoo import torch_internals as internals
@@ -463,6 +468,59 @@ def test_a_budget_lets_a_compiled_graph_keep_less_for_backward():
     assert kept(0) < kept(1)
 
 
+def test_the_partitioner_of_inductor_is_replaced_and_named_by_its_source(tmp_path):
+    source = tmp_path / "partition.py"
+    source.write_text("one")
+    partitioner = internals.inductor_partitioner(lambda graph, inputs, **options: (graph, inputs), str(source))
+    assert partitioner("graph", "inputs") == ("graph", "inputs")
+    assert partitioner.uuid() == partitioner.uuid()
+    other = tmp_path / "other.py"
+    other.write_text("two")
+    assert internals.inductor_partitioner(lambda *_: ("", ""), str(other)).uuid() != partitioner.uuid()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_min_cut_saves_what_is_marked_and_obeys_the_budget(is_saved):
+    graphs = []
+
+    def partition(graph: Any, inputs: Any, **options: Any) -> Any:
+        for node in graph.graph.nodes:
+            if is_saved and node.target is torch.ops.aten.sin.default:
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        assert internals.current_activation_memory_budget() == 0.01
+        graphs.append(internals.partition_by_min_cut(graph, inputs, **options))
+        return graphs[-1]
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        return aot_module_simplified(graph, inputs, fw_compiler=lambda graph, _: graph, partition_fn=partition)
+
+    torch.compiler.reset()
+    function = torch.compile(lambda x: (x.sin().exp() * 2).sum(), backend=compile_graph)
+    with internals.activation_memory_budget(0.01):
+        function(torch.ones(8, 8, requires_grad=True))
+    torch.compiler.reset()
+    ((_, backward),) = graphs
+    recomputed = [node.target for node in backward.graph.nodes]
+    assert (torch.ops.aten.sin.default in recomputed) == (not is_saved)
+
+
+def test_operators_that_call_graphs_are_told_from_others():
+    assert internals.is_higher_order(torch.ops.higher_order.cond)
+    assert not internals.is_higher_order(torch.ops.aten.add.Tensor)
+
+
+def test_workers_of_a_loader_end_and_those_that_hang_are_killed():
+    loader = DataLoader(range(4), num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    workers = list(iterator._workers)
+    os.kill(workers[0].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    internals.end_workers(iterator, grace_s=0.5)
+    assert time.monotonic() - start < 30  # torch waits without a limit
+    assert not any(worker.is_alive() for worker in workers)
+
+
 def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
     calls = []
 
@@ -509,6 +567,9 @@ NOT_OF_TORCH = {
     "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
     "_ArgumentGroup": "argparse",
     "_actions": "argparse",
+    "_subparsers": "argparse",
+    "_option_string_actions": "argparse",
+    "_get_positional_actions": "argparse",
     "_exit": "os",
     "_replace": "typing.NamedTuple, documented",
     "_asdict": "typing.NamedTuple, documented",

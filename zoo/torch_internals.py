@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from torch.nn.modules import batchnorm, dropout
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules import utils as module_utils
 from torch.utils import _python_dispatch, _pytree
+from torch.utils.data._utils import signal_handling
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,6 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _C: Any = torch._C
 _module_hooks: Any = module_hooks
 _checkpoint: Any = torch.utils.checkpoint
+_workers: Any = signal_handling
 
 # Dispatch
 
@@ -138,6 +141,26 @@ def is_allocation(event: Any) -> bool:
     return event.tag == _C._profiler._EventType.Allocation
 
 
+# Data
+
+
+def end_workers(iterator: Any, grace_s: float) -> None:
+    """End the worker processes of the iterator of a DataLoader, and kill those that have not ended after ``grace_s``.
+
+    torch asks workers to end, and waits without a limit. It takes a worker that is killed for an error, unless it is
+    told to forget them before.
+    """
+    _workers._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = False
+    killer = threading.Timer(grace_s, lambda: [worker.kill() for worker in iterator._workers])
+    killer.daemon = True
+    killer.start()
+    try:
+        iterator._shutdown_workers()
+    finally:
+        killer.cancel()
+
+
 # Modules
 
 #: The base class of batch norms and instance norms, with the arguments and buffers of `nn.BatchNorm2d`.
@@ -222,6 +245,50 @@ def activation_memory_budget(budget: float) -> AbstractContextManager[Any]:
     from torch._functorch import config
 
     return config.patch(activation_memory_budget=budget)
+
+
+def current_activation_memory_budget() -> float:
+    """Return the share of its activations that a compiled graph may keep for backward here."""
+    from torch._functorch import config
+
+    return float(config.activation_memory_budget)
+
+
+def partition_by_min_cut(graph: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
+    """Return the forward and the backward graph of torch's partitioner for the joint graph; nodes keep their names.
+
+    It recomputes no node of the forward pass with `CheckpointPolicy.MUST_SAVE` in ``meta["recompute"]``, at any budget
+    above 0. At 0 it saves the inputs and recomputes everything.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    graphs: tuple[Any, Any] = min_cut_rematerialization_partition(graph, joint_inputs, **options)
+    return graphs
+
+
+def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], source: str) -> Any:
+    """Return a value for Inductor's option ``custom_partitioner_fn`` that calls ``partition`` for its own partitioner.
+
+    It is called after Inductor has replaced random operations by its own, with the joint graph, its inputs and options.
+    A hash of the file ``source`` is part of the key of torch's caches.
+    """
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+
+    class Partitioner(CustomPartitionerFn):
+        def __call__(self, gm: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
+            return partition(gm, joint_inputs, **options)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((source,))
+
+    return Partitioner()
+
+
+def is_higher_order(operator: object) -> bool:
+    """Return whether the target of a graph's node is an operator that calls graphs, such as cond."""
+    from torch._ops import HigherOrderOperator
+
+    return isinstance(operator, HigherOrderOperator)
 
 
 def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]:

@@ -17,7 +17,6 @@ from torchvision.ops import StochasticDepth
 
 from tests.formula import relative_error
 from zoo.engine import partitioning, wrapping
-from zoo.engine.partitioning import RandomSavingPartitioner
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 
@@ -160,13 +159,13 @@ def test_gradients_are_those_of_eager_at_every_budget(name: str) -> None:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[fx.GraphModule, fx.GraphModule]]:
     """The forward and backward graphs that torch makes from now on."""
     made = []
-    partition = partitioning.min_cut_rematerialization_partition
+    partition = partitioning.partition_by_min_cut
 
     def remember(*args: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         made.append(partition(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr(partitioning, "min_cut_rematerialization_partition", remember)
+    monkeypatch.setattr(partitioning, "partition_by_min_cut", remember)
     return made
 
 
@@ -204,7 +203,7 @@ def test_attention_without_dropout_is_recomputed(graphs: list[tuple[fx.GraphModu
 
 @pytest.mark.usefixtures("_no_kernels")
 def test_a_random_operation_in_both_graphs_is_an_error_that_names_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    partition = partitioning.min_cut_rematerialization_partition
+    partition = partitioning.partition_by_min_cut
 
     def without_marks(joint: fx.GraphModule, *args: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         for node in joint.graph.nodes:
@@ -212,18 +211,10 @@ def test_a_random_operation_in_both_graphs_is_an_error_that_names_its_layer(monk
             node.meta["memory_budget"] = 0.0  # how torch's contexts for the budget of a region tell it
         return partition(joint, *args, **options)
 
-    monkeypatch.setattr(partitioning, "min_cut_rematerialization_partition", without_marks)
+    monkeypatch.setattr(partitioning, "partition_by_min_cut", without_marks)
     compiled = wrapping.compile_network(_convolutions(), 0.3)
     with pytest.raises(Exception, match=r"(?s)ConfigError.*\.3.* \(Dropout\).*second time in backward.*budget to 1"):
         compiled(torch.randn(4, 4, 8, 8))
-
-
-def test_a_partitioner_of_two_versions_has_two_names_in_caches(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = RandomSavingPartitioner().uuid()
-    assert before == RandomSavingPartitioner().uuid()
-    (tmp_path / "other.py").write_text("other")
-    monkeypatch.setattr(partitioning, "__file__", str(tmp_path / "other.py"))
-    assert RandomSavingPartitioner().uuid() != before
 
 
 @pytest.mark.slow  # Inductor's kernels

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from zoo.errors import brief
 from zoo.ops.lean import Recording
 from zoo.ops.lean.budget import Budget
 from zoo.ops.lean.recording import Decision
 from zoo.report.tables import Cell, markdown_table
+from zoo.torch_internals import tree_leaves
 
 MEGA = 1e6
 NUM_MODULES = 5  # rows of the printed report

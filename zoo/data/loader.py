@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -11,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data._utils import signal_handling
 
 from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
@@ -21,6 +19,7 @@ from zoo.data.places import Place
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
+from zoo.torch_internals import end_workers
 
 NUM_CROPS = 10
 WORKER_GRACE_S = 2.0  # what a worker has to end by itself before it is killed
@@ -73,22 +72,12 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
     def stop_workers(self) -> None:
         """End the worker processes, also those that hang; the next iterator starts new ones.
 
-        torch asks workers to end and then waits for them without a limit, so that a single worker that hangs, for
-        instance on dead network storage, would keep the whole process from ending.
+        A single worker that hangs, for instance on dead network storage, would keep the whole process from ending.
         """
         iterator: Any = self._iterator  # of persistent workers
         self._iterator = None
-        if iterator is None:
-            return
-        signal_handling._remove_worker_pids(id(iterator))  # else torch reports a killed worker as an error
-        iterator._worker_pids_set = False
-        killer = threading.Timer(WORKER_GRACE_S, lambda: [worker.kill() for worker in iterator._workers])
-        killer.daemon = True
-        killer.start()
-        try:
-            iterator._shutdown_workers()
-        finally:
-            killer.cancel()
+        if iterator is not None:
+            end_workers(iterator, WORKER_GRACE_S)
 
 
 def build_train_loader(

@@ -1,15 +1,8 @@
 """The division of a compiled network's graph into forward and backward, such that random numbers are drawn once.
 
-Names of torch that are not public, and what is relied on:
-
-- `torch._inductor.config.custom_partitioner_fn`, a `CustomPartitionerFn`, is called instead of torch's partitioner,
-  after Inductor has replaced random operations by its own. Its `uuid` is part of the key of torch's caches.
-- `min_cut_rematerialization_partition` takes the joint graph of forward and backward and returns the two graphs, whose
-  nodes keep their names. It recomputes no node of the forward pass with `CheckpointPolicy.MUST_SAVE` in
-  ``meta["recompute"]``, at any budget above 0. At 0 it saves the inputs and recomputes everything.
-- It restores the random number generator around nodes that a user's checkpoint marks as MUST_RECOMPUTE or
-  PREFER_RECOMPUTE.
-- ``meta["nn_module_stack"]`` of a node ends with the path and the class of the module that called the operation.
+torch restores the random number generator around nodes that a user's checkpoint marks as MUST_RECOMPUTE or
+PREFER_RECOMPUTE, so that these may be recomputed. ``meta["nn_module_stack"]`` of a node ends with the path and the
+class of the module that called the operation.
 """
 
 from __future__ import annotations
@@ -19,20 +12,31 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
-from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import CheckpointPolicy
 
 from zoo.errors import ConfigError, listed
+from zoo.torch_internals import (
+    activation_memory_budget,
+    current_activation_memory_budget,
+    inductor_partitioner,
+    is_higher_order,
+    partition_by_min_cut,
+    schema_of,
+)
 
 _SMALLEST_BUDGET = 1e-9
 _OF_CHECKPOINTS = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-class RandomSavingPartitioner(CustomPartitionerFn):
-    """Torch's partitioner, except that random operations are never recomputed in backward.
+def random_saving_partitioner() -> Any:
+    """Return a partitioner for Inductor that never recomputes random operations in backward, as `partition` says."""
+    return inductor_partitioner(partition, __file__)
+
+
+def partition(
+    graph: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and the backward graph of a joint ``graph``, whose random operations are marked.
 
     With an activation memory budget below 1, torch recomputes random operations like others. In backward they draw
     new numbers: the dropout mask of backward is not that of forward, and gradients are wrong. Here the outputs of
@@ -41,39 +45,28 @@ class RandomSavingPartitioner(CustomPartitionerFn):
 
     Raises ConfigError if a random operation is recomputed all the same.
     """
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward and the backward graph, and mark the random operations of the joint graph ``gm``."""
-        random = [
-            node for node in gm.graph.nodes if _is_random(node) and _recompute_policy(node) not in _OF_CHECKPOINTS
-        ]
-        for node in random:
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        layers = {node.name: _layers(node) for node in random}
-        budget = functorch_config.activation_memory_budget
-        with functorch_config.patch(activation_memory_budget=max(budget, _SMALLEST_BUDGET) if random else budget):
-            forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
-        redrawn = _calls(forward) & _calls(backward) & layers.keys()
-        if redrawn:
-            names = listed(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
-            raise ConfigError(
-                f"torch.compile would draw the random numbers of {names} a second time in backward, which makes "
-                "gradients wrong; set the activation memory budget to 1, or use zoo.lean without torch.compile"
-            )
-        return forward, backward
-
-    def uuid(self) -> bytes:
-        """Return a hash of this file. (Torch's caches have the budget in their keys themselves.)"""
-        return get_hash_for_files((__file__,))
+    random = [node for node in graph.graph.nodes if _is_random(node) and _recompute_policy(node) not in _OF_CHECKPOINTS]
+    for node in random:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    layers = {node.name: _layers(node) for node in random}
+    budget = current_activation_memory_budget()
+    with activation_memory_budget(max(budget, _SMALLEST_BUDGET) if random else budget):
+        forward, backward = partition_by_min_cut(graph, joint_inputs, **options)
+    redrawn = _calls(forward) & _calls(backward) & layers.keys()
+    if redrawn:
+        names = listed(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
+        raise ConfigError(
+            f"torch.compile would draw the random numbers of {names} a second time in backward, which makes "
+            "gradients wrong; set the activation memory budget to 1, or use zoo.lean without torch.compile"
+        )
+    return forward, backward
 
 
 def _is_random(node: fx.Node) -> bool:
     """Return whether a node draws random numbers, itself or in a graph that it calls."""
     if node.op != "call_function":
         return False
-    if isinstance(node.target, HigherOrderOperator):
+    if is_higher_order(node.target):
         return any(map(_draws, node.args)) or any(
             _is_random(inner) for graph in _called_graphs(node) for inner in graph.graph.nodes
         )
@@ -92,7 +85,7 @@ def _called_graphs(node: fx.Node) -> list[fx.GraphModule]:
 
 def _dropout_p(node: fx.Node) -> Any:
     """Return the argument ``dropout_p``, without which attention is not random; None for operations that have none."""
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for index, argument in enumerate(schema_of(node.target).arguments):
         if argument.name == "dropout_p":
             return node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
     return None

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from zoo.engine.partitioning import random_saving_partitioner
 from zoo.engine.process import Process
 from zoo.torch_internals import ALL_GATHER, list_mode_options, lookup_backend, uncompiled
 from zoo.torch_internals import activation_memory_budget as memory_budget
@@ -35,11 +36,9 @@ def compile_network(
     """
     if activation_memory_budget is None:
         return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
-    from zoo.engine.partitioning import RandomSavingPartitioner  # it imports the compiler, which takes a second
-
     # With a backend of its own, torch.compile takes no mode.
     inductor = lookup_backend("inductor")
-    options = {**list_mode_options(mode), "custom_partitioner_fn": RandomSavingPartitioner()}
+    options = {**list_mode_options(mode), "custom_partitioner_fn": random_saving_partitioner()}
 
     # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
     # backend of its own, each compiled model has its own budget.

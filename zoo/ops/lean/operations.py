@@ -108,9 +108,9 @@ PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten
 def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
     """Return the floating-point operations of a convolution or matrix product; None for all other operations.
 
-    Products that are sparse count as others.
+    Products that are sparse or empty count as others.
     """
-    if not isinstance(out, Tensor) or out.layout is not torch.strided:
+    if not isinstance(out, Tensor) or out.layout is not torch.strided or out.nbytes == 0:
         return None
     if operation is CONVOLUTION:
         x, weight, is_transposed = args[0], args[1], args[6]

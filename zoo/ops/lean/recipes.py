@@ -33,7 +33,8 @@ class Value:
     - `store`: where backward keeps it between two uses.
     - `clock`: the recording's count of writes when the tensor held it.
 
-    ``is_copied`` is True if recipes start from a copy of the tensor that holds it.
+    ``is_copied`` is True if recipes start from a copy of the tensor that holds it, and ``is_external`` if they never
+    start from it.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Value:
         "dtype",
         "index",
         "is_copied",
+        "is_external",
         "kept",
         "live",
         "readers",
@@ -57,7 +59,7 @@ class Value:
 
     def __init__(self, call: Call | None, index: int, tensor: Tensor, version: int, store: Store, clock: int) -> None:
         self.call, self.index, self.version, self.store, self.clock = call, index, version, store, clock
-        self.is_copied = False
+        self.is_copied = self.is_external = False
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self.kept: Tensor | None = None
@@ -69,7 +71,7 @@ class Value:
 
     def keep(self, tensor: Tensor) -> None:
         """Keep the tensor itself from now on, in place of a recipe."""
-        if tensor.grad_fn is not None:  # which may be what saves it, so that it would never be freed
+        if not tensor.is_leaf:  # its history may be what saves it, so that it would never be freed
             with DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach()
         self.kept, self.version, self.call = tensor, tensor._version, None

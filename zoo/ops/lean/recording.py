@@ -339,27 +339,18 @@ class Recording(TorchDispatchMode):
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
             return value
         value = self._note(tensor, None, 0, tensor._version)
-        value.is_copied = self._is_copied(tensor)
+        value.is_external = _is_external(tensor)
         if tensor.nbytes < self._smallest_bytes:
             value.live = lambda: tensor  # a parameter that may be made for this call only
         return value
 
-    def _is_copied(self, tensor: Tensor) -> bool:
-        """Return whether recipes start from a copy of a tensor, which is not lost by any write.
-
-        They do if it is small, and if its memory was not allocated by torch, or is shared with others, such as numpy:
-        writes through them change no version.
-        """
-        is_small = tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter)
-        return is_small or not tensor.untyped_storage().resizable()
-
     def _pack(self, tensor: Tensor) -> Any:
         """Return what autograd keeps in place of a tensor."""
         if not _is_plain(tensor):
-            return tensor if tensor.grad_fn is None else tensor.detach(), tensor._version
+            return tensor if tensor.is_leaf else tensor.detach(), tensor._version
         value = self._find(tensor)
         if value is None:
-            if tensor.grad_fn is None:
+            if tensor.is_leaf:
                 self._decide(tensor, "not an operation that is repeated", is_kept=True)
                 return tensor, tensor._version
             value = self._note(tensor, None, 0, tensor._version)
@@ -370,7 +361,8 @@ class Recording(TorchDispatchMode):
             else:
                 self._decide(tensor, reason, is_kept=True)
                 value.keep(tensor)
-                value.is_copied = self._is_copied(tensor)
+                value.is_copied = tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter)
+                value.is_external = _is_external(tensor)
         return Saved(value)
 
     def _decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
@@ -414,6 +406,8 @@ class Recording(TorchDispatchMode):
                     start = source.live() if source.kept is None else source.kept
                     if start is None:
                         return "what it was made of is gone"
+                    if source.is_external and not source.is_copied:
+                        return "what it was made of may be overwritten from outside of torch"
                     if start._version != source.version or self._was_written(start, source):
                         return "what it was made of was overwritten"
                     starts.append((source, start))
@@ -445,7 +439,8 @@ class Recording(TorchDispatchMode):
         copy = _copy(tensor)
         self._decide(copy, START, is_kept=True)
         value.keep(copy)
-        value.is_copied, value.clock = False, self._clock
+        value.is_copied = value.is_external = False
+        value.clock = self._clock
 
     def _copy_before_it_is_overwritten(self, tensor: Tensor) -> None:
         """Copy what recipes start from out of a tensor's memory, into which an operation writes next.
@@ -456,7 +451,8 @@ class Recording(TorchDispatchMode):
             for value in self._started_from.pop(storage_id(tensor.untyped_storage()), ()):
                 if value.kept is not None:
                     value.keep(_copy(value.kept))
-                    value.is_copied, value.clock = False, self._clock
+                    value.is_copied = value.is_external = False
+        value.clock = self._clock
 
 
 class _Active(threading.local):
@@ -505,6 +501,11 @@ def _written_tensors(operation: Operation, args: tuple[Any, ...], kwargs: dict[s
         arg = args[position] if position < len(args) else kwargs.get(name)
         written += [each for each in (arg if isinstance(arg, (list, tuple)) else (arg,)) if isinstance(each, Tensor)]
     return written
+
+
+def _is_external(tensor: Tensor) -> bool:
+    """Return whether others may write into a tensor's memory, such as numpy or another process, at any time."""
+    return not tensor.untyped_storage().resizable()
 
 
 def _is_plain(tensor: Tensor) -> bool:
