@@ -452,7 +452,7 @@ class Recording(TorchDispatchMode):
                 if value.kept is not None:
                     value.keep(_copy(value.kept))
                     value.is_copied = value.is_external = False
-        value.clock = self._clock
+                    value.clock = self._clock
 
 
 class _Active(threading.local):
