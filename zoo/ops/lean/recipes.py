@@ -71,7 +71,7 @@ class Value:
 
     def keep(self, tensor: Tensor) -> None:
         """Keep the tensor itself from now on, in place of a recipe."""
-        if not tensor.is_leaf:  # its history may be what saves it, so that it would never be freed
+        if tensor.requires_grad:  # its history may be what saves it, so that it would never be freed
             with DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach()
         self.kept, self.version, self.call = tensor, tensor._version, None
