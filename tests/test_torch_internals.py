@@ -265,6 +265,14 @@ def test_parts_of_one_storage_are_aliases_even_where_they_do_not_overlap():
     assert not internals.is_alias_of(x, x.clone())
 
 
+def test_elements_overlap_in_windows_and_not_in_dense_tensors():
+    x = torch.ones(2, 4, 3, 3)
+    assert not internals.may_overlap(x)
+    assert not internals.may_overlap(x.contiguous(memory_format=torch.channels_last).transpose(1, 2))
+    assert internals.may_overlap(x.unfold(3, 2, 1))
+    assert internals.may_overlap(x[:, :, :1].expand(-1, -1, 5, -1))
+
+
 def test_every_write_counts_up_the_version_that_views_share():
     x = torch.zeros(4)
     version = x._version

@@ -127,6 +127,11 @@ storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
 
 
+def may_overlap(tensor: Tensor) -> bool:
+    """Return whether several elements of a tensor may lie in one place; True for a part of a tensor with gaps, too."""
+    return bool(torch._debug_has_internal_overlap(tensor) != 0)
+
+
 def has_backward_hooks(tensor: Tensor) -> bool:
     """Return whether `Tensor.register_hook` has added a hook to the tensor that was not removed."""
     hooks: Any = tensor._backward_hooks

@@ -142,8 +142,8 @@ def _tell_that_it_steps_aside() -> None:
     if not _was_told:
         _was_told = True
         warnings.warn(
-            "zoo.lean does nothing inside of modules that torch.compile compiles, or around them; experiments limit what "
-            "compiled networks keep for backward with training.activation_memory_budget",
+            "zoo.lean does nothing inside of modules that torch.compile compiles, or around them; experiments limit "
+            "what compiled networks keep for backward with training.activation_memory_budget",
             StepsAside,
             stacklevel=2,
         )

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import zoo
@@ -634,6 +635,13 @@ def execute(step: Step, net: Network, tensors: dict[str, Tensor]) -> None:
         tensors.update(zip(step.to, out, strict=False))
 
 
+class DoNothing(TorchDispatchMode):
+    """Runs operations as they are."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operation(*args, **(kwargs or {}))
+
+
 class Runner:
     """Runs a program in one of the three ways: "plain", "lean" or "truth"."""
 
@@ -720,7 +728,9 @@ class Runner:
         self, losses: list[Tensor], leaves: list[tuple[str, Tensor]], net: Network, given: dict[str, Tensor]
     ) -> None:
         how = self.program.backward
-        with self._context(net) if self.program.is_inside else nullcontext():
+        # torch takes other kernels in backward while any dispatch mode is active.
+        inside = self._context(net) if self.way == "lean" else DoNothing()
+        with inside if self.program.is_inside else nullcontext():
             if how == "once":
                 torch.autograd.backward(losses)
             elif how == "retained":

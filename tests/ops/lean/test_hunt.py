@@ -193,6 +193,35 @@ FOUND: dict[str, Program] = {
         """,
         returns="k", loss="k", budget=0.3,
     ),
+    "A saved view lies on the way of a recipe, and its base is overwritten.": program(
+        forward="""
+            g = sigmoid(x, x, 0)
+            a = all(g, g, 0)
+            g = detach(a, a, 0)
+            d = div(x, g, 0)
+            l = conv1(a, a, 0)
+            c = shift(d, d, 0)
+            a = tanh_half_(a, a, 0)
+        """,
+        returns="c", loss="c",
+    ),
+    "Overlapping windows of a tensor are overwritten.": program(
+        forward="""
+            a = conv1(x, x, 0)
+            h = unfold(a, a, 0)
+            l = tanh_(h, h, 0)
+        """,
+        returns="a", loss="a", budget="40 FLOP/B",
+    ),
+    "Backward runs inside of the recording.": program(
+        forward="""
+            g = channels_last(x, x, 0)
+            d = shift(e, e, 0)
+            a = shift(d, d, 0)
+            l = maximum(g, a, 0)
+        """,
+        returns="l", loss="l", is_inside=True,
+    ),
 }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ from zoo.torch_internals import (
     before_hooks_are_disabled,
     count_writes,
     is_wrapper,
+    may_overlap,
     schema_of,
     skip_autograd_and_autocast,
     storage_id,
@@ -142,8 +143,8 @@ class Recording(TorchDispatchMode):
         self._contexts = ExitStack()
         with ExitStack() as contexts:  # leaves again what was entered before an interruption
             contexts.enter_context(self._hooks)
-            contexts.callback(_active.recordings().pop)
-            _active.recordings().append(self)
+            contexts.callback(_active.recordings.pop)
+            _active.recordings.append(self)
             super().__enter__()
             contexts.push(super().__exit__)
             if self._fused is not None:
@@ -247,6 +248,7 @@ class Recording(TorchDispatchMode):
             and before.call is not None  # what a kept tensor was computed from exists no more
             and self._is_large(target)
             and _are_plain(args)
+            and not may_overlap(target)  # what lies in one place would be computed several times
             and not any(isinstance(arg, Tensor) for arg in kwargs.values())
         ):
             # The values of before the write, as another argument may share the memory.
@@ -363,6 +365,8 @@ class Recording(TorchDispatchMode):
                 value.keep(tensor)
                 value.is_copied = tensor.nbytes < self._smallest_bytes and not isinstance(tensor, Parameter)
                 value.is_external = _is_external(tensor)
+                if value.recipes > 0:  # those that pass through it start from it now
+                    self._start_from(value, tensor)
         return Saved(value)
 
     def _decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
@@ -425,22 +429,19 @@ class Recording(TorchDispatchMode):
             return f"its recipe would pass through {depth} others"
         value.adopt(depth, through)
         for source, start in starts:
-            if source.is_copied:
-                self._keep_copy(source, start)
-            elif source.kept is None:
-                self._decide(start, START, is_kept=True)
-                source.keep(start)
-            assert source.kept is not None
-            self._started_from.setdefault(storage_id(source.kept.untyped_storage()), set()).add(source)
+            self._start_from(source, start)
         return None
 
-    def _keep_copy(self, value: Value, tensor: Tensor) -> None:
-        """Keep a copy of the tensor that holds a value, which no other write can reach."""
-        copy = _copy(tensor)
-        self._decide(copy, START, is_kept=True)
-        value.keep(copy)
-        value.is_copied = value.is_external = False
-        value.clock = self._clock
+    def _start_from(self, value: Value, tensor: Tensor) -> None:
+        """Keep the tensor that holds a value for recipes, or a copy that no other write can reach."""
+        if value.is_copied:
+            tensor = _copy(tensor)
+            value.is_copied = value.is_external = False
+            value.clock, value.kept = self._clock, None
+        if value.kept is None:
+            self._decide(tensor, START, is_kept=True)
+            value.keep(tensor)
+        self._started_from.setdefault(storage_id(tensor.untyped_storage()), set()).add(value)
 
     def _copy_before_it_is_overwritten(self, tensor: Tensor) -> None:
         """Copy what recipes start from out of a tensor's memory, into which an operation writes next.
@@ -459,11 +460,7 @@ class _Active(threading.local):
     """The recordings that are active in a thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[Recording] = []
-
-    def recordings(self) -> list[Recording]:
-        """Return them."""
-        return self.stack
+        self.recordings: list[Recording] = []
 
 
 _active = _Active()
@@ -472,7 +469,7 @@ _active = _Active()
 @contextmanager
 def _without_hooks() -> Iterator[None]:
     """Return a context in which the innermost recording has no hooks for saved tensors, so that torch.func can run."""
-    recording = _active.recordings()[-1] if _active.recordings() else None
+    recording = _active.recordings[-1] if _active.recordings else None
     if recording is None or not recording._keeps_what_is_saved():
         yield
     else:
