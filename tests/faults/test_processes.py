@@ -161,7 +161,7 @@ def test_ranks_that_would_score_different_weights_are_refused(tmp_path: Path, da
 def test_when_a_rank_fails_the_others_say_in_one_line_which_and_why(tmp_path: Path, data: Path) -> None:
     file, broken = _write_settings(tmp_path / "a.json"), Path(shutil.copytree(data, tmp_path / "broken"))
     for path in broken.glob("train/*/*.png"):
-        path.write_bytes(b"")
+        path.write_bytes(bytes(path.stat().st_size))  # of the same size, which the ranks compare
     command = ["train", file, "-j", "0", "--log-dir", "log"]
     (code, printed, seconds), (other_code, cause, _) = _run([[*command, str(data)], [*command, str(broken)]], tmp_path)
     assert (code, other_code) == (EXIT_LOST_PROCESS, 2)
