@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -64,8 +65,13 @@ def test_the_number_of_epochs_that_is_logged_is_the_one_of_the_command(
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18.a1_in1k"])
 def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of timm that differ only behind the dot are not trained into one folder."""
-    folders = []
-    monkeypatch.setattr("zoo.cli.train._train", lambda args: folders.append(args.log_dir) or 0)
+    folders: list[Path] = []
+
+    def train(args: argparse.Namespace) -> int:
+        folders.append(args.log_dir)
+        return 0
+
+    monkeypatch.setattr("zoo.cli.train._train", train)
     assert main(["train", name, "data"]) == main(["train", f"folder/{name}.json", "data"]) == 0
     assert folders == [Path("runs") / name] * 2
 
