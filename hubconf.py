@@ -8,4 +8,4 @@ dependencies = ["torch", "torchvision", "numpy", "pydantic", "requests", "PIL", 
 
 for _name in _zoo.list_models():
     globals()[_name] = _partial(_zoo.get, _name)
-    globals()[_name].__doc__ = f"Return the network {_name!r}; the arguments are those of zoo.get, all by name."
+    globals()[_name].__doc__ = f"Return the network {_name!r}; the keyword arguments are those of zoo.get."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import multiprocessing
@@ -9,11 +10,12 @@ import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from zoo import files
-from zoo.files import remove_leftovers, replacing, write_bytes, write_json
+from zoo.files import open_own, remove_leftovers, replacing, write_bytes, write_json
 
 
 def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:
@@ -72,6 +74,30 @@ def test_a_link_under_the_final_name_is_replaced_and_not_followed(tmp_path: Path
     write_bytes(path, b"new")
     assert not path.is_symlink()
     assert (path.read_text(), elsewhere.read_text()) == ("new", "mine")
+
+
+def test_a_file_that_another_process_is_about_to_remove_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`remove_leftovers` may lock a new file before the process that created it does."""
+    removing: dict[Path, IO[bytes]] = {}
+
+    def lock_first(path: Path, mode: str) -> IO[bytes]:
+        opened = open_own(path, mode)
+        if not removing:
+            removing[path] = open_own(path, "r+b")
+            fcntl.flock(removing[path], fcntl.LOCK_EX)
+        return opened
+
+    monkeypatch.setattr(files, "open_own", lock_first)
+    monkeypatch.setattr(files, "_swept_folders", {tmp_path})
+    with replacing(tmp_path / "result.json") as temporary:
+        for path, file in removing.items():
+            path.unlink()
+            file.close()
+        assert temporary.exists()
+        temporary.write_bytes(b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
 def _hold_temporary(path: Path, connection: Connection) -> None:

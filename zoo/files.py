@@ -112,12 +112,17 @@ def _create_temporary(path: Path, suffix: str) -> tuple[Path, IO[bytes]]:
         if fcntl is None:  # Windows replaces no file that is open
             lock.close()
             return temporary, lock
-        with suppress(OSError):  # some network file systems have no locks
+        is_own = True
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock.fileno()).st_nlink:
+        except BlockingIOError:
+            is_own = False
+        except OSError:  # some network file systems have no locks
+            pass
+        if is_own and os.fstat(lock.fileno()).st_nlink:
             _lock_files.add(lock)
             return temporary, lock
-        lock.close()  # `remove_leftovers` of another process came before the lock
+        lock.close()  # `remove_leftovers` of another process has removed the file, or is about to
 
 
 def open_own(path: Path, mode: str, buffering: int = -1) -> IO[bytes]:

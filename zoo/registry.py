@@ -56,7 +56,7 @@ def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) ->
 
 
 def list_pretrained(pattern: str | Sequence[str] = "*") -> list[str]:
-    """Return what ``list_models(pattern, pretrained=True)`` does: the names of the published variants."""
+    """Return the names of the published variants, as ``list_models(pattern, pretrained=True)`` does."""
     return list_models(pattern, pretrained=True)
 
 
@@ -104,7 +104,7 @@ def get(
     - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
     - `num_classes`: default the file's number, or 1000 (10 for CIFAR networks, 19 for deeplab_*); 0 leaves the
       classifier out, and forward returns the pooled features (N, num_features), in deeplab_* the map of the head.
-    - `classes`: another name of ``num_classes``.
+    - `classes`: alias of ``num_classes``.
     - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
     - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the
       pool of the stem reads, at half of the image's sides. Stages behind the last one are not run.
@@ -211,7 +211,7 @@ def get(
     return model
 
 
-create_model = get  # the name that it has in timm
+create_model = get  # its name in timm
 
 
 def build_from_config(network: config.Network) -> nn.Module:

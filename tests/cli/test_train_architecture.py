@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import zoo
 from tests.engine.tiny import make_images
 from zoo.cli import main
+from zoo.cli.train import _experiment
 from zoo.config import load_experiment, parse_experiment
 from zoo.data.places import place_of
 from zoo.registry import default_experiment
@@ -41,6 +43,37 @@ def test_an_architecture_is_trained_by_its_name(
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
     assert type(model) is type(zoo.get(name, num_classes=2))
+
+
+def test_a_folder_with_the_name_of_the_architecture_may_be_there(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the log folder of an earlier run."""
+    monkeypatch.chdir(tmp_path)
+    Path("resnet18").mkdir()
+    assert _experiment("resnet18", place_of(data), None).network.arch == "resnet18"
+
+
+def test_the_number_of_epochs_that_is_logged_is_the_one_of_the_command(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.training.train_experiment", lambda *args: None)
+    assert main(["train", "resnet18", str(data), "--epochs", "7", "--log-dir", str(tmp_path / "log")]) == 0
+    assert "optimizer.schedule.epochs = 7\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18.a1_in1k"])
+def test_the_default_log_folder_has_the_whole_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of timm that differ only behind the dot are not trained into one folder."""
+    folders: list[Path] = []
+
+    def train(args: argparse.Namespace) -> int:
+        folders.append(args.log_dir)
+        return 0
+
+    monkeypatch.setattr("zoo.cli.train._train", train)
+    assert main(["train", name, "data"]) == main(["train", f"folder/{name}.json", "data"]) == 0
+    assert folders == [Path("runs") / name] * 2
 
 
 @pytest.mark.parametrize(("name", "crop"), [("resnet18", 224), ("resnet32_cifar", 32), ("revnext", 32)])

@@ -223,6 +223,8 @@ def test_what_only_looks_impossible_is_accepted(content: dict[str, Any]) -> None
         ({"bn_mode": "inplace"}, "network.bn_mode", 'network.memory "lean"'),
         ({"memory": "checkpoint"}, "network.memory", "use one of auto, plain, lean"),
         ({"options": {"num_classes": 3}}, "network.options", "set network.classes"),
+        ({"options": {"memory": "lean"}}, "network.options", "set network.memory"),
+        ({"options": {"name": "resnet34"}}, "network.options", "set network.arch"),
         ({"options": {"weights": "DEFAULT"}}, "network.options", "zoo train --weights FILE"),
         ({"options": {"pretrained": 1}}, "network.options", "true or false, got 1"),
     ],

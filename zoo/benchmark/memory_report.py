@@ -225,10 +225,8 @@ def _shown_name(module: ModuleMemory) -> tuple[str, str]:
 
 def _reason_line(made_by: str, size: int, places: list[str], reason: str) -> str:
     """Return which operation keeps how much, where and why, with the first of the modules."""
-    before, more = (
-        f"{made_by} keeps {size / MEGA:.2f} MB in ",
-        f" and {len(places) - 1} more" if len(places) > 1 else "",
-    )
+    before = f"{made_by} keeps {size / MEGA:.2f} MB in "
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     room = MAX_LINE_CHARS - len(f"{before}{more}: {reason}")
     return f"{before}{_shortened(places[0], max(MIN_NAME_CHARS, room))}{more}: {reason}"[:MAX_LINE_CHARS]
 

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             "--seeds trains several runs, and --evaluate and --resume PATH are about one; command line: leave out one "
             "of them, or continue the runs of all seeds with --resume auto"
         )
-    args.log_dir = args.log_dir or RUNS / Path(args.config).stem
+    args.log_dir = args.log_dir or RUNS / Path(args.config).name.removesuffix(".json")
     return _evaluate(args) if args.evaluate else _train(args)
 
 
@@ -98,11 +98,9 @@ def _train(args: argparse.Namespace) -> int:
     from zoo.engine.process import open_process
     from zoo.report.seeds import seeds_table
     from zoo.tasks import task_of
-    from zoo.training import TrainOptions, train_experiment, train_seeds, with_epochs
+    from zoo.training import TrainOptions, train_experiment, train_seeds
 
-    config = _experiment(args.config, args.data)
-    if args.epochs is not None:
-        config = with_epochs(config, args.epochs)
+    config = _experiment(args.config, args.data, args.epochs)
     options = TrainOptions(
         workers=args.workers,
         on_bad_image=args.on_bad_image,
@@ -123,31 +121,35 @@ def _train(args: argparse.Namespace) -> int:
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
 
 
-def _experiment(name: str, data: Place) -> Experiment:
+def _experiment(name: str, data: Place, epochs: int | None) -> Experiment:
     """Return the experiment of that name, or for the name of an architecture the default one, which is logged.
 
-    Raises ConfigError, with the nearest names, if there is neither.
+    It has the given number of ``epochs``, or its own for None. Raises ConfigError, with the nearest names, if there is
+    neither.
     """
     from zoo.architectures import ARCHITECTURES, is_elsewhere
     from zoo.config import differences, experiment_names, find_experiment, load_experiment
     from zoo.registry import default_experiment
+    from zoo.training import with_epochs
 
-    if find_experiment(name) is not None or Path(name).exists():
-        return load_experiment(name)
-    if name not in ARCHITECTURES and not is_elsewhere(name):
+    is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
+    if not is_file and name not in ARCHITECTURES and not is_elsewhere(name):
         raise ConfigError(
             f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
             f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
             f"{', '.join(nearest(name, ARCHITECTURES))}"
         )
-    config = default_experiment(name, data)
-    settings = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
-    logger.info(
-        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
-        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
-        "defaults of experiment files:%s",
-        name, settings,
-    )  # fmt: skip
+    config = load_experiment(name) if is_file else default_experiment(name, data)
+    if epochs is not None:
+        config = with_epochs(config, epochs)
+    if not is_file:
+        settings = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
+        logger.info(
+            "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the "
+            "log folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ "
+            "from the defaults of experiment files:%s",
+            name, settings,
+        )  # fmt: skip
     return config
 
 

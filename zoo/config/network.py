@@ -18,6 +18,8 @@ _KEYS_ELSEWHERE = ("arch", "bn_mode", "classes", "memory", "options")
 _WEIGHTS_ELSEWHERE = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _OPTIONS_ELSEWHERE = {
     **dict.fromkeys(("num_classes", "classes"), "set network.classes"),
+    "memory": "set network.memory",
+    "name": "set network.arch",
     **dict.fromkeys(("weights", "weights_backbone", "checkpoint_path"), _WEIGHTS_ELSEWHERE),
 }
 

@@ -320,7 +320,7 @@ def _table(data: Path, classes: Mapping[int, int]) -> np.ndarray:
 
 
 def _text(file: Path) -> str:
-    return read_text(file, "the names of the classes", encoding="utf-8-sig")  # Windows's editors mark the beginning
+    return read_text(file, "the names of the classes", encoding="utf-8-sig")  # Windows editors write a BOM
 
 
 SAME_NAMES: Mapping[Split, str] = {"train": "train", "val": "val"}

@@ -22,7 +22,7 @@ from zoo.errors import DataError
 from zoo.torch_internals import end_workers
 
 NUM_CROPS = 10
-WORKER_GRACE_S = 2.0  # what a worker has to end by itself before it is killed
+WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
 

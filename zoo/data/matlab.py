@@ -41,7 +41,7 @@ def read_structs(content: bytes, name: str) -> list[dict[str, Any]]:
             if found == name and isinstance(value, list):
                 return value
         raise ValueError(f"it has no array of structs {name!r}")
-    except Exception as error:  # a damaged file raises nearly anything, StopIteration and RecursionError among it
+    except Exception as error:  # a damaged file may raise nearly any, StopIteration and RecursionError among them
         raise DataError(f"a MATLAB file cannot be read: {printable(error) or type(error).__name__}") from error
 
 

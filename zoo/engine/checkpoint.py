@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
 FORMAT_VERSION = 1
-# What model_best.pth.tar has of a checkpoint beside the weights: what inference needs, and where the weights come from.
+# The keys of a checkpoint that model_best.pth.tar also has: what inference needs, and where the weights come from.
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
 )  # fmt: skip

@@ -214,7 +214,7 @@ def _prolonged_rate(config: Experiment) -> str:
     schedule = config.optimizer.schedule
     if schedule.type in ENDING_TYPES:
         return (
-            f"from here on the learning rate is that of the {schedule.type} schedule over {schedule.epochs} epochs, so "
-            "that it may be higher now than before"
+            f"from here on the learning rate is that of the {schedule.type} schedule over {schedule.epochs} epochs, "
+            "and may be higher than before"
         )
     return f"the learning rate of the {schedule.type} schedule does not depend on the number of epochs"

@@ -99,7 +99,7 @@ def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
     truths: Mapping[str, Collection[int | None]] = {path: [contents[0][path].target] for path in paths}
     if real is not None:
         truths = real_labels_of({path: contents[0][path].target for path in paths}, read_real_labels(real))
-    # Classes are counted from 0. With five or fewer of them the best five are all, and top-5 says nothing.
+    # Classes are numbered from 0. With five classes or fewer, top-5 accuracy is always 100 %.
     num_seen = 1 + max(number for content in contents for line in content.values() for number in line.classes)
     labelled = [path for path in paths if truths[path]]
     if not labelled:

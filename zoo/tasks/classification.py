@@ -19,7 +19,7 @@ from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 from zoo.tasks.significance import standard_error
 
 LABELS = {"top1": "top-1", "top5": "top-5"}
-TOPS = {"top1": 1, "top5": 5}  # the target has to be among so many best classes
+TOPS = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
 
 
 def _shown_labels(num_classes: int | None) -> Mapping[str, str]:

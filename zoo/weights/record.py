@@ -149,7 +149,7 @@ class NetworkRecord:
         return content
 
     def build(self) -> nn.Module:
-        """Return the network, without values (`build_network`), or of another package with that package's initial ones.
+        """Return the network: without values (`build_network`), or initialized by its package if that is another one.
 
         Raises ConfigError for what no network can be built from.
         """
@@ -237,7 +237,7 @@ def experiment_in(content: Mapping[Any, Any], source: str) -> Experiment | None:
 
 
 def has_record(arch: str) -> bool:
-    """Return whether checkpoints of an architecture describe their network; not so of a network of the user's own."""
+    """Return whether checkpoints of an architecture describe their network; those of a user's own network do not."""
     return arch in ARCHITECTURES or is_elsewhere(arch)
 
 

@@ -58,9 +58,8 @@ class StoredWeights:
         if self.record is None:
             return None
         check_record(self.record, {}, source)  # a folded network is not built like others
-        of_other_package = is_elsewhere(
-            self.record.arch
-        )  # whose classifier has any name; all shapes are compared below
+        # The classifier of another package's network may have any name; `check_fits_record` compares all shapes.
+        of_other_package = is_elsewhere(self.record.arch)
         num_in_tensors = self.record.classes if of_other_package else num_outputs(self.state_dict, source)
         if num_in_tensors != self.record.classes:
             raise WeightsError(
