@@ -87,6 +87,11 @@ def test_evaluate_scores_the_given_weights(finished: Run, capsys: pytest.Capture
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_evaluation_takes_no_epochs(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(finished.config), str(finished.data), "--evaluate", "--epochs", "3"]) == 2
+    assert "leave out --epochs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("sources", [[], ["--resume", "auto", "--weights", "file"]])
 def test_evaluate_needs_exactly_one_source_of_weights(
     finished: Run, sources: list[str], capsys: pytest.CaptureFixture[str]

@@ -69,6 +69,29 @@ def test_a_lean_network_is_copied_and_pickled() -> None:
         assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(other, images()), strict=True))
 
 
+def test_a_graph_module_is_copied_pickled_and_recompiled() -> None:
+    for model in (lean(torch.fx.symbolic_trace(network())), lean(network())):
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(copy.deepcopy(model))):
+            if isinstance(other, torch.fx.GraphModule):
+                other.recompile()
+            assert is_lean(other)
+            plain, found = step(network(), images()), step(other, images())  # parameters may be in another order
+            assert all(torch.equal(a, b) for a, b in zip(plain[:2], found[:2], strict=True))
+            assert not is_lean(lean(other, enabled=False))
+
+
+def test_a_lean_network_may_get_a_subclass_of_its_class() -> None:
+    model = lean(network())
+    assert type(copy.deepcopy(model)) is type(model)
+    model.__class__ = type("Other", (type(model),), {})
+    other = copy.deepcopy(model)
+    assert is_lean(other)
+    assert all(torch.equal(a, b) for a, b in zip(step(network(), images()), step(other, images()), strict=True))
+    layer = lean(nn.Sequential(nn.Linear(3, 3)))
+    nn.utils.parametrize.register_parametrization(layer[0], "weight", nn.Tanh())
+    assert is_lean(copy.deepcopy(layer))
+
+
 class Count:
     """Counts the recordings that begin."""
 

@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--overwrite removes the run that --resume and --evaluate need; command line: leave out one of them"
         )
+    if args.epochs and args.evaluate:
+        raise ConfigError("--evaluate scores weights and trains no epochs; command line: leave out --epochs")
     if args.seeds and (args.evaluate or args.resume not in (None, "auto")):
         raise ConfigError(
             "--seeds trains several runs, and --evaluate and --resume PATH are about one; command line: leave out one "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -49,7 +51,7 @@ def lean(
       differentiated again.
     - `enabled`: False undoes it.
 
-    Raises ConfigError for a budget that is none of these, and TypeError for what is no module.
+    Raises ConfigError for a budget that is none of these, and TypeError for anything but a module.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -59,18 +61,15 @@ def lean(
         )
     if not enabled:
         module.__dict__.pop(_SETTINGS, None)
-        if issubclass(type(module), _Lean) and type(module).__bases__[0] is _Lean:
+        if _is_lean_class(type(module)):
             module.__class__ = type(module).__bases__[1]
         return module
-    module.__dict__[_SETTINGS] = _Settings(Budget.parse(budget), exact)
-    if not isinstance(module, _Lean):
-        module.__class__ = _lean_class(type(module))
-    return module
+    return _make_lean(module, _Settings(Budget.parse(budget), exact))
 
 
 def is_lean(module: nn.Module) -> bool:
     """Return whether `lean` was called for this module itself."""
-    return _SETTINGS in module.__dict__
+    return isinstance(module, _Lean) and _SETTINGS in module.__dict__
 
 
 class _Settings(NamedTuple):
@@ -83,8 +82,7 @@ class _Settings(NamedTuple):
 class _Lean:
     """Records the calls of a module: the first base of its class while it is lean.
 
-    A pair of hooks would not do: torch calls no hook after a KeyboardInterrupt, and what is recorded in a notebook
-    would go on being recorded.
+    Forward hooks cannot do this: torch calls none after a KeyboardInterrupt, and the recording would stay active.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,26 +93,62 @@ class _Lean:
         with _recording_of(self):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Return a lean copy, made as the original class copies itself."""
+        if not _is_lean_class(type(self)):  # a subclass of the lean class, as parametrizations make
+            other = memo[id(self)] = type(self).__new__(type(self))
+            other.__dict__ = copy.deepcopy(self.__dict__, memo)
+            return other
+        settings = copy.deepcopy(self.__dict__[_SETTINGS], memo)
+        with _as_original(self):
+            other = copy.deepcopy(self, memo)
+        return _make_lean(other, settings)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return how copies and pickles make a module of the original class, and make it lean."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        function, arguments, *rest = reduced
-        original = type(self).__bases__[1]
-        arguments = tuple(original if each is type(self) else each for each in arguments)
-        return _make_lean, (function, arguments), *rest
+        """Return how pickles make a module of the original class, and make it lean."""
+        with _as_original(self):
+            function, arguments, *rest = self.__reduce_ex__(protocol)
+        return _restore, (function, arguments, self.__dict__[_SETTINGS]), *rest
+
+    def recompile(self) -> Any:
+        """Write the code of a `torch.fx.GraphModule` again, which changes the methods of its class."""
+        with _as_original(self):
+            return self.recompile()
 
 
+def _is_lean_class(cls: type) -> bool:
+    return cls.__bases__[:1] == (_Lean,)
+
+
+@functools.lru_cache(maxsize=256)  # each GraphModule has a class of its own
 def _lean_class(original: type) -> type:
     """Return the subclass of a module's class that records its calls. It has the same name, as users print names."""
     names = {name: original.__dict__.get(name) for name in ("__module__", "__doc__")}
     return type(original.__name__, (_Lean, original), {**names, "__qualname__": original.__qualname__})
 
 
-def _make_lean(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return a new module whose state, with its settings, is still to be set."""
-    module = function(*arguments)
-    module.__class__ = _lean_class(type(module))
+@contextmanager
+def _as_original(module: Any) -> Iterator[None]:
+    """Return a context in which a lean module is of its original class."""
+    cls = type(module)
+    module.__class__ = cls.__bases__[1]
+    try:
+        yield
+    finally:
+        module.__class__ = cls
+
+
+def _make_lean(module: Any, settings: _Settings) -> Any:
+    module.__dict__[_SETTINGS] = settings
+    original: Any = type(module)
+    if not isinstance(module, _Lean):
+        module.__class__ = _lean_class(original)
     return module
+
+
+def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings) -> Any:
+    """Return a new lean module, whose state is still to be set."""
+    return _make_lean(function(*arguments), settings)
 
 
 def _recording_of(module: Any) -> AbstractContextManager[Any]:
