@@ -32,6 +32,8 @@ RUNS = {
 }
 CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "shutil.rmtree"}
 
+SHORT = 200  # examples of the default run
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -56,7 +58,13 @@ def fuzz(check: Callable[[Any], object], examples: int, cases: st.SearchStrategy
             assert text.replace("\n", "").isprintable()
         assert deeds == [], deeds
 
-    health = settings(max_examples=examples, deadline=10_000, database=None, suppress_health_check=list(HealthCheck))
+    health = settings(
+        max_examples=examples,
+        deadline=10_000,
+        database=None,
+        derandomize=examples <= SHORT,  # only `make faults` looks for new cases
+        suppress_health_check=list(HealthCheck),
+    )
     with _bounded_memory():
         health(given(cases)(case_ends_well))()
 
