@@ -260,7 +260,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = 
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning")  # from torch, which prepares jvp
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # from torch, which prepares jvp
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_inside_of_forward(transform: str) -> None:
     def middle(h: Tensor) -> Tensor:
