@@ -139,7 +139,9 @@ class Recording(TorchDispatchMode):
         self._decisions: list[Decision] = []
         self._store = Store()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-        self._fused = None if self._exact else self._fused_norms()
+        self._fused = None
+        if not self._exact:
+            self._fused = FusedNorms(self._note_norm, self._keeps_what_is_saved, always_writes=self._is_hooked)
         self._contexts = ExitStack()
         with ExitStack() as contexts:  # leaves again what was entered before an interruption
             contexts.enter_context(self._hooks)
@@ -200,9 +202,6 @@ class Recording(TorchDispatchMode):
                 self._makers.note(operation, args, out)
         return out
 
-    def _fused_norms(self) -> FusedNorms:
-        return FusedNorms(self._note_norm, self._keeps_what_is_saved, always_writes=self._is_hooked)
-
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Return a context in which autograd keeps tensors without recipes."""
@@ -229,7 +228,7 @@ class Recording(TorchDispatchMode):
             if values[0].call is not None:
                 self._known[id(out)] = weakref.ref(out), out._version, values[0]
             return  # the copy of a kept tensor is made because one of them will be overwritten
-        call = _joined(rule.repeat, values, kwargs, args) or Call(rule.repeat, values, kwargs, rule.is_view)
+        call = _call_of(rule, values, kwargs, args)
         if rule.repeat is CONCATENATE:
             call.parts = args[0]  # often nobody else needs the last one, and the recipe has to start from it
         if isinstance(out, Tensor):
@@ -253,7 +252,7 @@ class Recording(TorchDispatchMode):
         ):
             # The values of before the write, as another argument may share the memory.
             values = tuple([self._value_of(arg) for arg in args])
-            call = _joined(rule.repeat, values, kwargs, args) or Call(rule.repeat, values, kwargs, rule.is_view)
+            call = _call_of(rule, values, kwargs, args)
         self._copy_before_it_is_overwritten(target)
         out = operation(*args, **kwargs)
         self._note_write(target)
@@ -532,6 +531,11 @@ def _are_plain(args: Sequence[Any]) -> bool:
         elif isinstance(arg, (list, tuple)) and not _are_plain(arg):
             return False
     return True
+
+
+def _call_of(rule: Rule, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Call:
+    """Return the call that repeats an operation, together with the batch norm before it where that is possible."""
+    return _joined(rule.repeat, values, kwargs, args) or Call(rule.repeat, tuple(values), kwargs, rule.is_view)
 
 
 def _joined(operation: Operation, values: Sequence[Any], kwargs: Any, args: Sequence[Any]) -> Call | None:
