@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ def measure_pauses(results: Results, setup: Setup, folder: Path, rounds: int) ->
 
     The state is that of `zoo train` with in-place norms, SGD with momentum and a moving average of the weights. A round
     has a step without a checkpoint, a checkpoint that is waited for, and one that is written beside a step. The pause
-    is the time of the check that the weights are finite, of the save, and of the wait in the next step for the copy.
+    is the time of the check that the weights are finite, and of the save.
 
     Args:
     - `folder`: on the disk that checkpoints are written to; they are removed again.
@@ -57,22 +56,19 @@ def measure_pauses(results: Results, setup: Setup, folder: Path, rounds: int) ->
         def save_and_wait() -> None:
             all_finite(state.model)
             writer.save(state)
-            writer.settle()
+            writer.join()
 
         for _ in range(WARMUP + rounds):
             timed("step", lambda: train_step(state, batch))
             timed("waiting", save_and_wait)
             timed("check", lambda: all_finite(state.model))
             timed("save", lambda: writer.save(state))
-            wait = state.before_update
-            state.before_update = partial(timed, "copy", wait)
             timed("step beside", lambda: train_step(state, batch))
-            state.before_update = wait
-            writer.settle()
+            writer.join()
         num_bytes = Path(inside, CHECKPOINT).stat().st_size
 
     times = {name: values[WARMUP:] for name, values in times.items()}
-    times["pause"] = [sum(parts) for parts in zip(times["check"], times["save"], times["copy"], strict=True)]
+    times["pause"] = [sum(parts) for parts in zip(times["check"], times["save"], strict=True)]
     results.settings["bytes of the checkpoint"] = num_bytes
     waits, goes_on, none = "written while training waits", "written beside a step", "none"
     for provider, metric, name in (
@@ -81,7 +77,6 @@ def measure_pauses(results: Results, setup: Setup, folder: Path, rounds: int) ->
         (goes_on, "pause", "pause"),
         (goes_on, "of it: check of the weights", "check"),
         (goes_on, "of it: save", "save"),
-        (goes_on, "of it: wait for the copy", "copy"),
         (goes_on, "step", "step beside"),
     ):
         results.add(setup.case, provider, metric, "ms", [1000 * value for value in times[name]])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 
 from zoo.engine.process import Process
 from zoo.engine.snapshot import Snapshots
-from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state, tensors_of_updates
+from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
 from zoo.limits import is_number
@@ -41,14 +40,12 @@ MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of what is shown of a file f
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
+    """Context that writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
 
-    A context; every rank has to open it and to call the same methods, rank 0 writes. A write that fails raises
-    CheckpointError, on every rank, in the next `save`, `check` or `settle`; the earlier files are then still there.
-    The end of the context waits for the write, also after an error, which a failure of the write does not replace: it
-    is logged. Rank 0 keeps a copy of the state in host memory, see `Snapshots`. On a CPU the thread takes the copy of
-    what only an update changes while the gradients of the next step are computed, and `TrainState.before_update` waits
-    for the copy.
+    Every rank has to open it and call the same methods; rank 0 writes. Training waits while rank 0 copies the state to
+    host memory (`Snapshots`), not while the copy is written. A write that fails raises CheckpointError, on every rank,
+    in the next `save`, `raise_if_failed` or `join`; the earlier files are then intact. The end of the context waits for
+    the write. If it ends with another error, a failed write is logged instead.
     """
 
     def __init__(self, process: Process, folder: Path) -> None:
@@ -66,56 +63,53 @@ class CheckpointWriter:
     ) -> None:
         try:
             if kind is None:
-                self.settle()
+                self.join()
         finally:
             self._thread.shutdown()
             if self._write is not None and (failure := self._write.exception()) is not None:
                 logger.error("%s", failure)
 
     def save(self, state: TrainState, is_best: bool = False) -> None:
-        """Begin to write the state as it is now, when the write before has ended.
+        """Copy the state and start to write the copy, after joining the previous write.
 
-        The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` the weights that
+        The previous checkpoint is renamed to ``checkpoint.previous.pth.tar``. With ``is_best`` the weights that
         validation scored are also written to ``model_best.pth.tar``, see `best_of`. All ranks have rank 0's running
         statistics afterwards.
         """
-        self.settle()
-        settle_buffers(state)
+        self.join()
+        broadcast_buffers(state)
         ranks = state.process.gather(rank_state(state))
-        state.process.on_main(partial(self._begin, state, ranks, is_best))
+        state.process.on_main(partial(self._start, state, ranks, is_best))
 
-    def _begin(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
+    def _start(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
         try:
-            content, complete = self._snapshots.take(_content(state, ranks), tensors_of_updates(state))
-        except (MemoryError, RuntimeError) as error:  # torch reports memory that it does not get as a RuntimeError
+            content = self._snapshots.take(_content(state, ranks))
+        except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as a RuntimeError
             raise CheckpointError(
-                f"the state cannot be copied to host memory ({brief(error)}); {printable(self._folder)}: a checkpoint "
-                "needs memory for a copy of weights, momentum and moving average; free some, then continue with "
-                "--resume auto"
+                f"the state cannot be copied to host memory ({brief(error)}); {printable(self._folder)}: free memory "
+                "for a copy of weights, momentum and moving average, then continue with --resume auto"
             ) from error
-        completed = threading.Event()
-        state.before_update = completed.wait
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
         self._thread.submit(int)
-        self._write = self._thread.submit(_complete_and_write, complete, completed, content, self._folder, is_best)
+        self._write = self._thread.submit(write, content, self._folder, is_best)
 
-    def check(self) -> None:
-        """Raise the failure of a write that has ended, and do not wait for one that goes on."""
+    def raise_if_failed(self) -> None:
+        """Raise the error of a write that has ended; do not wait for one that is still running."""
         if self._process.any_rank(self._write is not None and self._write.done()):
-            self.settle()
+            self.join()
 
-    def settle(self) -> None:
-        """Wait for the write that goes on, if there is one."""
+    def join(self) -> None:
+        """Wait for the running write, if there is one, and raise its error on every rank."""
         self._process.on_main(self._result)
 
-    def wait(self) -> None:
-        """Wait for the write as `settle` does, but raise nothing, and ask no other rank."""
+    def join_quietly(self) -> None:
+        """Wait for this rank's running write; raise nothing and communicate with no other rank."""
         if self._write is not None:
             futures.wait([self._write])
 
     def _result(self) -> None:
-        self.wait()
+        self.join_quietly()
         write, self._write = self._write, None
         if write is not None:
             write.result()
@@ -145,17 +139,6 @@ def _network(state: TrainState) -> dict[str, Any] | None:
     if not has_record(state.config.network.arch):
         return None
     return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
-
-
-def _complete_and_write(
-    complete: Callable[[], None], completed: threading.Event, content: dict[str, Any], folder: Path, is_best: bool
-) -> None:
-    """Complete the copy of a state, tell so, and write it."""
-    try:
-        complete()
-    finally:
-        completed.set()
-    write(content, folder, is_best)
 
 
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
@@ -279,7 +262,7 @@ class CheckpointProgress:
     torch: str | None
 
 
-def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
+def parse_progress(content: Mapping[Any, Any]) -> CheckpointProgress:
     """Return what the content of a weights file tells about the run that wrote it."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None

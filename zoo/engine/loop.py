@@ -18,7 +18,7 @@ from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading, reconstruction_errors
 from zoo.engine.optim import clamp_notice, lr_factor, set_lr
 from zoo.engine.reporting import Log, Pace, metrics_since
-from zoo.engine.state import TrainState, all_finite, settle_buffers
+from zoo.engine.state import TrainState, all_finite, broadcast_buffers
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
@@ -196,7 +196,7 @@ def _report(run: _Run, reported: Reading, lr: float) -> Reading:
 
     It waits for the device."""
     now = _checked_reading(run)
-    run.writer.check()
+    run.writer.raise_if_failed()
     run.log.train_metrics(metrics_since(reported, now, run.state, len(run.batches), lr, run.pace))
     run.log.parameters(run.state.step, run.state.model)
     return now
@@ -229,7 +229,7 @@ def _finish_epoch(run: _Run) -> Result:
 def _validation(run: _Run) -> Result:
     """Return the scores of the network, or of its moving average, with rank 0's running statistics."""
     state, settings = run.state, run.state.config
-    settle_buffers(state)
+    broadcast_buffers(state)
     with run.log.progress("validation", len(run.val_loader)) as advance:
         return validate(
             state.scored_model,
@@ -298,7 +298,7 @@ def _checked_reading(run: _Run) -> Reading:
 
 
 def _not_finite(run: _Run, what: str) -> NonFiniteLossError:
-    run.writer.wait()  # the checkpoint that is being written is the last good one
+    run.writer.join_quietly()  # the checkpoint that is being written is the last good one
     path = run.log_dir / CHECKPOINT
     last_good = f"the last good checkpoint is {printable(path)}"
     place = last_good if path.exists() else f"{printable(run.log_dir)} has no checkpoint yet"
@@ -313,7 +313,7 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
         return
     if not saved:
         _save(run)
-    run.writer.settle()
+    run.writer.join()
     state, path = run.state, run.log_dir / CHECKPOINT
     raise TrainingInterrupted(
         f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "

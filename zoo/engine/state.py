@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +62,6 @@ class TrainState:
     """Number of training images, 0 until it is known. A step is a position in exactly this data."""
     class_names: tuple[str, ...] | None = None
     """Names of the classes in the order of the outputs, made `printable`; None until they are known."""
-    before_update: Callable[[], object] = lambda: None
-    """Called by each step before it changes `tensors_of_updates`, which somebody may still be reading."""
 
     @property
     def config(self) -> Experiment:
@@ -104,21 +101,13 @@ def update_average(state: TrainState) -> None:
     """Move the average, if there is one, by ``1 - ema_decay`` towards the weights; the first step sets it to them.
 
     `torch.optim.swa_utils.AveragedModel` is not used, as it copies its counter to the device at each step and waits.
-    Buffers are not averaged; `settle_buffers` copies them.
+    Buffers are not averaged; `broadcast_buffers` copies them.
     """
     decay = state.config.optimizer.ema_decay
     if state.ema is None or decay is None:
         return
     move = get_ema_multi_avg_fn(decay if state.step > 0 else 0.0)
     move(list(state.ema.parameters()), list(state.model.parameters()), state.step)
-
-
-def tensors_of_updates(state: TrainState) -> list[Tensor]:
-    """Return the tensors of the state that change only where a step updates the weights, and not in forward."""
-    networks = [state.model] if state.ema is None else [state.model, state.ema]
-    parameters = [parameter for network in networks for parameter in network.parameters()]
-    momenta = [value for values in state.optimizer.state.values() for value in values.values()]
-    return [*parameters, *(value for value in momenta if isinstance(value, Tensor))]
 
 
 def all_finite(network: nn.Module) -> bool:
@@ -132,7 +121,7 @@ def all_finite(network: nn.Module) -> bool:
     return all(bool(torch.stack(of_dtype).isfinite().all()) for of_dtype in ends.values())
 
 
-def settle_buffers(state: TrainState) -> None:
+def broadcast_buffers(state: TrainState) -> None:
     """Give all ranks rank 0's buffers (running statistics), and the moving average those of the network.
 
     To be called before the buffers are read or saved: norms that are not synchronised have seen other images on each

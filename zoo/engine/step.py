@@ -49,7 +49,6 @@ def train_step(state: TrainState, batch: StepBatch) -> None:
         nn.utils.clip_grad_norm_(state.model.parameters(), config.clip)
 
     # 3. The weights, and then their moving average.
-    state.before_update()
     state.scaler.step(state.optimizer)
     state.scaler.update()
     update_average(state)

@@ -53,7 +53,7 @@ def distribute(network: nn.Module, process: Process, compress: bool = False) -> 
     """Return ``network`` itself for a single process, else in a wrapper that averages gradients over all ranks.
 
     All ranks get rank 0's weights here. Buffers are not broadcast at each step: in training nothing reads the
-    running statistics, so that rank 0's are the same with and without; `zoo.engine.state.settle_buffers` spreads
+    running statistics, so that rank 0's are the same with and without; `zoo.engine.state.broadcast_buffers` spreads
     them where they are read or saved. With ``compress`` gradients travel in bfloat16.
     """
     if process.world_size == 1:
