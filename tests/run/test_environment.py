@@ -73,7 +73,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "zoo" / "report" / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "zoo" / "run" / "environment.py"))
     environment.checkout_commit.cache_clear()
     yield git
     environment.checkout_commit.cache_clear()
@@ -108,7 +108,7 @@ def test_without_git_there_is_no_commit(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert environment.checkout_commit() is None
     environment.checkout_commit.cache_clear()
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "elsewhere" / "zoo" / "report" / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "elsewhere" / "zoo" / "run" / "environment.py"))
     assert environment.checkout_commit() is None
 
 
