@@ -83,7 +83,7 @@ def test_the_best_file_holds_what_inference_needs_and_no_training_state(
 def test_a_run_is_not_continued_from_its_best_weights(tmp_path: Path) -> None:
     save(_state(1), tmp_path, is_best=True)
     with pytest.raises(
-        CheckpointError, match=r"best weights of a run .*continue the run from \S+/checkpoint\.pth\.tar,"
+        CheckpointError, match=r"best weights of a run .*resume from \S+/checkpoint\.pth\.tar,"
     ):
         read(tmp_path / BEST)
 
@@ -160,7 +160,7 @@ def test_a_run_that_dies_anywhere_in_a_save_leaves_a_good_checkpoint(
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be written .*nowhere: there was none before"):
+    with pytest.raises(CheckpointError, match=r"cannot be written .*nowhere: there is no other"):
         save(_state(), tmp_path / "nowhere")
 
 
@@ -208,7 +208,7 @@ def test_a_file_of_the_original_trainer_can_only_serve_as_weights(tmp_path: Path
     for zipped in (True, False):
         path = tmp_path / f"{zipped}.pth.tar"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(CheckpointError, match=r"holds no training state.*--weights"):
+        with pytest.raises(CheckpointError, match=r"has no training state.*--weights"):
             read(path)
 
 

@@ -78,7 +78,7 @@ def test_frozen_parameters_are_left_out_and_shared_ones_come_once() -> None:
 
 
 def test_a_network_without_anything_to_train_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no parameter wants a gradient"):
+    with pytest.raises(ConfigError, match="no parameter requires a gradient"):
         build_optimizer(_Net().requires_grad_(False), Optimizer())
 
 
@@ -174,7 +174,7 @@ def test_the_clamp_of_the_linear_schedule_is_announced_only_where_it_acts() -> N
     falling = {"type": "linear", "mode": "step", "params": {"alpha": -1.0 / 60, "beta": 1.0}}
     notice = clamp_notice(_schedule(**falling), STEPS, BASE_LR)
     assert notice is not None
-    assert "held at 1e-06" in notice
+    assert "at least 1e-06" in notice
     assert "-0.00333" in notice
     assert clamp_notice(_schedule(**falling), STEPS - 1, BASE_LR) is None
     assert clamp_notice(_schedule(type="cosine"), STEPS, BASE_LR) is None

@@ -1,4 +1,4 @@
-"""Checkpoint files. They are written so that a good one always exists, and read so that a damaged one is noticed."""
+"""Checkpoint files: written atomically in the background, read safely and verified."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
 FORMAT_VERSION = 1
-# The keys of a checkpoint that model_best.pth.tar also has: what inference needs, and where the weights come from.
+# The keys of a checkpoint that model_best.pth.tar has too: what inference needs, and the origin of the weights.
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
 )  # fmt: skip
 ZIP_MAGIC = b"PK"
-MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of what is shown of a file from an unknown source
+MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of values shown from untrusted files
 
 
 class CheckpointWriter:
@@ -116,7 +116,7 @@ class CheckpointWriter:
 
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what a checkpoint holds: tensors and plain Python, readable with weights_only=True."""
+    """Return the content of a checkpoint: tensors and plain Python, readable with weights_only=True."""
     network = _network(state)
     names = {"class_names": list(state.class_names)} if network is None and state.class_names is not None else {}
     return {
@@ -135,30 +135,29 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _network(state: TrainState) -> dict[str, Any] | None:
-    """Return what a reader has to know to build the network; None for a network of the user's own."""
+    """Return the description from which a reader builds the network; None for a network of the user's own."""
     if not has_record(state.config.network.arch):
         return None
     return NetworkRecord.of_config(state.config.network, state.config.input, state.class_names).to_json()
 
 
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
-    """Replace the checkpoint in ``folder`` by one with ``content``; CheckpointError if that is impossible.
+    """Replace the checkpoint in ``folder`` atomically and durably; CheckpointError if that fails.
 
-    At every moment, even at a power failure, the folder has the old file or the new one.
+    At any moment, even at a power failure, the folder has the old file or the new one.
     """
     checkpoint = folder / CHECKPOINT
     try:
         with replacing(checkpoint) as temporary:
             _save(content, temporary)
-            # The best weights are written first. A run that is killed here resumes from the older checkpoint and writes
-            # them again.
+            # The best weights come first: a run killed here resumes from the older checkpoint and writes them again.
             if is_best:
                 with replacing(folder / BEST) as temporary_best:
                     _save(best_of(content), temporary_best)
             if checkpoint.exists():
                 os.replace(checkpoint, folder / PREVIOUS)
         _flush_folder(folder)
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(_write_failure(error, folder)) from error
 
 
@@ -170,10 +169,9 @@ def _save(content: dict[str, Any], path: Path) -> None:
 
 
 def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what inference needs of a checkpoint: the weights that validation scored, and what describes them.
+    """Return the part of a checkpoint that inference needs: the weights that were validated, and their description.
 
-    The weights are the moving average if there is one (``averaged`` is then true). The optimizer and all other training
-    state are left out.
+    The weights are the moving average if there is one (``averaged`` is then true). Training state is left out.
     """
     averaged = content["ema"] is not None
     weights = content["ema" if averaged else "state_dict"]
@@ -187,17 +185,15 @@ def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _write_failure(error: BaseException, folder: Path) -> str:
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     intact = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
-    before = (
-        f"the previous checkpoint, {printable(folder / intact[0])}, is intact" if intact else "there was none before"
-    )
+    before = f"the previous checkpoint, {printable(folder / intact[0])}, is intact" if intact else "there is no other"
     return (
-        f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; "
-        f"make room or mend the folder, then continue with --resume auto"
+        f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; free disk space or "
+        "repair the folder, then continue with --resume auto"
     )
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make the renames in ``folder`` durable, where the system lets a folder be flushed."""
+    """Make the renames in ``folder`` durable, where the system can flush a folder."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -208,51 +204,53 @@ def _flush_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint file, its tensors on the CPU.
+    """Return the content of a checkpoint file, with tensors on the CPU.
 
-    Only tensors and plain Python are read, and a file that would run code is refused. Raises CheckpointError if there
-    is no such file, if it is damaged (every byte is checked), or if it holds no training state.
+    Only tensors and plain Python are loaded, never code. Raises CheckpointError if the file is missing, if it is
+    damaged (all checksums are verified), or if it has no training state.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint; {printable(path)}: give the path of one, or --resume auto")
+        raise CheckpointError(f"no such checkpoint; {printable(path)}: give the path of one, or --resume auto")
     try:
         with open(path, "rb") as file:
             magic = file.read(len(ZIP_MAGIC))
             if not magic:
                 raise ValueError("it is empty")
             content = load_bounded(file) if magic == ZIP_MAGIC else None
-    except Exception as error:  # damaged bytes make the readers of zip and pickle raise nearly anything
+    except Exception as error:  # damaged bytes make zip and pickle raise nearly anything
         raise CheckpointError(
             f"the checkpoint is damaged ({type(error).__name__}: {brief(error)}); {printable(path)}: resume from "
             "another one"
         ) from error
     if isinstance(content, dict) and "averaged" in content and "position" not in content:
         raise CheckpointError(
-            f"this file holds the best weights of a run without its training state; {printable(path)}: continue the "
-            f"run from {printable(path.with_name(CHECKPOINT))}, or start a new training from these weights with "
-            "--weights and another --log-dir"
+            f"this file has the best weights of a run without its training state; {printable(path)}: resume from "
+            f"{printable(path.with_name(CHECKPOINT))}, or start a new run with --weights and another --log-dir"
         )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
-            f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
-            f"original project among them, can start a new training with --weights"
+            f"this file has no training state to resume from; {printable(path)}: start a new run from weights files, "
+            "also those of the original project, with --weights"
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
         name = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
         raise CheckpointError(
             f"checkpoint format {name}, but this version reads {FORMAT_VERSION}; "
-            f"{printable(path)}: continue with the version of zoo that wrote it"
+            f"{printable(path)}: resume with the version of zoo that wrote it"
         )
     return content
 
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far the run of a checkpoint is (``best_score`` in percent); values that the file does not tell are None.
+    """Progress of the run that wrote a checkpoint; values that the file lacks are None.
 
-    ``moving_average``: whether it holds a moving average of the weights, which is what is loaded. ``torch``: the
-    version that wrote it.
+    Args:
+    - `epochs_done`, `steps_done`: position of the run.
+    - `best_score`: best validation score, percent.
+    - `moving_average`: whether the file has a moving average of the weights, which is then loaded.
+    - `torch`: the version that wrote it.
     """
 
     epochs_done: int | None
@@ -263,7 +261,7 @@ class CheckpointProgress:
 
 
 def parse_progress(content: Mapping[Any, Any]) -> CheckpointProgress:
-    """Return what the content of a weights file tells about the run that wrote it."""
+    """Return the progress of the run that wrote a weights file, from its content."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None
     epochs, steps, best_score = (
