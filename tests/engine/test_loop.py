@@ -197,15 +197,6 @@ def test_a_last_batch_that_is_too_small_is_merged_and_logged(tmp_path: Path) -> 
     assert [metrics.num_batches for metrics in log.metrics] == [2] * 6
 
 
-def test_the_clamp_of_a_linear_schedule_is_logged_once(data: Path, tmp_path: Path) -> None:
-    schedule = {"type": "linear", "mode": "step", "epochs": 3, "params": {"alpha": -0.1, "beta": 1.0}}
-    log = MemoryLog()
-    run(make_config(optimizer={"schedule": schedule}), data, tmp_path, log)
-    assert len(log.messages) == 1
-    assert "at least 1e-06" in log.messages[0]
-    assert [metrics.lr for metrics in log.metrics][-4:] == [pytest.approx(1e-6)] * 4
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_images_end_the_run_with_their_name_or_are_left_out_and_counted(
     tmp_path: Path, workers: int

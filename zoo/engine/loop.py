@@ -16,7 +16,7 @@ from zoo.data.loader import Loader
 from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading, reconstruction_errors
-from zoo.engine.optim import clamp_notice, lr_factor, set_lr
+from zoo.engine.optim import lr_factor, set_lr
 from zoo.engine.reporting import Log, Pace, metrics_since
 from zoo.engine.state import TrainState, all_finite, broadcast_buffers
 from zoo.engine.step import StepBatch, gradient_angle, train_step
@@ -72,7 +72,7 @@ def train(
     with StopSignals(state.process.control) as stop, CheckpointWriter(state.process, log_dir) as writer:
         run = _Run(state, train_loader, val_loader, log, log_dir, log_interval, stop, writer)
         _check_data(run)
-        _announce(run)
+        _log_merged_batch(run)
         try:
             while state.epoch < state.config.optimizer.schedule.epochs:
                 _train_epoch(run)
@@ -105,19 +105,13 @@ def _check_data(run: _Run) -> None:
     state.class_names = class_names
 
 
-def _announce(run: _Run) -> None:
-    """Log the consequences of the settings that a user may not expect."""
-    settings = run.state.config.optimizer
-    num_batches = len(run.batches)
+def _log_merged_batch(run: _Run) -> None:
     if run.batches.merged:
-        size = run.batches.global_size(num_batches - 1)
+        size, batch_size = run.batches.global_size(len(run.batches) - 1), run.state.config.optimizer.batch_size
         run.log.message(
-            f"the last batch of each epoch has {size} images: the remainder after batches of {settings.batch_size} is "
-            "too small for a batch of its own"
+            f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too small "
+            "for a batch of its own"
         )
-    notice = clamp_notice(settings.schedule, num_batches, settings.learning_rate)
-    if notice is not None:
-        run.log.message(notice)
 
 
 def _train_epoch(run: _Run) -> None:

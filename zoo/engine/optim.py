@@ -117,17 +117,6 @@ def _power(gamma: float, exponent: int) -> float:
         return math.inf
 
 
-def clamp_notice(schedule: Schedule, steps_per_epoch: int, base_lr: float) -> str | None:
-    """Return a notice if a linear schedule reaches its lower bound MIN_LINEAR_LR, else None."""
-    t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
-    if schedule.type != "linear" or (last := base_lr * _decay(schedule, t_end - 1, 1)) >= MIN_LINEAR_LR:
-        return None
-    return (
-        f"linear schedule: the learning rate is at least {MIN_LINEAR_LR:g}; alpha and beta alone would reach {last:g} "
-        "at the end of training"
-    )
-
-
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Set the learning rate of every parameter group to ``factor`` times its initial rate."""
     for group in optimizer.param_groups:
