@@ -22,8 +22,8 @@ from zoo.config import Experiment, describe_settings, experiments_dir, load_expe
 from zoo.config.describe import SectionText
 from zoo.registry import published
 from zoo.report.tables import results_table
-from zoo.reproduce.ledger import counts_in_words
 from zoo.reproduce.page_figures import MARKERS
+from zoo.reproduce.scoreboard import counts_in_words
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.significance import standard_error
 

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -531,33 +530,12 @@ def test_the_plot_is_a_png() -> None:
     assert pareto_plot.draw(front(), ["peak", "held"]).startswith(b"\x89PNG\r\n")
 
 
-def test_labels_cover_neither_each_other_nor_points() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    figure = Figure(figsize=(7, 5))
-    canvas, axes = FigureCanvasAgg(figure), figure.subplots()
-    points = pareto_plot.points_of(front(), "peak ratio")
-    assert len(points) == len(all_strategies([0.2, 0.5, 1.0]))
-    pareto_plot._draw_points(axes, points)
-    canvas.draw()  # which sets the scales
-    pareto_plot._place_labels(axes, points)
-    canvas.draw()
-    boxes = [Text.get_window_extent(text) for text in axes.texts]
-    marks = axes.transData.transform([(point.time, point.bytes) for point in points])
-    assert not any(box.fully_overlaps(other) for box, other in combinations(boxes, 2))
-    assert not any(box.contains(x, y) for box in boxes for x, y in marks)
-
-
-def test_every_strategy_has_a_style() -> None:
-    families = {strategy.name: pareto_plot.Point(strategy.name, 1, 1).family for strategy in all_strategies([0.5])}
-    assert families["std-BN checkpointed"] == "std-BN"
-    assert families["iABN unwound"] == "iABN"
-    assert families["RevNet, iABN"] == "RevNet"
-    assert families["compiled iABN 0.5"] == "compiled iABN"
-    assert pareto_plot.Point("compiled iABN 0.5", 1, 1).label == "budget 0.5"
+def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
+    lines = {line.label: line for line in pareto_plot.lines_of(front(), "peak ratio")}
+    assert {"std-BN", "iABN unwound", "RevNet, iABN", "compiled iABN, budget 0.2 0.5 1"} <= lines.keys()
+    assert len(lines["compiled iABN, budget 0.2 0.5 1"].x) == 3
+    assert {len(line.x) for label, line in lines.items() if "budget" not in label} == {1}
+    assert "without a time" not in lines
 
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

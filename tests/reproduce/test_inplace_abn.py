@@ -19,12 +19,13 @@ from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
 from zoo.registry import published as published_weights
+from zoo.report.plot_style import Line
 from zoo.reproduce import inplace_abn_batches as batches
 from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
-from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_table import Row
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers

@@ -40,7 +40,7 @@ def verdicts(section: Section) -> dict[str, str]:
 
 
 def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the ledger."""
+    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
         if comparison.published is not None:

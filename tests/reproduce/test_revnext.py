@@ -14,12 +14,13 @@ from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.ops.abn.backend import name_for
+from zoo.report.plot_style import Line
 from zoo.reproduce import revnext_costs as costs
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
@@ -39,7 +40,7 @@ def states(section: Section) -> dict[str, str]:
 
 
 def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the ledger."""
+    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
         if comparison.published is not None:

@@ -14,9 +14,9 @@ import torch
 from zoo.benchmark.results import Case, Results
 from zoo.cli.check_results import fault_of_command
 from zoo.reproduce import stored_results
-from zoo.reproduce.ledger import Ledger
-from zoo.reproduce.ledger_files import write_ledger
 from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.scoreboard import Scoreboard
+from zoo.reproduce.scoreboard_files import write_scoreboard
 from zoo.reproduce.stored_results import Findings, check_results
 
 Git = Callable[..., str]
@@ -133,12 +133,12 @@ def test_a_text_that_is_not_made_of_its_numbers_is_a_fault(git: Git, tmp_path: P
 def test_the_forms_of_the_ledger_are_made_of_its_rows_and_a_measured_row_has_an_origin(
     git: Git, tmp_path: Path
 ) -> None:
-    rows = list(Ledger(PAPERS, {}).rows.values())
+    rows = list(Scoreboard(PAPERS, {}).rows.values())
     environment = content_of(git)["environment"]
-    write_ledger(tmp_path / "results", rows, "zoo reproduce all", environment)
+    write_scoreboard(tmp_path / "results", rows, "zoo reproduce all", environment)
     assert check(tmp_path).faults == []
     rows[0] = rows[0].model_copy(update={"measured": 1.0})
-    write_ledger(tmp_path / "results", rows, "zoo reproduce all", environment)
+    write_scoreboard(tmp_path / "results", rows, "zoo reproduce all", environment)
     (tmp_path / "results" / "reproduction.csv").write_text("")
     faults = check(tmp_path).faults
     assert f"reproduction.json: 1 rows were measured, but have no commit or no date: {rows[0].id}" in faults

@@ -80,7 +80,7 @@ def measure_lean_network(
         results.note(f"{name}: bytes and times not measured ({told(error)})")
 
 
-def summarise_networks(results: Results) -> None:
+def summarize_networks(results: Results) -> None:
     """Add how many of the networks train lean, and with the same bits, and what most and the worst of them take."""
 
     def values(metric: str) -> list[float]:

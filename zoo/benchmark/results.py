@@ -75,7 +75,6 @@ class Results:
 
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
         """Add a record of ``values`` (at least one)."""
-        self._cost.update()
         middle, spread = median_and_spread(values)
         self.records.append(
             Record(

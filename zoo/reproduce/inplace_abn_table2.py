@@ -12,10 +12,9 @@ from zoo.benchmark.largest_batch import TOLERANCE, MemoryPrediction, predict_and
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import experiments_dir, load_experiment
+from zoo.report.plot_style import Line, Panel
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     unpublished,

@@ -1,7 +1,12 @@
-"""The report of a paper: PAPER.md, PAPER.json and the plots."""
+"""The report of a paper: PAPER.md, PAPER.json and the plots.
+
+``python -m zoo.reproduce.paper_report FILE.json`` redraws the plots of an earlier report.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -9,9 +14,9 @@ from typing import Any
 
 from zoo.files import write_bytes, write_json, write_text
 from zoo.report.cost import CostMeter
+from zoo.report.plot_style import Line, Panel, draw_panels
 from zoo.report.tables import markdown_table, number_text
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.plot import draw
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
 # Of the environment, in the Markdown file.
@@ -53,7 +58,7 @@ def write_report(report: Report, sections: Sequence[Section]) -> str:
     write_text(folder / f"{name}.md", text)
     for section in sections:
         if section.panels and report.plots:
-            write_bytes(folder / _plot(name, section.key), draw(section))
+            write_bytes(folder / _plot(name, section.key), draw_panels(section.title, section.panels))
     return text
 
 
@@ -110,3 +115,16 @@ def _published(published: Mapping[str, Any] | None) -> tuple[str, str]:
         if published is None
         else (number_text(published["value"]), f"{published['kind']}, {published['place']}")
     )
+
+
+def redraw(path: Path) -> None:
+    """Redraw the plots of the report ``path``, a JSON file, into files next to it."""
+    for section in json.loads(path.read_text(encoding="utf-8"))["sections"]:
+        if section["panels"]:
+            panels = [Panel(**each | {"lines": [Line(**line) for line in each["lines"]]}) for each in section["panels"]]
+            write_bytes(path.with_name(_plot(path.stem, section["key"])), draw_panels(section["title"], panels))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        redraw(Path(name))

@@ -24,7 +24,8 @@ from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
 from zoo.errors import DataError, printable
 from zoo.registry import CIFAR_INPUT
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, State, Verdict, not_measured, unpublished
+from zoo.report.plot_style import Line, Panel
+from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
 from zoo.reproduce.error_rates import (
     CLOSE,
     UNKNOWN,

@@ -20,10 +20,9 @@ from zoo.layers import init_weights, norm_act
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
+from zoo.report.plot_style import Line, Panel
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,

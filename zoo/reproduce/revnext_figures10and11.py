@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
+from zoo.report.plot_style import Line, Panel
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, Verdict, compare, within
+from zoo.report.plot_style import Line, Panel
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, within
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
 SIDE = 64  # pixels of a side of the inverted feature maps: standard normal

@@ -16,10 +16,9 @@ from zoo.config import experiments_dir, load_experiment
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import forced, name_for
+from zoo.report.plot_style import Line, Panel
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,

@@ -15,10 +15,10 @@ from typing import Any
 from zoo.benchmark.results import markdown
 from zoo.errors import listed, printable
 from zoo.report.environment import DIRTY
-from zoo.reproduce.ledger import Row
-from zoo.reproduce.ledger_files import forms_of
 from zoo.reproduce.paper_report import report_text
 from zoo.reproduce.papers import PAPERS
+from zoo.reproduce.scoreboard import Row
+from zoo.reproduce.scoreboard_files import forms_of
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHOWN_DIGITS = 10

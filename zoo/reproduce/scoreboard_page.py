@@ -1,4 +1,4 @@
-"""The page of the ledger as a Markdown document, and what it has in common with that of HTML."""
+"""The scoreboard as a Markdown page."""
 
 from __future__ import annotations
 
@@ -7,42 +7,41 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from zoo.report.tables import Cell, markdown_table, number_text
-from zoo.reproduce.ledger import STATES, Row, by_item, count_sentence, count_states
+from zoo.reproduce.scoreboard import STATES, Row, by_item, count_sentence, count_states
 
-JSON, CSV, HTML = "reproduction.json", "reproduction.csv", "reproduction.html"
-TITLE = "Every published number, and what is measured here"
+JSON, CSV = "reproduction.json", "reproduction.csv"
+TITLE = "Published and measured numbers"
 MEANINGS = {
-    "reproduced": "the measured number agrees with the published one, within what the verdict says",
-    "off": "it does not, and the verdict says by how much",
-    "underpowered": "too few images or runs were measured to say either",
-    "needs data": "the command in the verdict measures it, where its data is",
-    "needs training": "the command in the verdict trains the network that it is a number of",
-    "not built": "nothing in this package measures it, for the reason in the verdict",
-    "not run": "the command in the verdict measures it, and has not been run for this page",
+    "reproduced": "the measured number agrees with the published one, within the tolerance in the verdict",
+    "off": "the measured number differs by more than the tolerance; the verdict says by how much",
+    "underpowered": "too few images or runs were measured for a verdict",
+    "needs data": "the command in the verdict measures it, given the data set",
+    "needs training": "the command in the verdict trains the network",
+    "not built": "this package does not measure it; the verdict gives the reason",
+    "not run": "the command in the verdict measures it, but has not been run for this page",
 }
 KINDS = {
-    "printed": "it stands in the paper",
-    "derived": "it follows from what stands there",
-    "authors' log": "it is an output that the authors' public code has kept",
-    "read off a figure": "it is only as exact as the eye",
+    "printed": "printed in the paper",
+    "derived": "computed from printed numbers",
+    "authors' log": "output stored in the authors' public code",
+    "read off a figure": "estimated from a plot",
 }
 HEADERS = ("quantity", "published", "kind", "measured", "n", "spread", "verdict", "command", "commit", "date")
-LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # ten digits of it are shown
+LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # shortened to ten digits
 
 
 def markdown_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
-    """Return the page as a Markdown document."""
+    """Return the Markdown page; ``titles`` are those of the papers, ``command`` that of the last run."""
     parts = [
         f"# {TITLE}",
-        f"{count_sentence(rows)} `{command}` wrote this page. The same rows are in [reproduction.html]({HTML}), "
-        "where they can be filtered and each shows its quotation and place, the versions and the digests, and in "
-        f"[reproduction.csv]({CSV}) and [reproduction.json]({JSON}).",
+        f"{count_sentence(rows)} Written by `{command}`. The same rows, with quotations, places, versions and digests, "
+        f"are in [{CSV}]({CSV}) and [{JSON}]({JSON}).",
         _counts_table(rows),
         "\n".join(f"- **{state}**: {meaning}" for state, meaning in MEANINGS.items()),
-        "The kinds of published numbers:",
+        "Kinds of published numbers:",
         "\n".join(f"- **{kind}**: {meaning}" for kind, meaning in KINDS.items()),
-        "n counts runs or repetitions. The spread is the standard error of an accuracy, or the interquartile range of "
-        "times.",
+        "n is the number of runs or repetitions. The spread is the standard error of an accuracy, or the interquartile "
+        "range of times.",
         "## Measured with",
         "\n".join(f"- {line}" for line in measured_with(rows)),
     ]
@@ -57,13 +56,13 @@ def markdown_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) 
 
 
 def measured_with(rows: Sequence[Row]) -> list[str]:
-    """Return how many rows are of which commit, machine and versions, a text for each."""
+    """Return a line per commit, machine and versions, with the number of its rows."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.environment:
             groups.setdefault((row.commit, environment_text(row)), []).append(row)
     commits = list(dict.fromkeys(commit for commit, _ in groups))
-    lines = [f"The rows are of {len(commits)} commits, and each names its own."] if len(commits) > 1 else []
+    lines = [f"The rows were measured on {len(commits)} commits; each row names its own."] if len(commits) > 1 else []
     for (commit, environment), group in groups.items():
         dates = sorted({row.date for row in group if row.date})
         when = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "at an unknown time"
@@ -71,11 +70,11 @@ def measured_with(rows: Sequence[Row]) -> list[str]:
         commit = f"commit `{commit}`" if commit else "an unknown commit"
         lines.append(f"{len(group)} rows of {commit}, {when}, {measured} of them measured: {environment}")
     without = sum(not row.environment for row in rows)
-    return lines + [f"{without} rows that no command was run for, or whose training runs do not say"] * bool(without)
+    return lines + [f"{without} rows without a run, or from training runs that recorded no environment"] * bool(without)
 
 
 def environment_text(row: Row) -> str:
-    """Return the versions and the machine of a row in one line."""
+    """Return the versions and the machine of a row as one line."""
     return ", ".join(f"{key} {value}" for key, value in row.environment.items() if value not in (None, ""))
 
 
@@ -89,12 +88,12 @@ def _counts_table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row, command: int) -> list[Cell]:
-    """Return the cells of a row; ``command`` is the number of its command in the list above the table."""
+    """Return the cells of a row; ``command`` is the index of its command in the list above the table, from 1."""
     measured, commit = with_unit(row.measured, row.measured_unit), LONG_COMMIT.sub(r"\1", row.commit)
     cells = [with_unit(row.published, row.unit), row.kind, measured, number_text(row.n), number_text(row.spread)]
     return [row.quantity, *cells, row.verdict, f"[{command}]", commit, row.date]
 
 
 def with_unit(value: Cell, unit: str) -> str:
-    """Return a number with its unit, "" for None."""
+    """Return a number with its unit, or "" for None."""
     return "" if value is None else f"{number_text(value)} {unit}".strip()
