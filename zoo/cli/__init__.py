@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 from zoo.cli import (
     benchmark,
-    check_results,
     compare,
     convert,
     data,
@@ -39,7 +38,7 @@ from zoo.report.console import set_up_console
 
 COMMANDS = (
     list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,
-    benchmark, check_results, quickstart, doctor,
+    benchmark, quickstart, doctor,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The pages say what the package does: figures are those of the files, code runs, and all that is named exists."""
+"""The documentation is up to date: its tables are regenerated, its examples run, and whatever it names exists."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import argparse
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
-from tests import readme
+from tests.pages import tables
 from tests.test_architecture import ROWS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
 from zoo.weights.published import published
 
-ROOT = Path(__file__).parents[1]
-TEXTS = {name: path.read_text() for name, path in readme.PAGES.items()}
-FIGURES = [(page, name) for page, text in TEXTS.items() for name in readme.sections_of(text)]
+ROOT = tables.ROOT
+TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
 ROOMS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
 
 
@@ -31,30 +29,22 @@ def test_all_pages_are_known() -> None:
     assert {"README.md", "docs/architecture.md", "experiments/README.md", "tests/README.md"} <= TEXTS.keys()
 
 
-@pytest.mark.parametrize(("page", "name"), FIGURES)
-def test_figures_are_those_of_the_files_they_come_from(page: str, name: str) -> None:
-    """After a new measurement or golden file: python -m tests.readme"""
-    assert readme.sections_of(TEXTS[page])[name] == readme.SECTIONS[name]()
-
-
 @pytest.mark.parametrize("page", TEXTS)
-def test_rewriting_changes_nothing_but_figures(page: str) -> None:
-    text = TEXTS[page]
-    assert readme.rewrite(text) == text
-    emptied = re.sub(r"(<!-- (\w+) -->\n?).*?\n?(<!-- /\2 -->)", r"\1\3", text, flags=re.DOTALL)
-    assert readme.rewrite(emptied) == text
+def test_generated_tables_are_up_to_date(page: str) -> None:
+    """After a new measurement or golden file: python -m tests.pages"""
+    assert tables.rewrite(TEXTS[page]) == TEXTS[page]
 
 
-def test_every_figure_is_on_one_page_and_none_begins_a_line_of_a_sentence() -> None:
-    markers = [(slash, name) for _, text in TEXTS.items() for slash, name in re.findall(r"<!-- (/?)(\w+) -->", text)]
-    assert sorted(name for slash, name in markers if not slash) == sorted(readme.SECTIONS)
-    assert sorted(name for slash, name in markers if slash) == sorted(readme.SECTIONS)
-    assert [found for _, found in each(r"^(<!-- .*-->.+)$")] == []
+def test_every_generated_table_is_on_one_page() -> None:
+    markers = [name for text in TEXTS.values() for name in re.findall(r"<!-- /?(\w+) -->", text)]
+    found = [name for text in TEXTS.values() for name in tables.sections_of(text)]
+    assert sorted(found) == sorted(tables.SECTIONS)
+    assert len(markers) == 2 * len(found)
 
 
 def test_the_quickstart_of_segmentation_expects_the_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_scenes.json").expected
-    runs = readme.result("quickstart_segmentation")["runs"]
+    runs = tables.result("quickstart_segmentation")["runs"]
     assert expected is not None
     assert expected.scores["whole"].miou == round(sum(run["results"][0]["miou"] for run in runs) / len(runs), 1)
     assert [run["seed"] for run in runs] == [1, 2, 3]
@@ -64,9 +54,9 @@ def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json").expected
     assert expected is not None
     scores = {crop: score.model_dump(exclude_none=True) for crop, score in expected.scores.items()}
-    assert scores == readme.quickstart_means()
+    assert scores == tables.quickstart_means()
     assert expected.source == "mean of seeds 1 to 3"
-    assert [run["seed"] for run in readme.result("quickstart")["runs"]] == [1, 2, 3]
+    assert [run["seed"] for run in tables.result("quickstart")["runs"]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("page", "example"), each(r"```python\n([^`]*)```"))
@@ -122,7 +112,7 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
-        target = readme.PAGES[page].parent / path if path else readme.PAGES[page]
+        target = tables.PAGES[page].parent / path if path else tables.PAGES[page]
         assert target.exists(), link
         assert not anchor or anchor in anchors_of(target.read_text()), link
 
