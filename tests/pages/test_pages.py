@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.pages import tables
-from tests.test_architecture import ROWS
+from tests.test_architecture import ROOMS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
 from zoo.weights.published import published
@@ -20,7 +20,7 @@ from zoo.weights.published import published
 ROOT = tables.ROOT
 TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
 CHANGES = "docs/changes.md"  # also names what no longer exists
-ROOMS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
+FOLDERS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
 
 
 def each(pattern: str) -> list[tuple[str, str]]:
@@ -129,7 +129,7 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 
 def test_paths_and_names_in_them_exist() -> None:
     """Between backticks: a path, perhaps with stars, and perhaps what is in the file: `zoo/registry.py: get`."""
-    paths = [found for _, found in each(rf"`((?:{'|'.join(ROOMS)})/[^`\n]*)`")]
+    paths = [found for _, found in each(rf"`((?:{'|'.join(FOLDERS)})/[^`\n]*)`")]
     assert len(paths) > 20
     for found in paths:
         path, _, name = found.partition(": ")
@@ -151,10 +151,10 @@ def test_walks_count_their_files() -> None:
 
 def test_every_room_is_drawn_and_described_in_the_order_of_imports() -> None:
     drawn = re.findall(r"<text[^>]*>(\w+)</text>", (ROOT / "docs" / "rooms.svg").read_text())
-    assert [word for word in drawn if word in ROWS] == ROWS
+    assert [word for word in drawn if word in ROOMS] == ROOMS
     first_columns = re.findall(r"^\| `zoo/[^|]*", TEXTS["docs/architecture.md"], re.MULTILINE)
     described = re.findall(r"`zoo/(\w+)[./]", "".join(first_columns))
-    assert described == ROWS
+    assert described == ROOMS
 
 
 def test_checksums_name_the_published_files() -> None:

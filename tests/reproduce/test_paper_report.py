@@ -9,12 +9,12 @@ import pytest
 
 from tests.reproduce.scoreboards import ENVIRONMENT, number
 from zoo.engine.process import CPU
-from zoo.report.cost import CostMeter
-from zoo.report.plot_style import Line, Panel, draw_panels
 from zoo.reproduce.comparison import Section, Verdict, compare, not_measured
 from zoo.reproduce.paper_report import SHOWN, Report, redraw, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
+from zoo.run.cost import CostMeter
+from zoo.run.plot_style import Line, Panel, draw_panels
 
 
 def test_all_experiments_of_the_tables_exist() -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from tests.reproduce.runs import make_run, run_of
-from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.ops.abn.backend import name_for
-from zoo.report.plot_style import Line
+from zoo.remat.memory_use import Memory
 from zoo.reproduce import revnext_costs as costs
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
@@ -25,6 +24,7 @@ from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import load_changed, read_runs
+from zoo.run.plot_style import Line
 
 NUMBERS = published_numbers("revnext")
 # Test accuracies in the authors' notebooks 4, cell 6, and 5, cell 6: first all stored runs, then all others.

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from zoo.benchmark.memory_use import clear_gradients, measure_memory
 from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
+from zoo.remat.memory_use import clear_gradients, measure_memory
 
 MODES = ("eager", "compiled")
 PROFILED_STEPS = 2

@@ -13,7 +13,7 @@ from typing import Any
 
 from zoo.benchmark.strategies import BASELINE
 from zoo.files import write_bytes
-from zoo.report.plot_style import Line, Panel, draw_panels
+from zoo.run.plot_style import Line, Panel, draw_panels
 
 
 def write_plots(stem: Path, content: dict[str, Any]) -> None:

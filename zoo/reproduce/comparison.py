@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from zoo.report.plot_style import Panel
 from zoo.reproduce.published_numbers import PublishedNumber
+from zoo.run.plot_style import Panel
 
 Value = float | str | None
 State = Literal[

@@ -12,7 +12,6 @@ from zoo.benchmark.largest_batch import TOLERANCE, MemoryPrediction, predict_and
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import experiments_dir, load_experiment
-from zoo.report.plot_style import Line, Panel
 from zoo.reproduce.comparison import (
     Comparison,
     Section,
@@ -21,6 +20,7 @@ from zoo.reproduce.comparison import (
     within,
 )
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.run.plot_style import Line, Panel
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from zoo.files import write_bytes, write_json, write_text
-from zoo.report.cost import CostMeter
-from zoo.report.plot_style import Line, Panel, draw_panels
-from zoo.report.tables import markdown_table, number_text
 from zoo.reproduce.comparison import Comparison, Section
+from zoo.run.cost import CostMeter
+from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.tables import markdown_table, number_text
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
 # Of the environment, in the Markdown file.

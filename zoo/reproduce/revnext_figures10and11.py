@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
-from zoo.report.plot_style import Line, Panel
 from zoo.reproduce.comparison import (
     Comparison,
     Section,
@@ -24,6 +23,7 @@ from zoo.reproduce.comparison import (
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
+from zoo.run.plot_style import Line, Panel
 
 BATCH, SIZE = 8, 32
 AUTHORS_BATCH = 256

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from zoo.report.tables import Cell, markdown_table, number_text
 from zoo.reproduce.scoreboard import STATES, Row, by_item, count_sentence, count_states
+from zoo.tables import Cell, markdown_table, number_text
 
 JSON, CSV = "reproduction.json", "reproduction.csv"
 TITLE = "Published and measured numbers"
