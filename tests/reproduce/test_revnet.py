@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.benchmark.largest_batch import TrainingBytes
+from zoo.benchmark.max_batch import TrainingBytes
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine.meters import gradients
 from zoo.errors import DataError

@@ -16,7 +16,7 @@ from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published_numbers
 from zoo.reproduce.scoreboard import UNNAMED, Row
 from zoo.reproduce.scoreboard_files import csv_text, read_rows, write_scoreboard
-from zoo.reproduce.scoreboard_page import markdown_page
+from zoo.reproduce.scoreboard_page import scoreboard_page
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TITLES = {"inplace_abn": "The first paper", "revnet": "The second paper"}
@@ -70,7 +70,7 @@ def test_the_csv_file_has_a_line_for_each_row_and_a_column_for_all_that_is_known
 
 
 def test_the_markdown_page_counts_the_states_and_shows_each_row_below_its_item(rows: list[Row]) -> None:
-    page = markdown_page(rows, TITLES, COMMAND)
+    page = scoreboard_page(rows, TITLES, COMMAND)
     assert "Of 4 published numbers: 1 reproduced, 1 off, 1 needs training, 1 not run." in page
     assert re.findall(r"^## (.+)|^### (.+)", page, re.MULTILINE)[1:] == [
         ("The first paper", ""), ("", "Table 3"), ("The second paper", ""), ("", "Table 3"), ("", "Figure 2"),
@@ -83,7 +83,7 @@ def test_the_markdown_page_counts_the_states_and_shows_each_row_below_its_item(r
 
 
 def test_the_page_says_on_top_of_which_commits_and_versions_its_rows_are(rows: list[Row]) -> None:
-    page = markdown_page(rows, TITLES, COMMAND)
+    page = scoreboard_page(rows, TITLES, COMMAND)
     assert "The rows were measured on 2 commits; each row names its own." in page
     assert f"2 rows of commit `{'a' * 40}`, 2026-03-04, 1 of them measured: torch 2.15.0" in page
     assert f"1 rows of commit `{'b' * 40}-dirty`, at an unknown time, 1 of them measured: torch 2.14.0" in page

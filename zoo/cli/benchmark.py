@@ -285,7 +285,7 @@ def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
 
 
 def _measure_max_batch(args: argparse.Namespace, results: Results) -> None:
-    from zoo.benchmark.largest_batch import check_predictions, parse_bytes, report_fits
+    from zoo.benchmark.max_batch import check_predictions, parse_bytes, report_fits
     from zoo.benchmark.strategies import EAGER, choose_strategies
 
     if args.memory is None and args.check is None:
@@ -304,8 +304,8 @@ def _measure_max_batch(args: argparse.Namespace, results: Results) -> None:
 
 
 def _measure_lean(args: argparse.Namespace, results: Results) -> None:
-    from zoo.benchmark.largest_batch import parse_bytes
     from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarize_networks
+    from zoo.benchmark.max_batch import parse_bytes
     from zoo.benchmark.network_setup import Setup
     from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
     from zoo.remat.budget import Budget

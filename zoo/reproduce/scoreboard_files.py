@@ -17,7 +17,7 @@ from zoo.errors import ConfigError, printable
 from zoo.files import write_json, write_text
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import Row, count_states
-from zoo.reproduce.scoreboard_page import CSV, JSON, markdown_page
+from zoo.reproduce.scoreboard_page import CSV, JSON, scoreboard_page
 
 PAGE = "REPRODUCTION.md"
 FIELDS = [name for name in Row.model_fields if name not in ("environment", "section")]  # columns of the CSV file
@@ -57,7 +57,7 @@ def write_forms(folder: Path, rows: Sequence[Row], command: str) -> None:
 def forms_of(rows: Sequence[Row], command: str) -> dict[str, str]:
     """Return the contents of the CSV and the Markdown file by file name."""
     titles = {name: paper.title for name, paper in PAPERS.items()}
-    return {CSV: csv_text(rows), PAGE: markdown_page(rows, titles, command)}
+    return {CSV: csv_text(rows), PAGE: scoreboard_page(rows, titles, command)}
 
 
 def csv_text(rows: Sequence[Row]) -> str:

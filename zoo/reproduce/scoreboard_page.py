@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from zoo.reproduce.scoreboard import STATES, Row, by_item, count_sentence, count_states
-from zoo.tables import Cell, markdown_table, number_text
+from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
 JSON, CSV = "reproduction.json", "reproduction.csv"
 TITLE = "Published and measured numbers"
@@ -30,20 +30,20 @@ HEADERS = ("quantity", "published", "kind", "measured", "n", "spread", "verdict"
 LONG_COMMIT = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")  # shortened to ten digits
 
 
-def markdown_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
+def scoreboard_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) -> str:
     """Return the Markdown page; ``titles`` are those of the papers, ``command`` that of the last run."""
     parts = [
         f"# {TITLE}",
         f"{count_sentence(rows)} Written by `{command}`. The same rows, with quotations, places, versions and digests, "
         f"are in [{CSV}]({CSV}) and [{JSON}]({JSON}).",
         _counts_table(rows),
-        "\n".join(f"- **{state}**: {meaning}" for state, meaning in MEANINGS.items()),
+        markdown_list(f"**{state}**: {meaning}" for state, meaning in MEANINGS.items()),
         "Kinds of published numbers:",
-        "\n".join(f"- **{kind}**: {meaning}" for kind, meaning in KINDS.items()),
+        markdown_list(f"**{kind}**: {meaning}" for kind, meaning in KINDS.items()),
         "n is the number of runs or repetitions. The spread is the standard error of an accuracy, or the interquartile "
         "range of times.",
         "## Measured with",
-        "\n".join(f"- {line}" for line in measured_with(rows)),
+        markdown_list(measured_with(rows)),
     ]
     for paper, of_paper in groupby(rows, key=lambda row: row.paper):
         parts.append(f"## {titles[paper]}")
@@ -52,7 +52,7 @@ def markdown_page(rows: Sequence[Row], titles: Mapping[str, str], command: str) 
             commands = list(dict.fromkeys(row.command for row in of_item))
             parts.append("\n".join(f"{number}. `{command}`" for number, command in enumerate(commands, 1)))
             parts.append(markdown_table(HEADERS, [_cells(row, commands.index(row.command) + 1) for row in of_item]))
-    return "\n\n".join(parts) + "\n"
+    return markdown_page(parts)
 
 
 def measured_with(rows: Sequence[Row]) -> list[str]:
@@ -60,7 +60,7 @@ def measured_with(rows: Sequence[Row]) -> list[str]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.environment:
-            groups.setdefault((row.commit, environment_text(row)), []).append(row)
+            groups.setdefault((row.commit, key_value_text(row.environment)), []).append(row)
     commits = list(dict.fromkeys(commit for commit, _ in groups))
     lines = [f"The rows were measured on {len(commits)} commits; each row names its own."] if len(commits) > 1 else []
     for (commit, environment), group in groups.items():
@@ -71,11 +71,6 @@ def measured_with(rows: Sequence[Row]) -> list[str]:
         lines.append(f"{len(group)} rows of {commit}, {when}, {measured} of them measured: {environment}")
     without = sum(not row.environment for row in rows)
     return lines + [f"{without} rows without a run, or from training runs that recorded no environment"] * bool(without)
-
-
-def environment_text(row: Row) -> str:
-    """Return the versions and the machine of a row as one line."""
-    return ", ".join(f"{key} {value}" for key, value in row.environment.items() if value not in (None, ""))
 
 
 def _counts_table(rows: Sequence[Row]) -> str:
