@@ -10,8 +10,8 @@ from pathlib import Path
 
 from zoo.config import Experiment, leaves, load_experiment
 from zoo.data.places import Place
-from zoo.engine.agreement import differing_keys
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
+from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, listed, printable
 from zoo.files import LockedElsewhereError, locked, remove_leftovers, write_json
