@@ -30,7 +30,7 @@ from zoo.data.reading import Unreadable, open_regular
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_places
 from zoo.errors import ConfigError, DataError, ZooError, brief, printable
 from zoo.files import LockedElsewhereError, cache_dir, is_offline, locked, open_own
-from zoo.weights.download import TRIES, Download, DownloadError, Transient, innermost
+from zoo.data._download_for_remote import TRIES, Download, DownloadError, Transient, innermost
 
 logger = logging.getLogger(__name__)
 
