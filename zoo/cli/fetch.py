@@ -20,9 +20,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="published weights, or 'all' (default: list them)",
     )
     parser.set_defaults(run=run_fetch)
-    parser = commands.add_parser(
-        "verify", help="compare the md5 of the weights in the cache with the published one"
-    )
+    parser = commands.add_parser("verify", help="compare the md5 of the weights in the cache with the published one")
     parser.add_argument("names", metavar="NAME", nargs="*", help="published weights (default: all files in the cache)")
     parser.set_defaults(run=run_verify)
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 import requests
@@ -28,7 +29,7 @@ from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 
 from zoo.errors import WeightsError, brief, hide_password
-from zoo.files import open_own
+from zoo.files import _lock_files, fcntl
 
 logger = logging.getLogger("zoo")
 
@@ -486,3 +487,60 @@ def _watched(pool: Any, watchdog: Watchdog) -> Any:
             watchdog.add(self.sock)
 
     return type(pool.__name__, (pool,), {"ConnectionCls": Connection, "watchdog": watchdog})
+
+
+class LockedElsewhereError(Exception):
+    """Another process holds the lock; the text says which, as far as it is known."""
+
+
+def open_own(path: Path, mode: str, buffering: int = -1) -> IO[bytes]:
+    """Open a file for writing, in a binary mode, unless it is a symbolic link or a pipe; raises OSError for those.
+
+    In a folder that others can write to, a link could lead to any file of this user, and a pipe would block.
+    """
+    return open(path, mode, buffering, opener=_open_no_link)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through: remove it", path) from None
+        raise
+
+
+@contextmanager
+def locked(path: Path, waiting_for: str | None = None) -> Iterator[bool]:
+    """Hold the lock file ``path``, made where it is missing, and yield True; the system frees it if the process dies.
+
+    While another process holds it: wait and say so in the log if ``waiting_for`` names what is waited for, wait without
+    a word if it is empty, and raise LockedElsewhereError if it is None. Yields False where neither the system nor the
+    file system has locks. The lock file is left behind: if it were removed, a third process could lock a new file while
+    a second waits for the old one.
+    Raises OSError if it cannot be made, or is a symbolic link.
+    """
+    with open_own(path, "a+b") as file:
+        _lock_files.add(file)
+        is_alone = fcntl is not None and _acquire(file, waiting_for)
+        if is_alone:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.flush()
+        yield is_alone
+
+
+def _acquire(file: IO[bytes], waiting_for: str | None) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waiting_for is None:
+            file.seek(0)
+            holder = file.read().decode(errors="backslashreplace").strip()
+            raise LockedElsewhereError(holder or "another process") from None
+        if waiting_for:
+            logger.info("%s: another process is fetching it; waiting", waiting_for)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:  # some network file systems
+        return False
+    return True

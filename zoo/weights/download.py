@@ -106,11 +106,13 @@ def _open(session: requests.Session, url: str, offset: int) -> requests.Response
     address = url
     for may_confirm in (True, False):
         response = session.get(address, headers=headers, stream=True, timeout=TIMEOUT_S)
-        status = f"the server answered {response.status_code} {brief(response.reason or '')}".strip()
-        if response.status_code in (408, 429) or response.status_code >= 500:
-            raise _RetryableError(status)
-        if response.status_code not in (200, 206) and not (response.status_code == 416 and offset):
-            raise _error(status, url)
+        status = response.status_code
+        if status not in (200, 206) and not (status == 416 and offset):
+            response.close()
+            answer = f"the server answered {status} {brief(response.reason or '')}".strip()
+            if status in (408, 429) or status >= 500:
+                raise _RetryableError(answer)
+            raise _error(answer, url)
         if not response.headers.get("Content-Type", "").lower().startswith("text/html"):
             return response
         with response:

@@ -148,9 +148,10 @@ def load_bounded(file: IO[bytes]) -> Any:
     if file.read(4) == ZIP_MAGIC:
         with zipfile.ZipFile(file) as archive:
             _check_archive(archive)
-            for name in archive.namelist():
-                if name.lower().endswith("/data.pkl"):  # torch's reader ignores case
-                    with archive.open(name) as pickled:
+            for entry in archive.infolist():
+                if entry.filename.lower().endswith("/data.pkl"):  # torch's reader ignores case
+                    entry.CRC = None  # type: ignore[assignment]  # verified above, if the file has checksums
+                    with archive.open(entry) as pickled:
                         _check_pickle(pickled)
     else:
         file.seek(0)
