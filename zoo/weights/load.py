@@ -164,7 +164,7 @@ def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
     return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
 
 
-def backbone_in(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def extract_backbone(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the backbone of one of torchvision's segmentation networks, under a ResNet's keys; None for other keys."""
     prefix = "backbone."
     backbone = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
@@ -309,7 +309,7 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
 
 def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], source: str) -> str:
     """Return what to do with a file that does not fit."""
-    if (backbone := backbone_in(of_file)) is not None:
+    if (backbone := extract_backbone(of_file)) is not None:
         return (
             f"these are torchvision's names, of a segmentation network on its {torchvision_arch(backbone)}, whose head "
             "is another: convert its backbone with `zoo convert from-torchvision "
