@@ -82,6 +82,18 @@ def printable(text: object) -> str:
     return "".join(escaped)
 
 
+def fault(what: object, where: object = "", remedy: object = "") -> str:
+    """Return the message of an error, "what; where: remedy", as one `printable` line.
+
+    Args:
+    - `what`: what is wrong, with the values.
+    - `where`: the file, key or layer that it was found in. Left out if empty.
+    - `remedy`: what the user can do about it. Left out if empty.
+    """
+    place = ": ".join(filter(None, [str(where), str(remedy)]))
+    return printable(f"{what}; {place}" if place else what)
+
+
 def hide_password(url: str) -> str:
     """Return ``url`` without the name and password that it may contain."""
     return re.sub(r"(?<=://)[^/?#]*@", "", url)

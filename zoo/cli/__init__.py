@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from typing import Any, NoReturn
 
 from zoo.cli import (
     benchmark,
-    check_results,
     compare,
     convert,
     data,
@@ -39,7 +39,7 @@ from zoo.run.console import set_up_console
 
 COMMANDS = (
     list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,
-    benchmark, check_results, quickstart, doctor,
+    benchmark, quickstart, doctor,
 )  # fmt: skip
 
 
@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     set_up_console(rank=_rank())
     parser = build_parser()
-    args = parser.parse_args(_known_command(parser, sys.argv[1:] if argv is None else argv))
+    words = _known_command(parser, sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(words)
+    args.command_line = shlex.join(["zoo", *words])  # recorded in result files
     if args.command is None:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USER_ERROR)

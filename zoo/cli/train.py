@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +116,7 @@ def _train(args: argparse.Namespace) -> int:
         if not args.seeds:
             train_experiment(config, args.data, args.log_dir, process, options)
             return 0
-        runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, _command(args))
+        runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, args.command_line)
         if process.is_main:
             print(seeds_table(task_of(config).shown_labels, runs))
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
@@ -153,13 +152,6 @@ def _experiment(name: str, data: Place, epochs: int | None) -> Experiment:
             name, settings,
         )  # fmt: skip
     return config
-
-
-def _command(args: argparse.Namespace) -> str:
-    words = ["zoo", "train", args.config, str(args.data), "--log-dir", str(args.log_dir)]
-    words += ["--weights", args.weights] if args.weights else []
-    words += ["--epochs", str(args.epochs)] if args.epochs else []
-    return shlex.join([*words, "--seeds", *map(str, args.seeds)])
 
 
 def _evaluate(args: argparse.Namespace) -> int:
