@@ -55,6 +55,6 @@ def test_a_folder_without_jpeg_files_cannot_be_compared(
         make_folder(tmp_path / split, {"a": 4})
     assert main(["benchmark", "input", config, str(tmp_path), "--out", str(tmp_path / "out"), *OPTIONS]) == 2
     assert (
-        f"none of 3 images is a JPEG file of 8 bits, gray or in colours; {tmp_path / 'train'}"
+        f"none of 3 images is an 8-bit gray or RGB JPEG file; {tmp_path / 'train'}"
         in capsys.readouterr().err
     )
