@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import metadata
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -126,9 +127,10 @@ class _PrintVersion(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from zoo.engine.program import version_of
-
-        print(f"zoo {version_of('zoo') or 'of a checkout that is not installed'}")
+        try:
+            print(f"zoo {metadata.version('zoo')}")
+        except metadata.PackageNotFoundError:
+            print("zoo of a checkout that is not installed")
         parser.exit()
 
 
