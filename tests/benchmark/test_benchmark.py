@@ -84,7 +84,7 @@ def test_the_table_has_a_row_per_case_and_provider_and_a_column_per_metric() -> 
     assert table[0] == ["subject", "shape", "dtype", "layout", "provider", "held, MB", "ratio"]
     assert table[2:] == [
         ["net", "2x3", "float32", "contiguous", "std", "12.5", ""],
-        ["net", "2x3", "float32", "contiguous", "ours", "6.250", "0.500 (0.200)"],
+        ["net", "2x3", "float32", "contiguous", "ours", "6.25", "0.5 (0.2)"],
     ]
 
 
