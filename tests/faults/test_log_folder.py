@@ -237,7 +237,7 @@ def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert _train(finished, tmp_path / "log", "--resume", str(loop)) == 2
-    assert f"there is no checkpoint; {loop}" in capsys.readouterr().err
+    assert f"no such checkpoint; {loop}" in capsys.readouterr().err
 
 
 def test_the_last_lines_name_no_file_that_does_not_exist(

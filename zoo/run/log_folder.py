@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 
 from zoo.config import Experiment, leaves, load_experiment
 from zoo.data.places import Place
-from zoo.engine.agreement import differing_keys
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
+from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, fault, listed, printable
 from zoo.files import remove_leftovers, write_json
