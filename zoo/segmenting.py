@@ -36,12 +36,9 @@ from zoo.report.console import Progress
 from zoo.report.label_images import (
     Palette,
     check_kind,
-    id_image,
-    palette_image,
     write_ids,
     write_overlay,
     write_palette,
-    write_png,
     write_probabilities,
 )
 from zoo.scoring import LoadedNetwork
@@ -104,7 +101,7 @@ class Folders:
     def is_complete(self, name: str, size: tuple[int, int]) -> bool:
         """Return whether all files can be read and have the size of the image; an overlay is larger by its legend."""
         for kind, path in zip(self.kinds, self.paths(name), strict=True):
-            width, height = _written_size(path) or (0, 0)
+            width, height = written_size(path) or (0, 0)
             is_overlay = kind == "overlay" and width >= size[0] and height > size[1]
             if not is_overlay and (width, height) != size:
                 return False
@@ -124,46 +121,6 @@ class Folders:
         }
         for kind, path in zip(self.kinds, self.paths(name), strict=True):
             writers[kind](path)
-
-
-@dataclass(frozen=True)
-class OriginalFiles:
-    """The files of Inplace-ABN's test script, all of them in OUT itself, where the images' sub-folders are mirrored.
-
-    The classes are those of the pixels that the network saw; each pixel of the image takes the nearest one.
-
-    Args:
-    - `out`: the folder OUT.
-    - `mode`: "palette" for NAME.png of mode P, "raw" for gray values, "prob" for these and NAME_prob.png, the
-      probability times 255, truncated.
-    - `palette`: colours and names of at most 256 classes.
-    """
-
-    out: Path
-    mode: str
-    palette: Palette
-    at_image_size = False
-
-    def paths(self, name: str) -> list[Path]:
-        """Return OUT/NAME.png, and with "prob" OUT/NAME_prob.png."""
-        return self.possible_paths(name)[: 1 + (self.mode == "prob")]
-
-    def possible_paths(self, name: str) -> list[Path]:
-        """Return both files."""
-        return [self.out / f"{name}{end}.png" for end in ("", "_prob")]
-
-    def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether all files can be read and have the size of the image."""
-        return all(_written_size(path) == size for path in self.paths(name))
-
-    def write(self, name: str, image: Image.Image, segments: Segments) -> None:
-        """Write the files."""
-        classes = segments.classes.numpy()
-        shown = [palette_image(classes, self.palette) if self.mode == "palette" else id_image(classes, 256)]
-        if self.mode == "prob":
-            shown.append(Image.fromarray((segments.probabilities.numpy() * 255).astype(np.uint8)))
-        for path, picture in zip(self.paths(name), shown, strict=True):
-            write_png(path, picture.resize(image.size, Image.Resampling.NEAREST))
 
 
 @dataclass(frozen=True)
@@ -317,7 +274,7 @@ def _is_done(output: Output, path: Path, name: str) -> bool:
     return False
 
 
-def _written_size(path: Path) -> tuple[int, int] | None:
+def written_size(path: Path) -> tuple[int, int] | None:
     """Return (width, height) of the image or of the arrays in a file that was written; None if it cannot be read."""
     try:
         if path.suffix == SUFFIXES["prob"]:

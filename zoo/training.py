@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import is_elsewhere
-from zoo.config import Experiment, check_world_size, parse_experiment
+from zoo.architectures import ARCHITECTURES, is_elsewhere
+from zoo.config import (
+    Experiment,
+    check_world_size,
+    differences,
+    experiment_names,
+    find_experiment,
+    load_experiment,
+    parse_experiment,
+)
 from zoo.data.classes import check_same_classes
-from zoo.data.folder import OnBadImage
 from zoo.data.loader import Loader
 from zoo.data.places import Place
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -25,44 +32,18 @@ from zoo.engine.process import Process
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
-from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, printable
+from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, nearest, printable
 from zoo.files import write_json
 from zoo.models.elsewhere import check_logits
-from zoo.registry import build_on_meta
+from zoo.registry import build_on_meta, default_experiment
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import check_place, check_unused, log_folder, writable
 from zoo.report.run_log import RunLog, kept_records, validation_after
 from zoo.report.seeds import SeedRun, seeds_json
+from zoo.report.train_options import TrainOptions
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """How a run is carried out, beside the settings of its experiment.
-
-    Args:
-    - `workers`: processes that read images, for each process of the run; 0 reads them in the process itself.
-    - `on_bad_image`: "stop" raises DataError at an image that cannot be read, "skip" leaves it out and counts it.
-    - `log_interval`: batches between two lines of the log.
-    - `resume`: path of a checkpoint to continue from, or "auto" for the newest good one of the log folder, if there is
-      one; None for a new run.
-    - `weights`: path of a file of initial weights; None for random ones.
-    - `overwrite`: whether an earlier run in the log folder is removed; otherwise it raises ConfigError.
-    - `histograms`: whether TensorBoard gets histograms of the classifier and the last norm.
-    - `allow_world_size_change`: whether a run may be resumed with another number of processes, which changes the
-      results in the last bits.
-    """
-
-    workers: int = 0
-    on_bad_image: OnBadImage = "stop"
-    log_interval: int = 10
-    resume: str | None = None
-    weights: str | None = None
-    overwrite: bool = False
-    histograms: bool = False
-    allow_world_size_change: bool = False
 
 
 Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
@@ -106,7 +87,7 @@ def train_experiment(
     num_parameters = _count_parameters(config)
     with (
         log_folder(log_dir, process, continues=_continues(log_dir, options.resume), overwrite=options.overwrite),
-        RunLog(log_dir, process.rank, config, histograms=options.histograms, earlier=earlier) as log,
+        RunLog(log_dir, process.rank, config, histograms=options.log_hist, earlier=earlier) as log,
     ):
         state = start(
             task,
@@ -123,7 +104,7 @@ def train_experiment(
         else:
             log.message(_begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
-            train(state, *loaders, log, log_dir, log_interval=options.log_interval)
+            train(state, *loaders, log, log_dir, log_interval=options.log_every)
         log.message(_end_summary(state, data, log_dir))
     return state
 
@@ -140,6 +121,32 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
         for seed in seeds
     }
+
+
+def experiment_for(name: str, data: Place) -> Experiment:
+    """Return the experiment with this name or path; for an architecture, the default experiment, which is logged.
+
+    The default experiment has the number of classes of ``data``. Raises ConfigError, with the nearest names, for
+    unknown names.
+    """
+    is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
+    if is_file:
+        return load_experiment(name)
+    if name not in ARCHITECTURES and not is_elsewhere(name):
+        raise ConfigError(
+            f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
+            f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "
+            f"{', '.join(nearest(name, ARCHITECTURES))}"
+        )
+    config = default_experiment(name, data)
+    settings = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in differences(config).items())
+    logger.info(
+        "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the log "
+        "folder will hold all of them; zoo train accepts an edited copy of that file. Settings that differ from the "
+        "defaults of experiment files:%s",
+        name, settings,
+    )  # fmt: skip
+    return config
 
 
 def with_epochs(config: Experiment, epochs: int) -> Experiment:
@@ -201,7 +208,7 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
             **program_facts(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
             "--on-bad-image": options.on_bad_image,
-            "--print-freq": options.log_interval,
+            "--log-every": options.log_every,
             "--allow-world-size-change": options.allow_world_size_change,
         },
         "give every process the same experiment, options and version of zoo",
