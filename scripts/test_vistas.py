@@ -19,7 +19,7 @@ from zoo.cli.segment import Scales, ViewOptions, print_summary
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from zoo.report.label_images import Palette
+    from zoo.run.label_images import Palette
     from zoo.tasks.views import Segments
 
 NETWORK = "wider_resnet38_deeplab_vistas"
@@ -57,9 +57,9 @@ class SegmentVistas(Command, ViewOptions):
         import torch
 
         from zoo.engine.process import open_process
-        from zoo.report.label_images import palette_of
-        from zoo.scoring import load_network
-        from zoo.segmenting import segment_images
+        from zoo.run.label_images import palette_of
+        from zoo.run.scoring import load_network
+        from zoo.run.segmenting import segment_images
         from zoo.tasks.views import ImageViews
 
         views = ImageViews(self.scales, self.flip, self.fusion_mode, self.tile)
@@ -132,13 +132,13 @@ class OriginalFiles:
 
     def is_complete(self, name: str, size: tuple[int, int]) -> bool:
         """Return whether all files can be read and have the size of the image."""
-        from zoo.segmenting import written_size
+        from zoo.run.segmenting import written_size
 
         return all(written_size(path) == size for path in self.paths(name))
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
         """Write the files."""
-        from zoo.report.label_images import id_image, palette_image, write_png
+        from zoo.run.label_images import id_image, palette_image, write_png
 
         classes = segments.classes.numpy()
         written = [palette_image(classes, self.palette) if self.mode == "palette" else id_image(classes, 256)]

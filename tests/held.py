@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.benchmark.memory_use import StorageLog, summarise
+from zoo.remat.memory_use import StorageLog, summarise
 
 
 def held_bytes(forward: Callable[[], Tensor]) -> int:

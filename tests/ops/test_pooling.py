@@ -11,13 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.benchmark.memory_use import measure_memory
 from zoo.layers.ends import MaxPool2d
 from zoo.ops import pooling
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
-from zoo.ops.lean import Recording
 from zoo.ops.pooling import max_pool2d
+from zoo.remat import Recording
+from zoo.remat.memory_use import measure_memory
 
 BACK_ENDS = ["auto", "reference"]
 

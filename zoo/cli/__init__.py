@@ -29,7 +29,7 @@ from zoo.cli.train import Train
 from zoo.cli.validate import Validate
 from zoo.engine.interrupts import RememberedInterrupt
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
-from zoo.report.console import set_up_console
+from zoo.run.console import set_up_console
 
 
 class Group(NamedTuple):

@@ -60,7 +60,7 @@ class Verify(Command):
 
         Raises VerificationError if a file is damaged, or if a named file is missing or incomplete.
         """
-        from zoo.report.tables import markdown_table
+        from zoo.tables import markdown_table
         from zoo.weights.cache import audit_cache, weights_dir
 
         findings = audit_cache(self.names)
@@ -80,7 +80,7 @@ class Verify(Command):
 
 
 def _list() -> int:
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
     from zoo.weights.cache import weights_dir, weights_path
     from zoo.weights.published import published
 

@@ -30,7 +30,7 @@ class List(Command):
     def run(self) -> int:
         """Print one line per network whose name matches; returns 0."""
         from zoo.registry import list_models
-        from zoo.report.tables import markdown_table
+        from zoo.tables import markdown_table
 
         patterns = []
         for word in self.patterns:

@@ -12,7 +12,7 @@ from zoo.cli.options import Command, Positive, ProcessOptions, argument, check_w
 from zoo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from zoo.segmenting import Summary
+    from zoo.run.segmenting import Summary
 
 KINDS = ("palette", "ids", "prob")
 OVERLAY = "overlay"
@@ -91,9 +91,9 @@ class Segment(Command, ViewOptions):
         """Write the files and print a summary; DataError if some images could not be segmented."""
         from zoo.engine.process import open_process
         from zoo.limits import MAX_SIDE
-        from zoo.report.label_images import palette_of
-        from zoo.scoring import load_network
-        from zoo.segmenting import SETTINGS_FILE, Folders, check_segments, segment_images
+        from zoo.run.label_images import palette_of
+        from zoo.run.scoring import load_network
+        from zoo.run.segmenting import SETTINGS_FILE, Folders, check_segments, segment_images
         from zoo.tasks.views import ImageViews
 
         views = ImageViews(self.scales, self.flip, self.fusion, self.tile)
@@ -124,7 +124,7 @@ class Segment(Command, ViewOptions):
 
 def print_summary(summary: Summary) -> None:
     """Print the number of images, the speed and the peak memory; DataError if some could not be segmented."""
-    from zoo.report.console import format_duration
+    from zoo.run.console import format_duration
 
     num_images = summary.written + len(summary.faults)
     speed = f"{summary.written / summary.elapsed_s:.2f} images/s, " if summary.written else ""

@@ -17,7 +17,7 @@ from zoo.cli.options import (
     option,
 )
 from zoo.errors import EXIT_NOT_FINITE, ConfigError, printable
-from zoo.report.train_options import TrainOptions
+from zoo.run.train_options import TrainOptions
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class Train(Command, TrainOptions, ProcessOptions):
 
     def _train(self, log_dir: Path) -> int:
         from zoo.engine.process import open_process
-        from zoo.report.seeds import seeds_table
+        from zoo.run.seeds import seeds_table
         from zoo.tasks import task_of
-        from zoo.training import experiment_for, train_experiment, train_seeds, with_epochs
+        from zoo.run.training import experiment_for, train_experiment, train_seeds, with_epochs
 
         config = experiment_for(self.config, self.data)
         if self.epochs is not None:
@@ -89,8 +89,8 @@ class Train(Command, TrainOptions, ProcessOptions):
         """Score the weights by the experiment's own protocol."""
         from zoo.engine.process import open_process
         from zoo.engine.start import AUTO
-        from zoo.report.tables import results_table
-        from zoo.scoring import load_network, score
+        from zoo.run.results_table import results_table
+        from zoo.run.scoring import load_network, score
 
         sources = [path for path in (self.resume, self.weights) if path]
         if len(sources) != 1:
