@@ -20,7 +20,7 @@ from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.stored_results import Findings, check_results
 
 Git = Callable[..., str]
-COMMAND = "zoo quickstart --seed 1 --json quickstart.json"
+COMMAND = "zoo quickstart --seeds 1 --json quickstart.json"
 
 
 @pytest.fixture

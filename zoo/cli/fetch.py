@@ -74,7 +74,7 @@ class Verify(Command):
         if bad:
             faulty = listed(f"{finding.path.name} is {finding.status}" for finding in bad)
             raise VerificationError(
-                f"{len(bad)} of {len(findings)} files differ from the published ones: {faulty}; see their notes"
+                f"{len(bad)} of {len(findings)} files are not as published: {faulty}; see their notes"
             )
         return 0
 

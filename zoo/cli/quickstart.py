@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from zoo.engine.process import Process
     from zoo.engine.task import Result
     from zoo.run.cost import CostMeter
-    from zoo.run.seeds import SeedRun
     from zoo.run.scoring import LoadedNetwork
+    from zoo.run.seeds import SeedRun
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Quickstart(Command):
         from zoo.data.scenes import unpack_scenes
         from zoo.engine.process import open_process
         from zoo.run.cost import CostMeter
-        from zoo.run.seeds import seeds_table
         from zoo.run.results_table import results_table
+        from zoo.run.seeds import seeds_table
         from zoo.run.training import seed_configs
 
         experiment, default_dir = EXPERIMENTS[self.task], LOG_DIRS[self.task]
@@ -162,8 +162,8 @@ def _score_garments(
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
     """Return the scores of whole images and a table of the classes; write the first images with their predictions."""
     from zoo.run.label_images import palette_of
-    from zoo.run.segmentation_scores import class_table, write_examples
     from zoo.run.scoring import score
+    from zoo.run.segmentation_scores import class_table, write_examples
     from zoo.tasks.segmentation import SegmentationResult
 
     names = subject.class_names

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from zoo.cli.options import Command, Positive, ProcessOptions, argument, check_writable, option
-from zoo.errors import ConfigError, DataError
+from zoo.errors import DataError
 
 if TYPE_CHECKING:
     from zoo.run.segmenting import Summary
@@ -90,32 +90,23 @@ class Segment(Command, ViewOptions):
     def run(self) -> int:
         """Write the files and print a summary; DataError if some images could not be segmented."""
         from zoo.engine.process import open_process
-        from zoo.limits import MAX_SIDE
-        from zoo.run.label_images import palette_of
-        from zoo.run.scoring import load_network
-        from zoo.run.segmenting import SETTINGS_FILE, Folders, check_segments, segment_images
-        from zoo.tasks.views import ImageViews
+        from zoo.run.segmenting import SETTINGS_FILE, segment
 
-        views = ImageViews(self.scales, self.flip, self.fusion, self.tile)
-        if self.longest_side is not None and self.longest_side > MAX_SIDE:
-            raise ConfigError(f"--longest-side {self.longest_side}: give at most {MAX_SIDE}")
         with open_process(self.local_rank, self.dist_backend) as process:
-            settings_file = self.out / SETTINGS_FILE
-            process.on_main(lambda: check_writable(settings_file))
-            network = load_network(self.name, self.weights)
-            check_segments(network)  # before the files are checked against its number of classes
-            section = network.experiment.segmentation
-            assert section is not None
-            palette = palette_of(network.experiment, network.class_names)
-            summary = segment_images(
-                network,
+            process.on_main(lambda: check_writable(self.out / SETTINGS_FILE))
+            summary = segment(
+                self.name,
                 self.source,
-                Folders(self.out, (*self.output, *([OVERLAY] if self.overlay else [])), palette),
-                views,
-                process=process,
-                longest_side=self.longest_side or section.longest_side_val,
-                settings_file=settings_file,
+                self.out,
+                weights=self.weights,
+                output=(*self.output, *([OVERLAY] if self.overlay else [])),
+                scales=self.scales,
+                flip=self.flip,
+                fusion=self.fusion,
+                tile=self.tile,
+                longest_side=self.longest_side,
                 overwrite=self.overwrite,
+                process=process,
             )
         if process.is_main:
             print_summary(summary)

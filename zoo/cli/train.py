@@ -70,12 +70,10 @@ class Train(Command, TrainOptions, ProcessOptions):
     def _train(self, log_dir: Path) -> int:
         from zoo.engine.process import open_process
         from zoo.run.seeds import seeds_table
+        from zoo.run.training import experiment_for, train_experiment, train_seeds
         from zoo.tasks import task_of
-        from zoo.run.training import experiment_for, train_experiment, train_seeds, with_epochs
 
-        config = experiment_for(self.config, self.data)
-        if self.epochs is not None:
-            config = with_epochs(config, self.epochs)
+        config = experiment_for(self.config, self.data, self.epochs)
         with open_process(self.local_rank, self.dist_backend) as process:
             if not self.seeds:
                 train_experiment(config, self.data, log_dir, process, self)
