@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
-from zoo.cli import benchmark, check_results, compare, convert, data, reproduce
+from zoo.cli import benchmark, check_results, convert, reproduce
+from zoo.cli.compare import Compare
+from zoo.cli.data import DataCheck, DataCifar10, DataCifar100, DataImageNetVal, DataIndex, DataShard
 from zoo.cli.doctor import Doctor
 from zoo.cli.fetch import Fetch, Verify
 from zoo.cli.list_networks import List
@@ -45,10 +47,20 @@ COMMANDS: Mapping[str, type[Command] | Group | Any] = {
     "settings": Settings,
     "fetch": Fetch,
     "verify": Verify,
-    "data": data,
+    "data": Group(
+        "Check, index or shard a data set; make one from the archives of CIFAR or ImageNet",
+        {
+            "check": DataCheck,
+            "cifar10": DataCifar10,
+            "cifar100": DataCifar100,
+            "imagenet-val": DataImageNetVal,
+            "index": DataIndex,
+            "shard": DataShard,
+        },
+    ),
     "train": Train,
     "validate": Validate,
-    "compare": compare,
+    "compare": Compare,
     "convert": convert,
     "predict": Predict,
     "segment": Segment,
