@@ -369,7 +369,7 @@ def _measure_accuracy(
 
     def accuracy(model: nn.Module) -> dict[str, Any]:
         network = LoadedNetwork(str(args.source), model.float(), experiment, class_names=source.class_names)
-        options = {"batch_size": args.batch_size, "print_freq": args.print_freq, **loading}
+        options = {"batch_size": args.batch_size, "log_every": args.print_freq, **loading}
         result_of_model = score(network, args.data, **options)
         errors = result_of_model.standard_errors()
         return {**result_of_model.scores(), "standard_errors": errors, "count": result_of_model.count}

@@ -105,7 +105,7 @@ class Train(Command, TrainOptions, ProcessOptions):
                 process=process,
                 workers=self.workers,
                 on_bad_image=self.on_bad_image,
-                print_freq=self.log_every,
+                log_every=self.log_every,
             )
             if process.is_main:
                 print(results_table(subject.title, [result], subject.experiment.expected))

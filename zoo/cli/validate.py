@@ -129,7 +129,7 @@ class Validate(Command, ScoreOptions):
                 batch_size=self.batch_size,
                 limit=self.limit,
                 on_bad_image=self.on_bad_image,
-                print_freq=self.log_every,
+                log_every=self.log_every,
                 record=recorder,
             )
             shares = process.gather(recorder.predictions) if recorder else []

@@ -227,7 +227,7 @@ class ImageNetRun:
             batch_size=options.batch_size,
             limit=options.limit,
             on_bad_image=options.on_bad_image,
-            print_freq=options.print_freq,
+            log_every=options.print_freq,
         )
         measured = {
             "network": entry.name,
