@@ -94,7 +94,7 @@ def test_where_nothing_fits_the_table_says_so_and_the_code_is_2(
 
 
 def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.benchmark.largest_batch.TOLERANCE", -1)
+    monkeypatch.setattr("zoo.benchmark.max_batch.TOLERANCE", -1)
     code, content = run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--check", "2", *SMALL)
     assert code == 3
     assert "difference" in {record["metric"] for record in content["records"]}
@@ -107,7 +107,7 @@ def test_a_wrong_prediction_exits_with_3_and_is_written(tmp_path: Path, monkeypa
         (["fit", "resnet18"], "--memory"),
         (["fit", "resnet19", "--memory", "1GB"], "resnet18"),
         (["fit", "resnet18", "--memory", "lots"], "16GiB"),
-        (["pareto", "resnet18", "--no-picture", "--strategies", "magic"], "std-BN checkpointed"),
+        (["pareto", "resnet18", "--no-plot", "--strategies", "magic"], "std-BN checkpointed"),
     ],
 )
 def test_faults_are_one_message(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

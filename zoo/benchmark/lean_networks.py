@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.largest_batch import MemoryPrediction
+from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any
-from zoo.benchmark.results import Case, Results, told
+from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER
 from zoo.models.elsewhere import tensors_in
 from zoo.remat import Rematerializer
@@ -58,7 +58,7 @@ def measure_lean_network(
         first = step_of(plain, images)
         plain, _ = _new(setup)
     except Exception as error:  # whatever another package raises
-        results.note(f"not measured: {name} ({told(error)})")
+        results.note(f"not measured: {name} ({describe_error(error)})")
         return
     case = replace(setup.case, shape=tuple(images.shape))
     model = lean(copy.deepcopy(plain), budget, exact=exact)
@@ -66,7 +66,7 @@ def measure_lean_network(
         is_same = _are_equal(first, step_of(model, images))
     except Exception as error:
         results.add(case, LEAN, "trains", "1", [0.0])
-        results.note(f"{name} fails: {told(error)}")
+        results.note(f"{name} fails: {describe_error(error)}")
         return
     results.add(case, LEAN, "trains", "1", [1.0])
     results.add(case, LEAN, "same bits", "1", [float(is_same)])
@@ -77,10 +77,10 @@ def measure_lean_network(
     try:
         _add_costs(results, case, {PLAIN: plain, LEAN: model}, images, rounds)
     except Exception as error:
-        results.note(f"{name}: bytes and times not measured ({told(error)})")
+        results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
 
 
-def summarise_networks(results: Results) -> None:
+def summarize_networks(results: Results) -> None:
     """Add how many of the networks train lean, and with the same bits, and what most and the worst of them take."""
 
     def values(metric: str) -> list[float]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.benchmark.block_checkpointing import checkpoint_blocks_selectively
 from zoo.benchmark.network_setup import Setup
-from zoo.benchmark.results import Results, told
+from zoo.benchmark.results import Results, describe_error
 from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
@@ -132,4 +132,4 @@ def refusals_noted(results: Results, setup: Setup, name: str) -> Iterator[None]:
     except RuntimeError as error:
         if name == BASELINE:
             raise
-        results.note(f"not measured: {setup.case.subject}, {name} ({told(error)})")
+        results.note(f"not measured: {setup.case.subject}, {name} ({describe_error(error)})")

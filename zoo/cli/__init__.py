@@ -15,7 +15,15 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
-from zoo.cli import benchmark, check_results, convert, reproduce
+from zoo.cli import convert
+from zoo.cli.benchmark import (
+    BenchmarkInput,
+    BenchmarkLayer,
+    BenchmarkLean,
+    BenchmarkMaxBatch,
+    BenchmarkModel,
+    BenchmarkPareto,
+)
 from zoo.cli.compare import Compare
 from zoo.cli.data import DataCheck, DataCifar10, DataCifar100, DataImageNetVal, DataIndex, DataShard
 from zoo.cli.doctor import Doctor
@@ -24,6 +32,13 @@ from zoo.cli.list_networks import List
 from zoo.cli.options import Command, add_options, parsed
 from zoo.cli.predict import Predict
 from zoo.cli.quickstart import Quickstart
+from zoo.cli.reproduce import (
+    ReproduceAll,
+    ReproduceImageNet,
+    ReproduceInPlaceABN,
+    ReproduceRevNet,
+    ReproduceRevNeXt,
+)
 from zoo.cli.segment import Segment
 from zoo.cli.settings import Settings
 from zoo.cli.show import Show
@@ -35,10 +50,11 @@ from zoo.run.console import set_up_console
 
 
 class Group(NamedTuple):
-    """A command with a KIND: its summary, and the command of each kind."""
+    """A command with subcommands."""
 
     summary: str
     kinds: Mapping[str, type[Command]]
+    metavar: str = "KIND"
 
 
 COMMANDS: Mapping[str, type[Command] | Group | Any] = {
@@ -64,9 +80,28 @@ COMMANDS: Mapping[str, type[Command] | Group | Any] = {
     "convert": convert,
     "predict": Predict,
     "segment": Segment,
-    "reproduce": reproduce,
-    "benchmark": benchmark,
-    "results": check_results,
+    "reproduce": Group(
+        "Measure published scores, tables and figures again",
+        {
+            "all": ReproduceAll,
+            "inplace_abn": ReproduceInPlaceABN,
+            "revnet": ReproduceRevNet,
+            "revnext": ReproduceRevNeXt,
+            "imagenet": ReproduceImageNet,
+        },
+        metavar="BENCHMARK",
+    ),
+    "benchmark": Group(
+        "Measure time and memory of norms, networks and strategies",
+        {
+            "layer": BenchmarkLayer,
+            "model": BenchmarkModel,
+            "pareto": BenchmarkPareto,
+            "max-batch": BenchmarkMaxBatch,
+            "lean": BenchmarkLean,
+            "input": BenchmarkInput,
+        },
+    ),
     "quickstart": Quickstart,
     "doctor": Doctor,
 }
@@ -102,7 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
             group = commands.add_parser(name, help=command.summary)
-            kinds = group.add_subparsers(metavar="KIND", required=True, help="See KIND --help")
+            kinds = group.add_subparsers(metavar=command.metavar, required=True, help=f"See {command.metavar} --help")
             for kind, command_of_kind in command.kinds.items():
                 _add_command(kinds, kind, command_of_kind)
         else:

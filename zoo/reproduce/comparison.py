@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce.published_numbers import PublishedNumber
+from zoo.run.plot_style import Panel
 
 Value = float | str | None
 State = Literal[
@@ -68,33 +69,6 @@ class Comparison:
     environment: Mapping[str, Any] | None = None
     date: str = ""
     command: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A curve of a panel; one with ``is_theory`` follows from a formula, not from a measurement.
-
-    Curves of the same ``group`` have the same colour; a ``note`` is written beside the last point.
-    """
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    is_theory: bool = False
-    group: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes of a plot, each axis linear or logarithmic."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    x_log: bool = False
-    y_log: bool = False
 
 
 @dataclass

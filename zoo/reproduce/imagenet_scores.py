@@ -45,8 +45,9 @@ class ImageNetOptions:
     - `batch_size`: images at once per process; None for the experiment's over the number of processes.
     - `workers`: processes that read images, per process of the run.
     - `on_bad_image`: whether to "stop" at an unreadable image or to "skip" it.
-    - `print_freq`: batches between two lines of the log.
+    - `log_every`: batches between two lines of the log.
     - `out`: the folder of the report.
+    - `command_line`: the command that was typed, for the report.
     """
 
     data: Path
@@ -56,12 +57,13 @@ class ImageNetOptions:
     batch_size: int | None = None
     workers: int = 4
     on_bad_image: OnBadImage = "stop"
-    print_freq: int | None = 10
+    log_every: int | None = 10
     out: Path = OUT
+    command_line: str = ""
 
-    def command(self, *models: str) -> str:
-        """Return the command that scores these models."""
-        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", *models]
+    def command_of(self, model: str) -> str:
+        """Return the command that scores one model."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
         words += ["--protocols", *self.protocols] if self.protocols else []
         words += ["--out", str(self.out)] if self.out != OUT else []
         words += ["--limit", str(self.limit)] if self.limit else []
@@ -171,7 +173,7 @@ class ImageNetRun:
             published=entry.scores.get(protocol.name.partition("-")[0]),
             source=entry.source,
             weights_md5=entry.weights_md5,
-            command=self._options.command(entry.name),
+            command=self._options.command_of(entry.name),
             measured=known[0] if known else None,
             reason=None if known else "not yet",
             reused=bool(known),
@@ -227,7 +229,7 @@ class ImageNetRun:
             batch_size=options.batch_size,
             limit=options.limit,
             on_bad_image=options.on_bad_image,
-            log_every=options.print_freq,
+            log_every=options.log_every,
         )
         measured = {
             "network": entry.name,
@@ -250,7 +252,7 @@ class ImageNetRun:
         self.markdown = markdown_report(rows, data, missing, self._environment, self._options.limit)
         content = {
             "benchmark": "imagenet",
-            "command": self._options.command(*self._options.models),
+            "command": self._options.command_line,
             "data": {**asdict(data), "is_imagenet": data.is_imagenet},
             "limit": self._options.limit,
             "environment": self._environment,

@@ -8,7 +8,7 @@ from typing import Any
 
 from zoo.data.validation_set import NUM_IMAGES, ValidationSet
 from zoo.reproduce.comparison import Verdict
-from zoo.tables import Cell, markdown_table
+from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 from zoo.tasks.significance import standard_error
 
 TOLERANCE = 0.1  # percentage points
@@ -122,12 +122,12 @@ def markdown_report(
         "be. The same weights on the same images differ by less.",
     ]
     if missing:
-        sections += ["## What is missing", "\n".join(f"- {line}" for line in missing)]
+        sections += ["## What is missing", markdown_list(missing)]
     if not_run := _not_run(rows):
-        sections += ["## Not run", "\n".join(not_run)]
+        sections += ["## Not run", markdown_list(not_run)]
     machine: list[list[Cell]] = [[key, None if value is None else str(value)] for key, value in environment.items()]
     sections += ["## Environment", markdown_table(["", "this run"], machine)]
-    return "\n\n".join(sections) + "\n"
+    return markdown_page(sections)
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:
@@ -137,7 +137,7 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
         if row.measured is None:
             waiting.setdefault((row.network, row.command, row.reason), []).append(row.protocol)
     return [
-        f"- {network}, {', '.join(protocols)}: {(reason or '').removeprefix(f'{network}: ')}\n\n  `{command}`"
+        f"{network}, {', '.join(protocols)}: {(reason or '').removeprefix(f'{network}: ')}\n\n  `{command}`"
         for (network, command, reason), protocols in waiting.items()
     ]
 

@@ -8,20 +8,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zoo.architectures import LEAN, architecture
-from zoo.benchmark.largest_batch import TOLERANCE, MemoryPrediction, predict_and_measure
+from zoo.benchmark.max_batch import TOLERANCE, MemoryPrediction, predict_and_measure
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import experiments_dir, load_experiment
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     unpublished,
     within,
 )
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.run.plot_style import Line, Panel
 
 logger = logging.getLogger(__name__)
 

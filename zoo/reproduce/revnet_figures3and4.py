@@ -24,7 +24,7 @@ from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
 from zoo.errors import DataError, printable
 from zoo.registry import CIFAR_INPUT
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, State, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
 from zoo.reproduce.error_rates import (
     CLOSE,
     UNKNOWN,
@@ -40,6 +40,7 @@ from zoo.reproduce.error_rates import (
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
+from zoo.run.plot_style import Line, Panel
 
 IMAGENET = ("revnet104", "resnet101_preact")
 CIFAR = "revnet164_cifar10"

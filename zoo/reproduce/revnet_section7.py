@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zoo.benchmark.largest_batch import MemoryPrediction
+from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.config import Experiment, experiments_dir, load_experiment

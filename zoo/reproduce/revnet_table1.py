@@ -22,8 +22,6 @@ from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,
@@ -33,6 +31,7 @@ from zoo.reproduce.comparison import (
 )
 from zoo.reproduce.paper_networks import build_for_training, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.run.plot_style import Line, Panel
 from zoo.torch_internals import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)

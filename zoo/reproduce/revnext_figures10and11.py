@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,
@@ -25,6 +23,7 @@ from zoo.reproduce.comparison import (
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
+from zoo.run.plot_style import Line, Panel
 
 BATCH, SIZE = 8, 32
 AUTHORS_BATCH = 256

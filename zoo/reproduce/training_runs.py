@@ -21,16 +21,14 @@ from zoo.config import Experiment, experiments_dir, load_experiment, parse_exper
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
-from zoo.reproduce.comparison import Line, Panel, Section
-from zoo.reproduce.plot import draw
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE
+from zoo.run.plot_style import Line, Panel, draw_panels
 
 # Numbers of records kept per run, evenly spread over its steps: of reconstruction errors and of angles.
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
-PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
 # The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
 METERS = {"reconstruction_meter", "gradient_angle_meter"}
 MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": METERS}
@@ -38,7 +36,7 @@ MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training":
 NEEDED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
-    "end": ("seconds", "gpu_seconds", "joules", "joules_of"),
+    "end": ("seconds", "gpu_seconds"),
 }  # fmt: skip
 Epoch = dict[str, Any]
 
@@ -348,8 +346,8 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun
 def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> None:
     """Write NAME_runs.png, the plot of the runs (at least one). This needs matplotlib."""
     title = f"Training runs given to zoo reproduce {name}"
-    section = Section("runs", title, "", panels=[panel for group in groups_of(runs) for panel in _panels(group)])
-    write_bytes(folder / f"{name}_runs.png", draw(section, PLOT_COLUMNS))
+    panels = [panel for group in groups_of(runs) for panel in _panels(group)]
+    write_bytes(folder / f"{name}_runs.png", draw_panels(title, panels))
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:

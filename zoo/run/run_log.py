@@ -231,8 +231,6 @@ class RunLog:
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
             )
         self._add_line("train", **metrics.record())
-        if self._cost is not None:
-            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
 
@@ -240,8 +238,6 @@ class RunLog:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
         logger.info("%s", _validation_line(epoch, result, is_best))
         self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
-        if self._cost is not None:
-            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 

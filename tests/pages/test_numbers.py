@@ -1,4 +1,4 @@
-"""A figure in a page is made of a file, or listed with its source."""
+"""A number on a page is in a generated table, or listed with its source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo.reproduce.page_figures import figures_in, unbacked_figures
+from tests.pages.numbers import figures_in, unbacked_figures
+from tests.pages.tables import ROOT
 
 
 @pytest.mark.parametrize(
@@ -18,11 +19,15 @@ from zoo.reproduce.page_figures import figures_in, unbacked_figures
         ("4 images of 224 x 224, seeds 1 to 3, Table 2, section 4.3, Section 7.2, 50,000 images", []),
         ("Version 0.1.0 of 2026-01-02, float32, resnet50, v1.5", []),
         ("Code `0.5 ms`, ```\n3.5\n``` and [a link](http://a.b/1.5 % )", []),
-        ("<!-- held -->0.53<!-- /held --> times, and 0.54 by hand", ["0.54"]),
+        ("<!-- held -->\n0.53\n<!-- /held -->\nand 0.54 by hand", ["0.54"]),
     ],
 )
 def test_figures_are_numbers_with_decimals_or_units_outside_markers_and_code(text: str, figures: list[str]) -> None:
     assert [figure for _, figure in figures_in(text)] == figures
+
+
+def test_the_numbers_of_the_pages_have_a_source() -> None:
+    assert unbacked_figures(ROOT) == []
 
 
 def test_the_line_of_a_figure_is_that_of_the_page() -> None:
@@ -37,10 +42,10 @@ def test_a_phrase_with_a_source_may_stand_where_it_is_listed_and_must(tmp_path: 
     given = {"README.md": {"about 6 GB of disk": "size of packages"}}
     (tmp_path / "docs" / "given_figures.json").write_text(json.dumps(given))
     (found,) = unbacked_figures(tmp_path)
-    assert found.startswith("docs/a.md:1: no file backs '0.5': let it be made of one, between markers, or list")
+    assert found.startswith("docs/a.md:1: '0.5' has no source: ")
     given |= {"docs/a.md": {"in 0.5 s": "a limit", "in 0.7 s": "gone"}, "docs/b.md": {}}
     (tmp_path / "docs" / "given_figures.json").write_text(json.dumps(given))
     assert unbacked_figures(tmp_path) == [
         "docs/given_figures.json: there is no page docs/b.md",
-        "docs/given_figures.json: docs/a.md does not say 'in 0.7 s'",
+        "docs/given_figures.json: docs/a.md does not contain 'in 0.7 s'",
     ]

@@ -1,6 +1,6 @@
-"""The Triton kernels of a norm as they are compiled, for any NVIDIA GPU and without one, and what their code is like.
+"""Compiles the Triton kernels of a norm ahead of time for an NVIDIA GPU, without one, and reads their machine code.
 
-Triton compiles for a given architecture with the assembler that it brings along, whose tools also read the result.
+Triton compiles for any architecture with its bundled assembler, whose tools also disassemble the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.errors import ConfigError
 from zoo.ops.abn import triton as norm
 from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
 
@@ -25,13 +24,14 @@ KERNELS = ("statistics", "apply", "backward_reduce", "backward_apply")
 
 
 class Code(NamedTuple):
-    """What is known of a kernel without running it.
+    """Static properties of a compiled kernel.
 
-    - `registers`, `shared_bytes`: of a thread, and of a block
-    - `spilled_bytes`: of a thread, in memory where registers did not suffice
-    - `access_bits`: the narrowest load or store of full-size tensors in the loop
-    - `instructions`: in the loop, per element
-    - `atomics`: how many of its instructions are atomic operations on global memory
+    - `registers`: per thread
+    - `shared_bytes`: per block
+    - `spilled_bytes`: per thread, spilled from registers to memory
+    - `access_bits`: width of the narrowest load or store of full-size tensors in the loop
+    - `instructions`: per element, in the loop
+    - `atomics`: number of atomic instructions on global memory
     """
 
     registers: int
@@ -42,12 +42,12 @@ class Code(NamedTuple):
     atomics: int
 
     def blocks(self, room: norm.Room) -> int:
-        """Return how many blocks are on a processor at once."""
+        """Return the number of blocks that are resident on a multiprocessor."""
         return norm.resident_blocks(self.registers, self.shared_bytes, norm.WARPS, room)
 
 
 class Kernel(NamedTuple):
-    """A kernel for tensors of one kind, with how its tensor is cut and how many full-size tensors it moves."""
+    """A kernel compiled for one kind of tensor: its tiling, and the full-size tensors that it loads and stores."""
 
     tiling: norm.Tiling
     loads: int
@@ -56,8 +56,8 @@ class Kernel(NamedTuple):
     code: Code
 
 
-def why_not() -> str | None:
-    """Return why nothing can be compiled ahead of time, None where it can."""
+def unavailable_reason() -> str | None:
+    """Return why kernels cannot be compiled ahead of time, or None if they can."""
     try:
         import triton.backends.nvidia  # type: ignore
 
@@ -71,14 +71,13 @@ def why_not() -> str | None:
 def compile_kernels(
     x: Tensor, activation: str = "leaky_relu", shortcut: bool = False, capability: int = 90
 ) -> Mapping[str, Kernel]:
-    """Return the kernels that compute a norm with weight and bias for x, which may be on the meta device.
+    """Return the kernels of a norm with weight and bias for x, which may be on the meta device.
 
-    ``activation`` is one of the norm's, ``shortcut`` says whether it has one, and ``capability`` is 10 times that of
-    the GPU. Raises ConfigError where Triton or its tools are missing.
+    Args:
+    - `activation`: the norm's activation.
+    - `shortcut`: whether the norm adds a shortcut.
+    - `capability`: ten times the compute capability of the GPU.
     """
-    reason = why_not()
-    if reason is not None:
-        raise ConfigError(f"kernels cannot be compiled here: {reason}")
     return {name: _compile_kernel(name, x, activation, shortcut, capability) for name in KERNELS}
 
 
@@ -103,7 +102,7 @@ def _compile_kernel(name: str, x: Tensor, activation: str, shortcut: bool, capab
 
 
 def _type_of(argument: Any) -> str:
-    """Return Triton's name of the type of an argument that is not a constant of the kernel."""
+    """Return Triton's type name of an argument that is not a constexpr."""
     dtype = argument.dtype if isinstance(argument, Tensor) else argument
     if isinstance(dtype, torch.dtype):
         return f"*{TYPES[dtype]}"
@@ -114,10 +113,10 @@ def _type_of(argument: Any) -> str:
 def _compile(
     name: str, types: tuple[str, ...], numbers: tuple[Any, ...], dtype: torch.dtype, capability: int
 ) -> tuple[bytes, int]:
-    """Return the machine code of a kernel for arguments of those types, with the bytes of memory that a block shares.
+    """Return the cubin of a kernel for arguments of those types, and the shared memory of a block in bytes.
 
-    ``numbers`` are the values of the last arguments, some of which are constants of the kernel; the accumulation dtype
-    follows. Addresses are multiples of 16.
+    ``numbers`` are the values of the last arguments, some of which are constexpr; the accumulation dtype follows.
+    Pointers are assumed to be 16-byte aligned.
     """
     import triton.language as tl  # type: ignore
     from triton.backends.compiler import GPUTarget  # type: ignore
@@ -143,7 +142,7 @@ def _compile(
 
 @functools.lru_cache(maxsize=256)
 def _read(code: bytes, shared_bytes: int, bytes_per_element: int) -> Code:
-    """Return what machine code is like whose loop loads so many bytes per element."""
+    """Return the properties of a cubin whose loop loads ``bytes_per_element``."""
     listing, usage = _dump(code, "-sass"), _dump(code, "-res-usage")
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     lines = [(int(at, 16), text.strip()) for at, text in re.findall(r"/\*([0-9a-f]{4,6})\*/\s+([^;]*);", listing)]

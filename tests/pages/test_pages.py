@@ -1,4 +1,4 @@
-"""The pages say what the package does: figures are those of the files, code runs, and all that is named exists."""
+"""The documentation is up to date: its tables are regenerated, its examples run, and whatever it names exists."""
 
 from __future__ import annotations
 
@@ -6,55 +6,49 @@ import argparse
 import json
 import re
 import shlex
-from pathlib import Path
+from collections.abc import Mapping
+from importlib.util import find_spec
 
 import pytest
 
-from tests import readme
-from tests.test_architecture import ROWS
+from tests.pages import tables
+from tests.test_architecture import ROOMS
 from zoo.cli import build_parser
 from zoo.config import experiments_dir, load_experiment, parse_experiment
 from zoo.weights.published import published
 
-ROOT = Path(__file__).parents[1]
-TEXTS = {name: path.read_text() for name, path in readme.PAGES.items()}
-FIGURES = [(page, name) for page, text in TEXTS.items() for name in readme.sections_of(text)]
-ROOMS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
+ROOT = tables.ROOT
+TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
+CHANGES = "docs/changes.md"  # also names what no longer exists
+FOLDERS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
 
 
 def each(pattern: str) -> list[tuple[str, str]]:
-    """Return the pages and the texts that the one group of a pattern matches in them; ``^`` begins any line."""
-    return [(page, found) for page, text in TEXTS.items() for found in re.findall(pattern, text, re.MULTILINE)]
+    """Return the matches of a pattern's only group, with their pages; ``^`` matches at each line."""
+    texts = {page: text for page, text in TEXTS.items() if page != CHANGES}
+    return [(page, found) for page, text in texts.items() for found in re.findall(pattern, text, re.MULTILINE)]
 
 
 def test_all_pages_are_known() -> None:
     assert {"README.md", "docs/architecture.md", "experiments/README.md", "tests/README.md"} <= TEXTS.keys()
 
 
-@pytest.mark.parametrize(("page", "name"), FIGURES)
-def test_figures_are_those_of_the_files_they_come_from(page: str, name: str) -> None:
-    """After a new measurement or golden file: python -m tests.readme"""
-    assert readme.sections_of(TEXTS[page])[name] == readme.SECTIONS[name]()
-
-
 @pytest.mark.parametrize("page", TEXTS)
-def test_rewriting_changes_nothing_but_figures(page: str) -> None:
-    text = TEXTS[page]
-    assert readme.rewrite(text) == text
-    emptied = re.sub(r"(<!-- (\w+) -->\n?).*?\n?(<!-- /\2 -->)", r"\1\3", text, flags=re.DOTALL)
-    assert readme.rewrite(emptied) == text
+def test_generated_tables_are_up_to_date(page: str) -> None:
+    """After a new measurement or golden file: python -m tests.pages"""
+    assert tables.rewrite(TEXTS[page]) == TEXTS[page]
 
 
-def test_every_figure_is_on_one_page_and_none_begins_a_line_of_a_sentence() -> None:
-    markers = [(slash, name) for _, text in TEXTS.items() for slash, name in re.findall(r"<!-- (/?)(\w+) -->", text)]
-    assert sorted(name for slash, name in markers if not slash) == sorted(readme.SECTIONS)
-    assert sorted(name for slash, name in markers if slash) == sorted(readme.SECTIONS)
-    assert [found for _, found in each(r"^(<!-- .*-->.+)$")] == []
+def test_every_generated_table_is_on_one_page() -> None:
+    markers = [name for text in TEXTS.values() for name in re.findall(r"<!-- /?(\w+) -->", text)]
+    found = [name for text in TEXTS.values() for name in tables.sections_of(text)]
+    assert sorted(found) == sorted(tables.SECTIONS)
+    assert len(markers) == 2 * len(found)
 
 
 def test_the_quickstart_of_segmentation_expects_the_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_scenes.json").expected
-    runs = readme.result("quickstart_segmentation")["runs"]
+    runs = tables.result("quickstart_segmentation")["runs"]
     assert expected is not None
     assert expected.scores["whole"].miou == round(sum(run["results"][0]["miou"] for run in runs) / len(runs), 1)
     assert [run["seed"] for run in runs] == [1, 2, 3]
@@ -64,9 +58,9 @@ def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json").expected
     assert expected is not None
     scores = {crop: score.model_dump(exclude_none=True) for crop, score in expected.scores.items()}
-    assert scores == readme.quickstart_means()
+    assert scores == tables.quickstart_means()
     assert expected.source == "mean of seeds 1 to 3"
-    assert [run["seed"] for run in readme.result("quickstart")["runs"]] == [1, 2, 3]
+    assert [run["seed"] for run in tables.result("quickstart")["runs"]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("page", "example"), each(r"```python\n([^`]*)```"))
@@ -87,15 +81,21 @@ def test_commands_in_blocks_are_understood() -> None:
         build_parser().parse_args(shlex.split(command, comments=True))
 
 
+def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Return the parsers of a command's subcommands by name, none if it has no subcommands."""
+    return next((each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)), {})
+
+
 def test_commands_in_sentences_exist() -> None:
     """A sentence may leave the arguments out, but names no command and no option that there is not."""
-    (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     commands = [found.split() for _, found in each(r"`zoo ([a-z][^`\n]*)`")]
     assert len(commands) > 20
     for name, *words in commands:
-        assert name in subparsers.choices, name
-        known = subparsers.choices[name].format_help()
-        assert [word for word in words if word.startswith("--") and word not in known and name != "benchmark"] == []
+        parser = subparsers_of(build_parser())[name]
+        if words and words[0] in (kinds := subparsers_of(parser)):
+            parser = kinds[words[0]]
+        known = parser.format_help()
+        assert [word for word in words if word.startswith("--") and word not in known] == []
 
 
 def test_make_targets_exist() -> None:
@@ -107,7 +107,7 @@ def test_make_targets_exist() -> None:
 def test_modules_that_are_run_exist() -> None:
     modules = [found for _, found in each(r"python -m ((?:tests|zoo)\.[\w.]+)")]
     assert len(modules) > 5
-    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+    assert [name for name in modules if find_spec(name) is None] == []
 
 
 def anchors_of(text: str) -> set[str]:
@@ -122,14 +122,14 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
-        target = readme.PAGES[page].parent / path if path else readme.PAGES[page]
+        target = tables.PAGES[page].parent / path if path else tables.PAGES[page]
         assert target.exists(), link
         assert not anchor or anchor in anchors_of(target.read_text()), link
 
 
 def test_paths_and_names_in_them_exist() -> None:
     """Between backticks: a path, perhaps with stars, and perhaps what is in the file: `zoo/registry.py: get`."""
-    paths = [found for _, found in each(rf"`((?:{'|'.join(ROOMS)})/[^`\n]*)`")]
+    paths = [found for _, found in each(rf"`((?:{'|'.join(FOLDERS)})/[^`\n]*)`")]
     assert len(paths) > 20
     for found in paths:
         path, _, name = found.partition(": ")
@@ -151,10 +151,10 @@ def test_walks_count_their_files() -> None:
 
 def test_every_room_is_drawn_and_described_in_the_order_of_imports() -> None:
     drawn = re.findall(r"<text[^>]*>(\w+)</text>", (ROOT / "docs" / "rooms.svg").read_text())
-    assert [word for word in drawn if word in ROWS] == ROWS
+    assert [word for word in drawn if word in ROOMS] == ROOMS
     first_columns = re.findall(r"^\| `zoo/[^|]*", TEXTS["docs/architecture.md"], re.MULTILINE)
     described = re.findall(r"`zoo/(\w+)[./]", "".join(first_columns))
-    assert described == ROWS
+    assert described == ROOMS
 
 
 def test_checksums_name_the_published_files() -> None:

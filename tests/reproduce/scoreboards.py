@@ -1,4 +1,4 @@
-"""Published numbers and rows to test the ledger with."""
+"""Published numbers and rows to test the scoreboard with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from zoo.reproduce.comparison import Comparison, State, Verdict
-from zoo.reproduce.ledger import Ledger, MeasuredBy, Row
 from zoo.reproduce.published_numbers import PublishedNumber
+from zoo.reproduce.scoreboard import MeasuredBy, Row, Scoreboard
 
 ENVIRONMENT = {"commit": "a" * 40, "date": "2026-03-04T05:06:07+00:00", "torch": "2.15.0", "cuda": None}
 
@@ -32,7 +32,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, *numbers: PublishedNumber) -> None:
     def of_paper(paper: str) -> dict[str, PublishedNumber]:
         return {each.id.partition("/")[2]: each for each in numbers if each.paper == paper}
 
-    monkeypatch.setattr("zoo.reproduce.ledger.published_numbers", of_paper)
+    monkeypatch.setattr("zoo.reproduce.scoreboard.published_numbers", of_paper)
 
 
 def found(
@@ -45,12 +45,12 @@ def found(
 
 def measured_by(section: str = "Table 3", **environment: Any) -> MeasuredBy:
     """Return what measured an item of the RevNet paper, in this environment."""
-    return MeasuredBy(section, f"zoo reproduce revnet --item '{section}'", {**ENVIRONMENT, **environment})
+    return MeasuredBy(section, f"zoo reproduce revnet --only '{section}'", {**ENVIRONMENT, **environment})
 
 
 def rows_of(*comparisons: Comparison) -> list[Row]:
-    """Return the rows of a ledger, whose numbers `publish` has made, after these comparisons."""
-    ledger = Ledger(["inplace_abn", "revnet"], {})
+    """Return the rows of a scoreboard, whose numbers `publish` has made, after these comparisons."""
+    scoreboard = Scoreboard(["inplace_abn", "revnet"], {})
     for comparison in comparisons:
-        ledger.add(comparison, measured_by())
-    return list(ledger.rows.values())
+        scoreboard.add(comparison, measured_by())
+    return list(scoreboard.rows.values())

@@ -1,15 +1,13 @@
-"""The figures of the README and of the pages in docs/, experiments/ and tests/, made of golden and result files.
+"""The generated tables of the documentation, by the names of their markers.
 
-A figure stands between ``<!-- name -->`` and ``<!-- /name -->``. A table or a paragraph has a line for each of the two
-markers. What stands within a sentence begins no line, where Markdown would take the marker for a block of HTML.
-``python -m tests.readme`` writes all figures anew; tests/test_readme.py fails while a page differs from the files.
+A table stands between the lines ``<!-- name -->`` and ``<!-- /name -->`` of a page. Its numbers come from golden files,
+result files, experiments and the package. ``python -m tests.pages`` regenerates all of them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -17,23 +15,20 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from tests.pages.numbers import MARKERS
 from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.registry import published
-from zoo.reproduce.ledger import counts_in_words
-from zoo.reproduce.page_figures import MARKERS
-from zoo.run.results_table import results_table
-from zoo.tasks.classification import ClassificationResult
-from zoo.tasks.significance import standard_error
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
 PAGES = {
     str(path.relative_to(ROOT)): path
     for folder in FOLDERS
     for path in sorted((ROOT / folder).glob("*.md"))
-    if folder != "docs/results" or path.name == "README.md"  # the others are printed from the numbers beside them
+    if folder != "docs/results" or path.name == "README.md"  # the others are generated from result files
 }
 BASELINE = "std-BN"
 PARETO = ("resnet50", "resnext101", "densenet264")
@@ -49,11 +44,11 @@ def golden(name: str) -> Any:
 @cache
 def result(name: str) -> Any:
     """Return the content of a result file."""
-    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
-    """Return the records of a benchmark about a metric, with those values; ``shape`` is a list."""
+    """Return the records of a benchmark (at least one) with this metric and the ``wanted`` values."""
     wanted["metric"] = metric
     found = [record for record in result(name)["records"] if all(record[key] == wanted[key] for key in wanted)]
     assert found, (name, wanted)
@@ -61,19 +56,19 @@ def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def median(name: str, metric: str, **wanted: Any) -> float:
-    """Return the median of the one record with those values."""
+    """Return the median of the only such record."""
     (record,) = records(name, metric, **wanted)
     return float(record["median"])
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
-    """Return a Markdown table whose first columns are to the left and the others, of numbers, to the right."""
+    """Return a Markdown table with left-aligned text columns, followed by right-aligned columns."""
     rule = f"|{' --- |' * text_columns}{' ---: |' * (len(headers) - text_columns)}"
     return "\n".join([f"| {' | '.join(headers)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _plain(text: str) -> str:
-    """Return ``text`` with stars that stay stars in Markdown."""
+    """Return ``text`` with escaped stars."""
     return text.replace("*", r"\*")
 
 
@@ -137,15 +132,26 @@ def _share(value: float, key: str) -> str:
 
 
 def quickstart() -> str:
-    """The table that the command prints."""
-    experiment = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json")
-    first = next(run for run in result("quickstart")["runs"] if run["seed"] == experiment.seed)
-    results = [ClassificationResult(**scores) for scores in first["results"]]
-    return f"```\n{results_table('quickstart_fashion_mnist', results, experiment.expected)}\n```"
+    """Scores and durations of all seeds."""
+    rows = []
+    for title, file, score in (
+        ("classification", "quickstart", "top1"),
+        ("segmentation", "quickstart_segmentation", "miou"),
+    ):
+        runs, environment = (result(file)[key] for key in ("runs", "environment"))
+        seconds = _range([run["seconds"] for run in runs], ".0f")
+        machine = f"{environment['threads']} threads of {environment['cpu']}"
+        for index, first in enumerate(runs[0]["results"]):
+            scores = ", ".join(f"{run['results'][index][score]:.1f}" for run in runs)
+            seeds = ", ".join(str(run["seed"]) for run in runs)
+            rows.append(
+                [title, first["protocol"], "mIoU" if score == "miou" else "top-1", seeds, scores, seconds, machine]
+            )
+    return table(["task", "protocol", "score", "seeds", "%", "seconds per seed", "on"], rows, text_columns=7)
 
 
 def quickstart_means() -> dict[str, dict[str, float]]:
-    """Return the means over the seeds by crop, as the experiment's file has them under "expected"."""
+    """Return the means over seeds by crop, in the format of the experiment's "expected" section."""
     runs = [run["results"] for run in result("quickstart")["runs"]]
     return {
         scores[0]["protocol"].partition("-")[0]: {
@@ -155,50 +161,7 @@ def quickstart_means() -> dict[str, dict[str, float]]:
     }
 
 
-def quickstart_seeds() -> str:
-    runs, environment = result("quickstart")["runs"], result("quickstart")["environment"]
-    seeds = " ".join(str(run["seed"]) for run in runs)
-    center, ten_crops = (_listed([f"{run['results'][index]['top1']:.1f}" for run in runs]) for index in (0, 1))
-    seconds = _range([run["seconds"] for run in runs], ".0f")
-    count = runs[0]["results"][0]["count"]
-    error = standard_error(mean(run["results"][0]["top1"] for run in runs), count)
-    return (
-        f"The seeds of `zoo quickstart --seeds {seeds}` gave {center} % with the centre crop and {ten_crops} % with "
-        f"ten crops\nafter four epochs on 4,000 images; chance is 10 %, and a score on {count:,} images has a standard "
-        f"error of {error:.1f} points.\nTraining and scoring took {seconds} seconds each on {environment['threads']} "
-        f"cores ({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
-    )
-
-
-def quickstart_segmentation() -> str:
-    runs, environment = (result("quickstart_segmentation")[key] for key in ("runs", "environment"))
-    miou = _listed([f"{run['results'][0]['miou']:.1f}" for run in runs])
-    seconds = _range([run["seconds"] for run in runs], ".0f")
-    return (
-        f"Its seeds {_listed([str(run['seed']) for run in runs])} gave {miou} % mIoU on "
-        f"{runs[0]['results'][0]['count']} scenes. Training and scoring took {seconds} seconds each on "
-        f"{environment['threads']} cores\n({environment['cpu']}, PyTorch {environment['torch'].partition('+')[0]})."
-    )
-
-
 # --- zoo benchmark layer ---
-
-
-def reference_times() -> str:
-    """How many times as long plain PyTorch operations take as the C++ kernels, float32, over all shapes and layouts."""
-    return _range(_reference_over_native("float32"), ".1f")
-
-
-def reference_times_half() -> str:
-    """The same in bfloat16."""
-    return _range(_reference_over_native("bfloat16"), ".1f")
-
-
-def _reference_over_native(dtype: str) -> list[float]:
-    about = {"subject": "norm + activation", "dtype": dtype}
-    slow, fast = ([record["median"] for record in records("layer_cpu", "time", provider=f"iABN {name}", **about)]
-                  for name in ("reference", "native"))  # fmt: skip
-    return [mine / other for mine, other in zip(slow, fast, strict=True)]
 
 
 LAYER_SHAPES = [[32, 64, 112, 112], [32, 256, 56, 56], [32, 512, 28, 28], [32, 1024, 14, 14]]
@@ -216,20 +179,11 @@ def layers() -> str:
     return table(["", *(f"{shape[1]} x {shape[2]}²" for shape in LAYER_SHAPES)], rows)
 
 
-def minimal_traffic() -> str:
-    """Time over that of the minimal traffic, over the cells of the table of layers."""
-    about = {"subject": "norm + activation", "provider": "iABN native"}
-    found = [
-        record for shape in LAYER_SHAPES for record in records("layer_cpu", "/ minimal traffic", shape=shape, **about)
-    ]
-    return _range([record["median"] for record in found], ".2f")
-
-
 # --- zoo benchmark model and pareto ---
 
 
 def headline() -> str:
-    """What a training step takes, divided by what it takes with standard batch norm."""
+    """Memory and time of a training step, relative to standard batch norm."""
     files = {
         ("torchvision's ResNet-50, `zoo.lean`", "lean_resnet50"): ("torchvision:resnet50", "std-BN lean"),
         ("`resnet50`, in-place norms", "model_cpu"): ("resnet50", "iABN"),
@@ -244,16 +198,6 @@ def headline() -> str:
         for (title, file), (subject, provider) in files.items()
     ]  # fmt: skip
     return table(["", "bytes held for backward", "peak bytes of a step", "time of a step"], rows)
-
-
-def machine() -> str:
-    """The machines, threads and versions of all benchmarks that the README quotes."""
-    names = ["layer_cpu", "model_cpu", "model_cpu_3x3", *(f"pareto_{name}" for name in PARETO), *REVNETS.values()]
-    found = {
-        f"{result(name)['machine']['cpu']} with PyTorch {result(name)['versions']['torch'].partition('+')[0]}": None
-        for name in names
-    }
-    return _listed(list(found))
 
 
 def models() -> str:
@@ -275,13 +219,8 @@ def models() -> str:
     return table(["", *(f"`{name}`" for name in files)], rows)
 
 
-def half_held() -> str:
-    """What resnet50 holds under autocast, over standard batch norm."""
-    return f"{median('model_cpu_bf16', 'held ratio', subject='resnet50', provider='iABN'):.2f}"
-
-
 def fastest() -> str:
-    """The fastest point of each compiled norm: time with its spread, and peak."""
+    """Time with its spread and peak memory of the fastest compiled budget, for each norm."""
 
     def cells(name: str, norm: str) -> list[str]:
         found = [r for r in records(f"pareto_{name}", "step ratio") if r["provider"].startswith(f"compiled {norm} ")]
@@ -308,15 +247,6 @@ def revnets() -> str:
     return table(["", *(head for name in REVNETS for head in (f"`{name}` time", "peak"))], cells)
 
 
-def reconstruction_times() -> str:
-    """The time of a step that reconstructs over that of the same RevNet with stored activations."""
-    steps = [
-        [median(file, "step", provider=provider) for provider in ("RevNet", "RevNet stored")]
-        for file in REVNETS.values()
-    ]
-    return _listed([f"{reconstructed / stored:.2f}" for reconstructed, stored in steps])
-
-
 # --- zoo benchmark lean ---
 
 LEAN_NETWORKS = {
@@ -329,7 +259,7 @@ LEAN_NETWORKS = {
 
 
 def lean_networks() -> str:
-    """What a lean step holds and takes, divided by a plain one."""
+    """Memory and time of a lean step, relative to a plain one."""
 
     def cell(file: str, name: str, metric: str) -> str:
         about = {"subject": name, "provider": "lean", "metric": metric}
@@ -345,141 +275,26 @@ def lean_networks() -> str:
 
 
 def lean_sweep() -> str:
-    """How many networks of timm and torchvision train lean with the same bits, and what they hold."""
-    sentences = []
+    """The smallest network of each family of timm and torchvision, trained lean for a step."""
+    rows = []
     for package, file in (("timm", "lean_sweep"), ("torchvision", "lean_sweep_torchvision")):
         found = {r["metric"]: r["median"] for r in result(file)["records"] if r["subject"].startswith("all ")}
-        trained, same = (int(found[metric]) for metric in ("networks that train", "with the same bits"))
         left_out = sum(note.startswith("not measured") for note in result(file)["notes"])
-        middle, high, worst = (
-            f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst")
-        )
-        sentences.append(
-            f"- {package}: the smallest network of each of {trained + left_out} families was to train a step; "
-            f"{left_out} could not be trained\n"
-            f"  plainly on such images alone. Of the other {trained}, {same} have the bits of plain training when "
-            f"they are lean. Half of\n  them hold at most {middle} of the bytes, nine of ten at most {high}, and all "
-            f"at most {worst}."
-        )
-    return "\n".join(sentences)
+        counts = [f"{found[metric]:.0f}" for metric in ("networks that train", "with the same bits")]
+        ratios = [f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst")]
+        rows.append([package, *counts, str(left_out), *ratios])
+    headers = ["", "trained lean", "with the same bits", "not trainable in plain training either"]
+    return table([*headers, "bytes held: median", "90th percentile", "worst"], rows)
 
 
 def lean_beside() -> str:
-    """What a step of ResNet-50 takes in each strategy, divided by plain training."""
+    """Memory and time of a step of ResNet-50 with each strategy, relative to plain training."""
     rows = []
     for record in records("lean_resnet50", "step ratio"):
         name = record["provider"]
         others = [f"{median('lean_resnet50', metric, provider=name):.2f}" for metric in ("held ratio", "peak ratio")]
         rows.append([name, *others, _with_spread(record)])
     return table(["", "bytes held", "peak bytes", "time of a step"], rows)
-
-
-def lean_overhead() -> str:
-    """What Python takes for each operation."""
-    (forward, nothing), (backward, _) = (
-        [
-            median("lean_networks", f"more per operation, {phase}", provider=name)
-            for name in ("lean", "mode that does nothing")
-        ]
-        for phase in ("forward", "backward")
-    )
-    return (
-        f"{forward:.0f} us in forward, of which any mode written in Python takes {nothing:.0f}, and {backward:.0f} us "
-        "in backward"
-    )
-
-
-# --- zoo benchmark predict ---
-
-
-def predicted_norms() -> str:
-    """The norms of ResNet-50 by the shape of their input: bytes, predicted time and share of the copy's rate."""
-    batches = (32, 256)
-    rows = []
-    for record in result(f"predict_resnet50_{batches[0]}")["records"]:
-        if record["metric"] != "launches":
-            continue
-        everything = "all norms" in record["subject"]
-        _, channels, height, width = record["shape"]
-        row = ["all", ""] if everything else [f"{channels} x {height} x {width}", ""]
-        for batch in batches:
-            name = f"predict_resnet50_{batch}"
-            given = {"subject": record["subject"], "shape": [batch, channels, height, width]}
-            if not everything:
-                row[1] = f"{median(name, 'layers', **given):.0f}"
-            values = [median(name, metric, **given) for metric in ("bytes", "time", "all")]
-            row += [f"{value:,.0f}" for value in values]
-        rows.append(row)
-    headers = [f"{what}, batch {batch}" for batch in batches for what in ("MB", "us predicted", "% of the copy's rate")]
-    return table(["input of a norm", "norms", *headers], rows)
-
-
-def predicted_assumptions() -> str:
-    """What the predictions assume of the GPU, from their note."""
-    (note,) = (note for note in result("predict_resnet50_256")["notes"] if note.startswith("assumed"))
-    return str(note)
-
-
-# --- zoo benchmark scaling and checkpoint ---
-
-SCALING = "scaling_resnet50"
-
-
-def scaling() -> str:
-    """What the model says of each count of accelerators."""
-    rows = []
-    for provider in [record["provider"] for record in records(SCALING, "efficiency, nothing hidden")]:
-        low, high = (
-            f"{median(SCALING, f'efficiency, {which} hidden', provider=provider):.2f}"
-            for which in ("nothing", "gradients")
-        )
-        cores = math.ceil(median(SCALING, "cores that decode", provider=provider))
-        rates = [median(SCALING, metric, provider=provider) for metric in ("network of each", "disk")]
-        values = [f"{cores:,}", *(f"{rate:,.0f}" for rate in rates)]
-        images = f"{median(SCALING, 'images in a day', provider=provider):,.0f}"
-        rows.append([f"{int(provider.split()[0]):,}", low if low == high else f"{low} to {high}", images, *values])
-    headers = ["accelerators", "efficiency", "million images in a day", "cores that decode", "network of each, MB/s"]
-    return table([*headers, "disk, MB/s"], rows)
-
-
-def scaling_assumptions() -> str:
-    """The settings that the model was given."""
-    settings, (num_images, _, side, _) = result(SCALING)["settings"], records(SCALING, "disk")[0]["shape"]
-    return "\n".join(
-        [
-            f"- ResNet-50 with norms that are synchronised, {num_images} images of {side} x {side} per accelerator",
-            f"- {settings['images/s of one accelerator']:,.0f} images/s by one accelerator alone",
-            f"- {settings['bandwidth, GB/s']:.0f} GB/s in each direction of each accelerator, and "
-            f"{settings['latency, us']:.0f} us for a message",
-            f"- {settings['images/s of a core']:,.0f} images/s read, decoded and augmented by a core, and as many "
-            "cores as it takes",
-            f"- {settings['kB of an image']:.0f} kB for an image",
-        ]
-    )
-
-
-def scaling_check() -> str:
-    """Measured and predicted steps of processes of this machine."""
-    rows = []
-    for record in records(SCALING, "measured"):
-        predicted, ratio = (
-            median(SCALING, metric, provider=record["provider"]) for metric in ("predicted", "predicted / measured")
-        )
-        measured = f"{record['median']:.0f} ({record['spread']:.0f})"
-        rows.append([record["provider"], measured, f"{predicted:.0f}", f"{ratio:.2f}"])
-    return table(["", "measured, ms", "predicted, ms", "predicted / measured"], rows)
-
-
-def checkpoint_pause() -> str:
-    """How long training stands still for a checkpoint."""
-    name, beside = "checkpoint_resnet50", "written beside a step"
-    pause, waiting = (median(name, "pause", provider=provider) for provider in (beside, "written while training waits"))
-    share = _with_spread(*records(name, "pause / waiting"))
-    alone, slowed = (median(name, "step", provider=provider) for provider in ("none", beside))
-    return (
-        f"{pause:.0f} ms for a ResNet-50 with momentum and moving average, and for {waiting:,.0f} ms where it waited "
-        f"for the disk; the ratio is {share}. A step beside the write took {slowed / alone:.1f} times as long as others"
-    )
 
 
 def _with_spread(record: dict[str, Any]) -> str:
@@ -504,7 +319,7 @@ def cifar10() -> str:
         content, by_label = result(file), _runs_of(title)
         runs = [run for of_label in by_label for run in of_label]
         finished = [run["epochs"][-1]["val_top1"] for run in runs if run["status"] == "finished"]
-        # Of each run, or, in the files that were shortened by hand, of all runs in it.
+        # Of each run, or, in the manually extracted files, of all runs of the file.
         (trained,), (scored,) = (
             {run.get(key, content.get(key)) for run in runs} for key in ("num_training_images", "num_validation_images")
         )
@@ -524,21 +339,6 @@ def _final(runs: Sequence[dict[str, Any]]) -> str:
     return ", ".join(
         f"{run['epochs'][-1]['val_top1']:.2f}" if run["status"] == "finished" else "diverged" for run in runs
     )
-
-
-def gradient_angle() -> str:
-    """The largest angle between the gradients of a batch from stored and from reconstructed activations, in a run."""
-    (run,) = [run for run in result("revnet_runs")["runs"] if run.get("angles")]
-    degrees = max(angle["degrees"] for angle in run["angles"])
-    return f"{degrees:.1g} degrees in a run of {run['angles'][-1]['step']} steps"
-
-
-def flat_errors() -> str:
-    """How often what a flat network of nine layers found again was further off than it is large."""
-    (run,) = [run for run in result("cifar10_flat")["runs"] if run["label"] == "9 layers reconstructed"]
-    worst = [step["worst_relative_error"] for step in run["reconstruction"]]
-    above = [error for error in worst if error > 1]
-    return f"{len(above)} of the {len(worst)} steps that were metered ({_listed([f'{error:.2f}' for error in above])})"
 
 
 # --- experiments ---
@@ -630,40 +430,6 @@ def _section(section: SectionText) -> str:
     return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
-# --- bytes per pixel ---
-
-
-def pixels() -> str:
-    """Bytes per pixel of the hybrid and of the flat network."""
-    return _listed([_bytes_per_pixel(name) for name in ("revnext", "revnext_flat")])
-
-
-def pixels_plain() -> str:
-    """The same without compiled kernels."""
-    return _listed([_bytes_per_pixel(f"{name}, plain torch kernels") for name in ("revnext", "revnext_flat")])
-
-
-def pixels_again() -> str:
-    """Those of a hybrid that finds the inputs of its branches again."""
-    return _bytes_per_pixel("revnext, branch inputs found again")
-
-
-def _bytes_per_pixel(name: str) -> str:
-    (section,) = [section for section in result("revnext")["sections"] if section["key"] == "pixels"]
-    figures = [figure for figure in section["figures"] if figure["what"].startswith(f"{name}: bytes per pixel")]
-    (found,) = figures
-    return f"{found['measured']:.0f}"
-
-
-# --- zoo reproduce ---
-
-
-def reproduction() -> str:
-    """How many of the published numbers are in each state."""
-    states = result("reproduction")["states"]
-    return f"{sum(states.values())} numbers: {_listed(counts_in_words(states))}"
-
-
 # --- zoo reproduce inplace_abn ---
 
 BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
@@ -672,13 +438,13 @@ SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN unwo
 
 
 def table_2() -> dict[str, Any]:
-    """The section of the report with the pixels of batches."""
+    """The section of the report with the pixels per batch."""
     (section,) = [section for section in result("inplace_abn")["sections"] if section["key"] == "table2"]
     return section
 
 
 def segmentation_pixels() -> str:
-    """More pixels of a batch in the memory of standard norms, published and predicted, with the crops that they are."""
+    """Additional pixels per batch in the memory of standard norms, published and predicted, with the crops."""
     section = table_2()
     figures = {figure["what"]: figure for figure in section["figures"]}
 
@@ -693,25 +459,6 @@ def segmentation_pixels() -> str:
             published_gain = gain(found[1]["published"]["value"])
             rows.append([f"{BODIES[body]}, {DATA_SETS[data]}, {regime}", published_gain, *predicted])
     return table(["", "published, iABN", *SEGMENTATION_STRATEGIES], rows)
-
-
-def segmentation_memory_gb() -> str:
-    """The bytes of the table's first rows."""
-    section = table_2()
-    return _range([f["measured"] for f in section["figures"] if f["what"].endswith("predicted for one GPU")], ".1f")
-
-
-def segmentation_exact() -> str:
-    """The pixels of the best strategy that changes no bit over those of standard norms."""
-    section = table_2()
-    return _range([f["measured"] for f in section["figures"] if ": pixels of " in f["what"]], ".1f")
-
-
-def segmentation_checked() -> str:
-    """How far predictions are at most from real steps, in percent."""
-    section = table_2()
-    checked = [abs(f["measured"]) for f in section["figures"] if f["what"].endswith("prediction over a real step")]
-    return f"{max(checked):.1f} % in {len(checked)} steps"
 
 
 PIPELINES = {
@@ -749,46 +496,22 @@ def _listed(words: Sequence[str]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "reproduction": reproduction,
-    "headline": headline,
     "quickstart": quickstart,
-    "quickstart_seeds": quickstart_seeds,
-    "quickstart_segmentation": quickstart_segmentation,
-    "reference_times": reference_times,
-    "reference_times_half": reference_times_half,
+    "lean_sweep": lean_sweep,
+    "headline": headline,
     "networks": networks,
     "options": options,
     "published": published_scores,
     "held": held,
     "reversible": reversible,
     "cifar10": cifar10,
-    "gradient_angle": gradient_angle,
-    "flat9": flat_errors,
-    "pixels": pixels,
-    "pixels_plain": pixels_plain,
-    "pixels_again": pixels_again,
-    "machine": machine,
     "layers": layers,
-    "minimal_traffic": minimal_traffic,
     "models": models,
     "fastest": fastest,
-    "half_held": half_held,
     "revnets": revnets,
-    "reconstruction_times": reconstruction_times,
     "lean_networks": lean_networks,
-    "lean_sweep": lean_sweep,
     "lean_beside": lean_beside,
-    "lean_overhead": lean_overhead,
     "segmentation_pixels": segmentation_pixels,
-    "segmentation_memory_gb": segmentation_memory_gb,
-    "segmentation_exact": segmentation_exact,
-    "segmentation_checked": segmentation_checked,
-    "predicted_norms": predicted_norms,
-    "predicted_assumptions": predicted_assumptions,
-    "scaling": scaling,
-    "scaling_assumptions": scaling_assumptions,
-    "scaling_check": scaling_check,
-    "checkpoint_pause": checkpoint_pause,
     "input_pipeline": input_pipeline,
     "experiments": experiments,
     "settings": settings,
@@ -796,20 +519,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """Return what stands between each pair of markers, by its name."""
+    """Return the text between each pair of markers, by name."""
     return {match[2]: match[3] for match in MARKERS.finditer(text)}
 
 
 def rewrite(text: str) -> str:
-    """Return ``text`` with all sections as the files have them."""
-
-    def built(match: re.Match[str]) -> str:
-        is_block = match[1].endswith("\n")
-        return f"{match[1]}{SECTIONS[match[2]]()}" + "\n" * is_block + match[4].removeprefix("\n" * is_block)
-
-    return MARKERS.sub(built, text)
-
-
-if __name__ == "__main__":
-    for page in PAGES.values():
-        page.write_text(rewrite(page.read_text()))
+    """Return ``text`` with all generated tables up to date."""
+    return MARKERS.sub(lambda match: f"{match[1]}{SECTIONS[match[2]]()}\n{match[4]}", text)

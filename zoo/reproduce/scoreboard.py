@@ -1,4 +1,4 @@
-"""The ledger: a row for each number that the papers publish, with what was measured of it last."""
+"""The scoreboard: one row per published number, with its latest measurement."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from zoo.reproduce.comparison import Comparison, State, Verdict, not_measured
 from zoo.reproduce.published_numbers import Kind, PublishedNumber, published_numbers
 from zoo.tables import number_text
 
-#: What can become of a published number, in the order in which they are counted.
+#: States of a published number, in the order of the tables.
 STATES: tuple[State, ...] = (
     "reproduced", "off", "underpowered", "needs data", "needs training", "not built", "not run",
 )  # fmt: skip
-#: States of numbers that this package could measure. They say nothing about a number that was measured before.
+#: States that do not replace an earlier measurement.
 WAITING: tuple[State, ...] = ("needs data", "needs training", "not run")
 DAY = len("2018-06-18")
-UNNAMED = "no measurement names it"
+UNNAMED = "no measurement reports it"
 
 
 class Row(BaseModel):
-    """A published number, and what was measured of it last.
+    """A published number and its latest measurement.
 
     Args:
     - `id`, `paper`, `item`, `quantity`, `unit`, `kind`, `place`, `quotation`, `network`, `settings`: those of
       `zoo.reproduce.published_numbers.PublishedNumber`; `published` is its value.
-    - `what`: the name of the measured number in the report of the paper.
-    - `measured`: None where nothing was measured; in the unit `measured_unit`, which may say more than `unit`.
-    - `n`, `spread`: runs or repetitions, and how far they scatter, see `zoo.reproduce.comparison.Comparison`.
-    - `state`, `verdict`: what follows, as a word and in words.
-    - `section`: the item of the paper's report that the row is of.
-    - `command`: what measures the row.
-    - `commit`, `date`: of the code, and when; "" where the training runs that it was read from do not say.
-    - `environment`: the versions and the machine that it was measured with; empty where that is not known.
-    - `weights_md5`, `data`: the weights and the images that were scored, if any.
+    - `what`: name of the measured number in the report of the paper.
+    - `measured`: None if nothing was measured; in `measured_unit`, which may be more specific than `unit`.
+    - `n`, `spread`: number of runs or repetitions, and their spread; see `zoo.reproduce.comparison.Comparison`.
+    - `state`, `verdict`: the verdict as a state and as text.
+    - `section`: the item of the paper's report that contains the row.
+    - `command`: the command that measures the row.
+    - `commit`, `date`: of the measurement; "" if the training runs that it was read from do not record them.
+    - `environment`: versions and machine of the measurement; empty if unknown.
+    - `weights_md5`, `data`: digests of the scored weights and images, if any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,24 +69,23 @@ class Row(BaseModel):
     data: str = ""
 
 
-class Ledger:
-    """The rows of all papers by the ids of their numbers, in the papers' order.
+class Scoreboard:
+    """The rows of all papers by id, in the papers' order.
 
-    A row stays as it is until its number is measured again. What was measured is not replaced by the word that data or
-    training are needed, nor what was measured on given images by what was measured without.
+    A row is kept until its number is measured again. A state without a measurement does not replace a measurement, and
+    a measurement without images does not replace one on given images.
     """
 
     def __init__(self, papers: Iterable[str], kept: Mapping[str, Row]) -> None:
-        """Take over the rows that were ``kept`` from earlier runs, as far as their published numbers are the same."""
+        """Start with the rows ``kept`` from earlier runs whose published numbers have not changed."""
         numbers = [number for paper in papers for number in published_numbers(paper).values()]
         self.rows = {number.id: _continued(number, kept.get(number.id)) for number in numbers}
         self._named: set[str] = set()
 
     def add(self, comparison: Comparison, measured_by: MeasuredBy, *, is_part: bool = False) -> None:
-        """Let the comparison be the row of its number, if it is the first of this run that names it.
+        """Update the row of the comparison's number, unless this run has already updated it.
 
-        With ``is_part``, only some of the paper's items are measured: the first comparison of the number may be in
-        another item, which then keeps its row.
+        With ``is_part``, only some of the paper's items are measured, and a row that belongs to another item is kept.
         """
         number = comparison.published
         if number is None or number.id in self._named:
@@ -101,7 +100,7 @@ class Ledger:
             self.rows[number.id] = new
 
     def complete(self, paper: str, measured_by: MeasuredBy) -> None:
-        """Call the numbers of a paper not built that no comparison named, once all its items were measured."""
+        """Mark the numbers of a paper that no comparison named as "not built"; call it when all items were measured."""
         for number in published_numbers(paper).values():
             if number.id not in self._named:
                 unnamed = not_measured("", number, number.unit, Verdict("not built", UNNAMED))
@@ -109,7 +108,7 @@ class Ledger:
 
 
 class MeasuredBy(NamedTuple):
-    """What measured an item of a paper: the command for this item, and `describe_environment` of the run."""
+    """The command that measured an item of a paper, and the `describe_environment` of the run."""
 
     section: str
     command: str
@@ -117,25 +116,25 @@ class MeasuredBy(NamedTuple):
 
 
 def count_states(rows: Iterable[Row]) -> dict[State, int]:
-    """Return how many rows are in each of `STATES`."""
+    """Return the number of rows in each of `STATES`."""
     counts = Counter(row.state for row in rows)
     return {state: counts[state] for state in STATES}
 
 
 def count_sentence(rows: Sequence[Row]) -> str:
-    """Return how many of the numbers are in each state, as a sentence."""
+    """Return a sentence with the number of rows in each state."""
     return f"Of {len(rows)} published numbers: {', '.join(counts_in_words(count_states(rows)))}."
 
 
 def counts_in_words(counts: Mapping[State, int]) -> list[str]:
-    """Return "5 off", "3 need data" and so on, for the states that there are."""
+    """Return texts such as "5 off" and "3 need data" for the states that occur."""
     return [
         f"{count} {state if count == 1 else state.replace('needs', 'need')}" for state, count in counts.items() if count
     ]
 
 
 def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Return the rows of a paper by the item that they belong to, in the order in which the items begin."""
+    """Return the rows of a paper grouped by item, in order of first appearance."""
     items: dict[str, list[Row]] = {}
     for row in rows:
         items.setdefault(row.item, []).append(row)
@@ -143,7 +142,7 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredBy) -> Row:
-    """Return the row of a comparison; what it was read from says by itself when and how it was measured."""
+    """Return the row of a comparison; origin recorded in the comparison takes precedence over ``measured_by``."""
     is_measured = comparison.measured is not None
     environment = measured_by.environment if comparison.environment is None else comparison.environment
     return Row(
@@ -166,16 +165,16 @@ def _row(number: PublishedNumber, comparison: Comparison, measured_by: MeasuredB
 
 
 def _continued(number: PublishedNumber, old: Row | None) -> Row:
-    """Return the row of an earlier run, or one that waits for a run: the published number is new or another one."""
+    """Return the row of an earlier run, or a "not run" row if the published number is new or has changed."""
     command = shlex.join(["zoo", "reproduce", number.paper])
     if old is None:
         return Row(**_of_number(number), state="not run", verdict=f"not run: `{command}`", command=command)
     if (old.published, old.unit) == (number.value, number.unit):
         return old.model_copy(update=_of_number(number))
-    verdict = f"not run: it was measured when {number_text(old.published)} {old.unit} stood here as published"
+    verdict = f"not run: the published number was {number_text(old.published)} {old.unit} when it was measured"
     return Row(**_of_number(number), state="not run", verdict=verdict, command=old.command or command)
 
 
 def _of_number(number: PublishedNumber) -> dict[str, Any]:
-    """Return the fields of a row that are those of the published number."""
+    """Return the fields of a row that come from the published number."""
     return {**number.model_dump(exclude={"value"}), "paper": number.paper, "published": number.value}
