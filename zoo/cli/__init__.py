@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
-from zoo.cli import convert
 from zoo.cli.benchmark import (
     BenchmarkInput,
     BenchmarkLayer,
@@ -25,6 +24,7 @@ from zoo.cli.benchmark import (
     BenchmarkPareto,
 )
 from zoo.cli.compare import Compare
+from zoo.cli.convert import Convert
 from zoo.cli.data import DataCheck, DataCifar10, DataCifar100, DataImageNetVal, DataIndex, DataShard
 from zoo.cli.doctor import Doctor
 from zoo.cli.fetch import Fetch, Verify
@@ -57,7 +57,7 @@ class Group(NamedTuple):
     metavar: str = "KIND"
 
 
-COMMANDS: Mapping[str, type[Command] | Group | Any] = {
+COMMANDS: Mapping[str, type[Command] | Group] = {
     "list": List,
     "show": Show,
     "settings": Settings,
@@ -77,7 +77,7 @@ COMMANDS: Mapping[str, type[Command] | Group | Any] = {
     "train": Train,
     "validate": Validate,
     "compare": Compare,
-    "convert": convert,
+    "convert": Convert,
     "predict": Predict,
     "segment": Segment,
     "reproduce": Group(
@@ -146,12 +146,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_command(commands: argparse._SubParsersAction[Any], name: str, command: type[Command]) -> None:
-    if not isinstance(command, type):  # TODO: a module
-        command.add_parser(commands)
-        commands.choices[name].set_defaults(command=None, prog=f"zoo {name}")
-        if not commands.choices[name]._subparsers:
-            commands.choices[name].add_argument("--debug", action="store_true", help="x")
-        return
     summary, description = _descriptions(command)
     add_options(commands.add_parser(name, help=summary, description=description), command)
 
@@ -175,7 +169,7 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with RememberedInterrupt():
-            code = args.run(args) if args.command is None else parsed(args.command, args, command_line).run()
+            code: int = parsed(args.command, args, command_line).run()
         sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))

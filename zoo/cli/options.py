@@ -15,6 +15,8 @@ type of a field decides how its text is parsed:
 - ``bool`` is a flag, ``Literal[...]`` a choice, ``tuple[X, ...]`` one or more ``X``, ``X | None`` has no default;
 - ``Annotated[X, convert]`` calls ``convert(text)``, which raises argparse.ArgumentTypeError for wrong text;
 - any other type is called with the text.
+
+Options of the same name have the same meaning in all commands. A mixin such as `LoaderOptions` declares them once.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser, command: type[Command]) -> None
     for each in _options(command):
         settings = {**_settings_of_type(hints[each.name]), **each.metadata.get("settings", {})}
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        settings["help"] = _help(docs.get(each.name, ""), default)
+        settings.setdefault("help", _help(docs.get(each.name, ""), default))
         if "positional" not in each.metadata:
             names = each.metadata.get("names", ())
             if not any(name.startswith("--") for name in names):
@@ -228,18 +230,3 @@ def check_writable(*files: Path | None) -> None:
         if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
             reason = "it is a folder" if os.path.isdir(file) else f"{printable(folder)} is not a writable folder"
             raise ConfigError(f"{printable(file)}: cannot be written, as {reason}; give another path")
-
-
-def add_workers_option(parser, workers, meaning):  # noqa
-    parser.add_argument("-j", "--workers", type=whole_number, default=default_workers(workers)(), metavar="N", help="w")
-
-
-def add_loader_options(parser, workers):  # noqa
-    add_workers_option(parser, workers, "")
-    parser.add_argument("-p", "--print-freq", type=positive, default=10, metavar="N", help="p")
-    parser.add_argument("--on-bad-image", choices=("stop", "skip"), default="stop", help="b")
-
-
-def add_process_options(parser):  # noqa
-    parser.add_argument("--local_rank", "--local-rank", type=whole_number, default=None, metavar="N", help="r")
-    parser.add_argument("--dist-backend", choices=("nccl", "gloo"), default=None, help="d")
