@@ -73,7 +73,7 @@ def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_every_paper_can_be_named_and_all_of_them_at_once() -> None:
     names = [*PAPERS, "all"]
-    assert [build_parser().parse_args(["reproduce", name]).benchmark for name in names] == names
+    assert [build_parser().parse_args(["reproduce", name]).command.paper for name in names] == names
 
 
 def test_report_and_plots_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

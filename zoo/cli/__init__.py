@@ -13,32 +13,19 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from zoo.cli.benchmark import (
-    BenchmarkInput,
-    BenchmarkLayer,
-    BenchmarkLean,
-    BenchmarkMaxBatch,
-    BenchmarkModel,
-    BenchmarkPareto,
-)
+from zoo.cli.benchmark import BENCHMARK
 from zoo.cli.compare import Compare
 from zoo.cli.convert import Convert
-from zoo.cli.data import DataCheck, DataCifar10, DataCifar100, DataImageNetVal, DataIndex, DataShard
+from zoo.cli.data import DATA
 from zoo.cli.doctor import Doctor
 from zoo.cli.fetch import Fetch, Verify
 from zoo.cli.list_networks import List
-from zoo.cli.options import Command, add_options, parsed
+from zoo.cli.options import Command, Group, add_options, parsed
 from zoo.cli.predict import Predict
 from zoo.cli.quickstart import Quickstart
-from zoo.cli.reproduce import (
-    ReproduceAll,
-    ReproduceImageNet,
-    ReproduceInPlaceABN,
-    ReproduceRevNet,
-    ReproduceRevNeXt,
-)
+from zoo.cli.reproduce import REPRODUCE
 from zoo.cli.segment import Segment
 from zoo.cli.settings import Settings
 from zoo.cli.show import Show
@@ -48,60 +35,21 @@ from zoo.engine.interrupts import RememberedInterrupt
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
 from zoo.run.console import set_up_console
 
-
-class Group(NamedTuple):
-    """A command with subcommands."""
-
-    summary: str
-    kinds: Mapping[str, type[Command]]
-    metavar: str = "KIND"
-
-
 COMMANDS: Mapping[str, type[Command] | Group] = {
     "list": List,
     "show": Show,
     "settings": Settings,
     "fetch": Fetch,
     "verify": Verify,
-    "data": Group(
-        "Check, index or shard a data set; make one from the archives of CIFAR or ImageNet",
-        {
-            "check": DataCheck,
-            "cifar10": DataCifar10,
-            "cifar100": DataCifar100,
-            "imagenet-val": DataImageNetVal,
-            "index": DataIndex,
-            "shard": DataShard,
-        },
-    ),
+    "data": DATA,
     "train": Train,
     "validate": Validate,
     "compare": Compare,
     "convert": Convert,
     "predict": Predict,
     "segment": Segment,
-    "reproduce": Group(
-        "Measure published scores, tables and figures again",
-        {
-            "all": ReproduceAll,
-            "inplace_abn": ReproduceInPlaceABN,
-            "revnet": ReproduceRevNet,
-            "revnext": ReproduceRevNeXt,
-            "imagenet": ReproduceImageNet,
-        },
-        metavar="BENCHMARK",
-    ),
-    "benchmark": Group(
-        "Measure time and memory of norms, networks and strategies",
-        {
-            "layer": BenchmarkLayer,
-            "model": BenchmarkModel,
-            "pareto": BenchmarkPareto,
-            "max-batch": BenchmarkMaxBatch,
-            "lean": BenchmarkLean,
-            "input": BenchmarkInput,
-        },
-    ),
+    "reproduce": REPRODUCE,
+    "benchmark": BENCHMARK,
     "quickstart": Quickstart,
     "doctor": Doctor,
 }
@@ -151,9 +99,9 @@ def _add_command(commands: argparse._SubParsersAction[Any], name: str, command: 
 
 
 def _descriptions(command: type[Command]) -> tuple[str, str]:
-    """Return the first paragraph of a command's docstring without the period, and the docstring, for argparse."""
-    paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").replace("%", "%%").split("\n\n")]
-    return paragraphs[0].removesuffix("."), " ".join(paragraphs)
+    """Return the first paragraph of a command's docstring without the period, and the whole docstring, for argparse."""
+    paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
+    return paragraphs[0].removesuffix(".").replace("%", "%%"), " ".join(paragraphs)
 
 
 def _run(args: argparse.Namespace, command_line: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from zoo.cli.options import Command, DataFolder, Positive, WholeNumber, argument, option, positive
+from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, option, positive
 from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -353,6 +353,19 @@ class BenchmarkInput(Benchmark):
             write_json(self.json, results.content())
         if not self.no_plot:
             draw_plot(self.stem.with_name(self.stem.name + ".png"), results.summary)
+
+
+BENCHMARK = Group(
+    "Measure time and memory of norms, networks and strategies",
+    {
+        "layer": BenchmarkLayer,
+        "model": BenchmarkModel,
+        "pareto": BenchmarkPareto,
+        "max-batch": BenchmarkMaxBatch,
+        "lean": BenchmarkLean,
+        "input": BenchmarkInput,
+    },
+)
 
 
 def _number_or_text(text: str) -> int | float | str:

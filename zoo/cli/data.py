@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from zoo.cli.options import Command, DataFolder, Positive, WholeNumber, argument, default_workers, option
+from zoo.cli.options import Command, DataFolder, Group, Positive, WholeNumber, argument, default_workers, option
 from zoo.data.places import local
 from zoo.errors import DataError, printable
 
@@ -134,6 +134,19 @@ class DataShard(Command):
             )
             print(f"{_counted(len(source.names), 'image')} in {_counted(count, 'shard')}; {printable(target)}")
         return 0
+
+
+DATA = Group(
+    "Check, index or shard a data set; make one from the archives of CIFAR or ImageNet",
+    {
+        "check": DataCheck,
+        "cifar10": DataCifar10,
+        "cifar100": DataCifar100,
+        "imagenet-val": DataImageNetVal,
+        "index": DataIndex,
+        "shard": DataShard,
+    },
+)
 
 
 def _splits(data: Path) -> list[Path]:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zoo.data.places import Place, place_of
 from zoo.errors import ConfigError, printable
@@ -94,6 +94,14 @@ class Command:
     def run(self) -> int:
         """Run the command and return its exit code."""
         raise NotImplementedError
+
+
+class Group(NamedTuple):
+    """A command with subcommands: its summary in the help text, and the subcommands by name."""
+
+    summary: str
+    kinds: Mapping[str, type[Command]]
+    metavar: str = "KIND"
 
 
 CommandT = TypeVar("CommandT", bound=Command)

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from zoo.cli.options import (
     Command,
+    Group,
     LoaderOptions,
     Positive,
     ProcessOptions,
@@ -141,3 +142,16 @@ class ReproduceImageNet(Command, LoaderOptions, ProcessOptions):
         if scored.is_off:
             return EXIT_VERIFICATION_FAILED
         return 0 if scored.is_complete else EXIT_USER_ERROR
+
+
+REPRODUCE = Group(
+    "Measure published scores, tables and figures again",
+    {
+        "all": ReproduceAll,
+        "inplace_abn": ReproduceInPlaceABN,
+        "revnet": ReproduceRevNet,
+        "revnext": ReproduceRevNeXt,
+        "imagenet": ReproduceImageNet,
+    },
+    metavar="BENCHMARK",
+)
