@@ -1,8 +1,8 @@
-"""The largest batch or image that fits into an amount of memory, predicted without running a training step.
+"""Predicts the largest batch or image that fits in memory, without running a training step.
 
-The tensors of a step are counted on the meta device, where they take no memory. The scratch memory of convolutions
-cannot be seen there: on the CPU copies in layouts that suit the processor, on a GPU a workspace. It is a sizeable part
-of a step that holds little, and cannot be computed from shapes. So each distinct convolution is run on a few images.
+The tensors of a step are counted on the meta device. The scratch memory of convolutions (reordered copies on a CPU, a
+workspace on a GPU) is not visible there and cannot be computed from shapes, but is a large part of steps that save
+few activations. Each distinct convolution is therefore run on a few images.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from zoo.remat.memory_use import Change, StorageLog, count_memory, measure_memor
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TOLERANCE = 0.05
-# Each convolution operator, and which of its arguments have the batch as their first dimension.
+# Convolution operators, and the indices of their arguments whose first dimension is the batch.
 CONVOLUTIONS = {torch.ops.aten.convolution.default: (0,), torch.ops.aten.convolution_backward.default: (0, 1)}
-# The scratch memory of a convolution is measured with these numbers of images. With fewer images, copies of the
-# weights may be the larger part of it.
+# Numbers of images for measuring scratch memory. With fewer images, copies of the weights may dominate.
 SCRATCH_BATCHES = (4, 8)
 
 
 class TrainingBytes(NamedTuple):
-    """Bytes that training takes.
+    """Memory of training.
 
     Args:
-    - `constant`: bytes that are always there: parameters, momentum, buffers, and the images and label maps of a batch.
-    - `step`: the most bytes that a step takes in addition at one time.
+    - `constant`: bytes of parameters, momentum, buffers, and the images and label maps of a batch.
+    - `step`: peak of the additional bytes of a step.
     """
 
     constant: int
@@ -46,40 +45,40 @@ class TrainingBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The most bytes at one time."""
+        """Peak memory in bytes."""
         return self.constant + self.step
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that ``text`` stands for ("16GiB", "500 MB"); ConfigError for any other text."""
+    """Return the bytes of a text such as "16GiB" or "500 MB"; raises ConfigError for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
-        raise ConfigError(f"{text!r} is no amount of memory; write it as 16GiB or 500MB")
+        raise ConfigError(f"{text!r} is not an amount of memory; write it as 16GiB or 500MB")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 class MemoryPrediction:
-    """Predicts what training a network with SGD and momentum takes, from the network on the meta device.
-
-    Raises ConfigError for a strategy that the network does not have.
+    """Predicts the memory of training a network with SGD and momentum, with the network on the meta device.
 
     Args:
-    - `setup`: the network, and the number and size of its images, unless they are given to a prediction.
-    - `strategy`: how the network saves memory.
-    - `scratch`: count the scratch memory that convolutions take on this device. False: tensors alone, which are the
-      same on any device.
+    - `setup`: the network, and the default number and size of its images.
+    - `strategy`: the memory strategy.
+    - `scratch`: include the scratch memory of convolutions on the setup's device. Otherwise only tensors are counted,
+      which are the same on any device.
+
+    Raises ConfigError for a strategy that the network does not support.
     """
 
     def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool = True) -> None:
         self._setup = replace(setup, device=torch.device("meta"))
         self._model = strategy.build(self._setup)
         self._scratch = ConvolutionScratch(setup.device) if scratch else None
-        # Tensors on the meta device are to be treated by the kernels that the real device would use.
+        # Meta tensors must use the same kernels as the real device.
         self._reference = backend.kernels_for(torch.empty(0, device=setup.device)) is reference
         self._counted: dict[tuple[int, int], TrainingBytes] = {}
 
     def bytes_for(self, batch: int, size: int | None = None) -> TrainingBytes:
-        """Return the bytes that training with ``batch`` images takes, of ``size`` pixels a side or the setup's."""
+        """Return the memory of training with ``batch`` images of ``size`` pixels (default: the setup's size)."""
         size = size or self._setup.size
         if (batch, size) not in self._counted:
             self._counted[batch, size] = self._count(replace(self._setup, batch=batch, size=size))
@@ -92,26 +91,26 @@ class MemoryPrediction:
         return TrainingBytes(constant_bytes(self._model, setup), step.peak)
 
     def largest_batch(self, memory_bytes: int) -> tuple[int, TrainingBytes]:
-        """Return the largest batch for which training takes at most ``memory_bytes``, and what it takes.
+        """Return the largest batch whose training fits in ``memory_bytes``, and its memory.
 
-        Where not even 2 images fit, the batch is 0 and the bytes are those of 2 images: a norm needs that many.
+        If not even 2 images fit, which a norm needs, the batch is 0 and the memory is that of 2 images.
         """
         return _largest(self.bytes_for, memory_bytes, power=1)
 
     def largest_size(self, memory_bytes: int, multiple: int) -> tuple[int, TrainingBytes]:
-        """Return the largest side of an image for which training with the setup's batch takes at most ``memory_bytes``.
+        """Return the largest image size whose training with the setup's batch fits in ``memory_bytes``, and its memory.
 
-        It is a ``multiple`` of that many pixels, at least 2 times, or 0, see `largest_batch`; and what it takes.
+        The size is a ``multiple`` of that many pixels, at least twice as many, or 0 as in `largest_batch`.
         """
         count, taken = _largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)
         return count * multiple, taken
 
 
 def _largest(bytes_for: Callable[[int], TrainingBytes], memory_bytes: int, power: int) -> tuple[int, TrainingBytes]:
-    """Return the largest whole number n for which ``bytes_for`` is at most ``memory_bytes``, and these bytes.
+    """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``, and these bytes.
 
-    The bytes grow with n ** ``power`` along pieces of straight lines, so that the next guess follows from two values.
-    Where not even 2 fits, the result is 0 and the bytes of 2.
+    The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.
+    If not even 2 fits, returns 0 and the bytes of 2.
     """
     fits, taken = 2, bytes_for(2)
     if taken.total > memory_bytes:
@@ -130,16 +129,16 @@ def _largest(bytes_for: Callable[[int], TrainingBytes], memory_bytes: int, power
 
 
 class ConvolutionScratch:
-    """The scratch memory of convolutions on ``device``, where each distinct convolution is measured once."""
+    """The scratch memory of convolutions on ``device``; each distinct convolution is measured once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._measured: dict[str, list[int]] = {}
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the peak of one of the `CONVOLUTIONS` without its results; ``args`` may be on the meta device.
+        """Return the peak memory of one of the `CONVOLUTIONS` without its results; ``args`` may be meta tensors.
 
-        The scratch memory grows linearly with the batch: that of any batch follows from two.
+        Scratch memory is linear in the batch, so two measurements determine it.
         """
         key = f"{func} {[_without_batch(arg, index in CONVOLUTIONS[func]) for index, arg in enumerate(args)]}"
         if key not in self._measured:
@@ -169,7 +168,7 @@ class ConvolutionScratch:
 
 
 class _StorageAndScratchLog(StorageLog):
-    """Logs storages, and the scratch memory of each convolution as if the device of ``scratch`` ran it."""
+    """Logs storages, and the scratch memory that each convolution would need on the device of ``scratch``."""
 
     def __init__(self, scratch: ConvolutionScratch) -> None:
         super().__init__()
@@ -186,21 +185,21 @@ class _StorageAndScratchLog(StorageLog):
 
 
 def _without_batch(value: Any, has_batch: bool) -> Any:
-    """Return an argument of a convolution, or of a tensor dtype, layout and shape without the batch."""
+    """Return a convolution's argument; for a tensor its dtype, layout and shape without the batch dimension."""
     if not isinstance(value, Tensor):
         return value
     return value.dtype, memory_format_of(value), tuple(value.shape[1:] if has_batch else value.shape)
 
 
 def constant_bytes(model: nn.Module, setup: Setup) -> int:
-    """Return the bytes of the parameters, of their momentum, of the buffers and of a batch."""
+    """Return the bytes of parameters, momentum, buffers and a batch."""
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     return 2 * parameters + buffers + setup.input_bytes
 
 
 def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], memory_bytes: int) -> bool:
-    """Add the largest batch of each strategy that the network has, and what it takes; return whether any fits."""
+    """Add the largest batch of each supported strategy and its memory; return whether any fits."""
     case, largest = replace(setup.case, shape=setup.image_shape), 0
     for strategy in _available(results, setup, strategies):
         with refusals_noted(results, setup, strategy.name):
@@ -210,7 +209,7 @@ def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], 
             if batch == 0:
                 results.note(
                     f"does not fit: {strategy.name} needs {taken.total:,} bytes for a batch of 2 at {setup.size} px, "
-                    f"there are {memory_bytes:,}"
+                    f"of {memory_bytes:,} available"
                 )
                 continue
             results.add(case, strategy.name, "needed", "MB", [taken.total / 1e6])
@@ -219,9 +218,9 @@ def report_fits(results: Results, setup: Setup, strategies: Sequence[Strategy], 
 
 
 def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strategy], batches: Sequence[int]) -> None:
-    """Add the predicted bytes of each strategy, and the bytes of a real step.
+    """Add the predicted memory of each strategy and the memory of a real step.
 
-    VerificationError, once all have been added, if any of them differ by more than 5 %.
+    Raises VerificationError, after all have been added, if any of them differ by more than 5 %.
     """
     wrong = []
     for strategy in _available(results, setup, strategies):
@@ -240,16 +239,15 @@ def check_predictions(results: Results, setup: Setup, strategies: Sequence[Strat
 
 
 def predict_and_measure(setup: Setup, strategy: Strategy) -> tuple[int, int]:
-    """Return the bytes that training with the setup's batch takes: as predicted, and as measured in a real step."""
+    """Return the predicted memory of training with the setup's batch, and that of a real step, in bytes."""
     predicted, model = MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
     taken = predicted.constant + measure_memory(setup.forward_of(model), model.parameters()).peak
     return predicted.total, taken
 
 
 def _available(results: Results, setup: Setup, strategies: Sequence[Strategy]) -> list[Strategy]:
-    """Return the strategies that the network has, and note which it does not have.
+    """Return the strategies that the network supports, and note the others.
 
-    To learn this, the networks are built on the meta device, which takes neither time nor memory. ConfigError where
-    even the baseline cannot be built.
+    The networks are built on the meta device. Raises ConfigError if even the baseline cannot be built.
     """
     return list(build_all(results, strategies, replace(setup, device=torch.device("meta"))))

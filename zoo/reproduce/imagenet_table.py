@@ -48,7 +48,7 @@ class Row:
     reused: bool = False
 
     def difference(self, data: ValidationSet) -> dict[str, float] | None:
-        """Return measured minus published in points, both with two digits; None where they cannot be compared."""
+        """Return measured minus published in points, rounded to two digits; None if they cannot be compared."""
         if self.measured is None or self.published is None or not _is_comparable(self.measured, data):
             return None
         return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in self.published}
@@ -60,7 +60,7 @@ class Row:
         return {key: standard_error(self.measured[key], self.measured["count"]) for key in METRICS}
 
     def verdict(self, data: ValidationSet) -> Verdict:
-        """Return how far measured and published score are apart, or why that cannot be said."""
+        """Return the verdict on the difference, or why there is none."""
         if self.measured is None:
             return Verdict("needs data", "not run")
         if self.published is None:
@@ -80,7 +80,7 @@ class Row:
         return self.verdict(data).state == "off"
 
     def to_json(self, data: ValidationSet) -> dict[str, Any]:
-        """Return everything known about the row; ``images`` are those that it was scored on, or would be."""
+        """Return the row for JSON; ``images`` describes the scored or required images."""
         verdict = self.verdict(data)
         return {
             **asdict(self),
@@ -131,7 +131,7 @@ def markdown_report(
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:
-    """Return a list item for each network with rows not run: which, why, and the command that would run them."""
+    """Return a list item for each network with unmeasured rows: protocols, reason and command."""
     waiting: dict[tuple[str, str, str | None], list[str]] = {}
     for row in rows:
         if row.measured is None:
@@ -173,7 +173,7 @@ def _pair(score: Mapping[str, Any] | None, sign: str = "") -> str | None:
 
 
 def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
-    """Return when a row was measured, and where its environment differs from that of this run."""
+    """Return when a row was measured, and how its environment differs from that of this run."""
     if row.measured is None:
         return None
     if not row.reused:

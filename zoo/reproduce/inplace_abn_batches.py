@@ -1,4 +1,4 @@
-"""Section 4.1 of Rota Bulo et al. 2018: the batches that networks can be trained with on ImageNet, with either norm."""
+"""Section 4.1 of Rota Bulo et al. 2018: the largest ImageNet batches with standard and with in-place norms."""
 
 from __future__ import annotations
 

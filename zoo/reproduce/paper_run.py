@@ -34,7 +34,7 @@ NUM_CLASSES: dict[ImageSet, tuple[str, int]] = {"ImageNet": ("val", 1000), "CIFA
 
 @dataclass(frozen=True)
 class PaperOptions:
-    """What `zoo reproduce` is asked for with the name of a paper, or with `ALL`.
+    """Options of `zoo reproduce` for one paper or for `ALL`.
 
     Args:
     - `paper`: a key of `zoo.reproduce.papers.PAPERS`, or `ALL` for all of them.
@@ -62,7 +62,7 @@ class PaperOptions:
         return list(PAPERS) if self.paper == ALL else [self.paper]
 
     def command_of(self, paper: str, item: str, comparison: Comparison) -> str:
-        """Return the command that measures a comparison of an item, with those inputs that it needed."""
+        """Return the command that measures a comparison of an item, with the inputs that it needs."""
         words = ["zoo", "reproduce", paper, "--only", item]
         if comparison.environment is not None:
             words += self._words("runs")
@@ -77,14 +77,14 @@ class PaperOptions:
 
 
 class Reproduced(NamedTuple):
-    """What `reproduce_papers` leaves: the reports as Markdown, by the papers' names, and the rows of the scoreboard."""
+    """Result of `reproduce_papers`: the reports as Markdown by paper, and the rows of the scoreboard."""
 
     reports: Mapping[str, str]
     rows: Sequence[Row]
 
 
 def reproduce_papers(options: PaperOptions) -> Reproduced:
-    """Measure one item after another; after each, write the report of its paper and the scoreboard.
+    """Measure all items, and write the paper's report and the scoreboard after each.
 
     The curves of training runs are kept in PAPER_runs.json and drawn in PAPER_runs.png. With the folder of ImageNet,
     the published networks are scored on it first, as `zoo reproduce imagenet` does. Before anything is measured, raises
@@ -94,7 +94,7 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     if options.plots:
         check_matplotlib()
     warn_of_changes()
-    images = None if options.data is None else recognise(options.data, options.paper)
+    images = None if options.data is None else recognize(options.data, options.paper)
     found = {paper: _read_runs(options, paper) for paper in options.papers}
     scoreboard = Scoreboard(PAPERS, read_rows(options.out))
 
@@ -135,10 +135,10 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     return Reproduced(reports, list(scoreboard.rows.values()))
 
 
-def recognise(data: Path, paper: str) -> ImageSet:
-    """Return what a folder of images is, by its class folders: 1000 in val/ are ImageNet, 10 in train/ are CIFAR-10.
+def recognize(data: Path, paper: str) -> ImageSet:
+    """Return the data set of a folder: ImageNet has 1000 class folders in val/, CIFAR-10 has 10 in train/.
 
-    Raises DataError for anything else, and for a data set that the paper, or any with `ALL`, has no use for.
+    Raises DataError for anything else, and for a data set that the paper does not need.
     """
     counts = {name: _num_folders(data / part) for name, (part, _) in NUM_CLASSES.items()}
     found = next((name for name, (_, expected) in NUM_CLASSES.items() if counts[name] == expected), None)
@@ -162,9 +162,9 @@ def _num_folders(folder: Path) -> int:
 
 
 def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:
-    """Return those of the papers' items that are named, or all of them without a name; case and blanks do not matter.
+    """Return the papers' items with these names, or all items without names; case and blanks are ignored.
 
-    Raises ConfigError, with the items that there are, for a name that no paper has.
+    Raises ConfigError, which lists the items, for an unknown name.
     """
     known = {_plain(each.item) for of_paper in measurements.values() for each in of_paper}
     unknown = [name for name in names if _plain(name) not in known]
@@ -188,7 +188,7 @@ def _plain(item: str) -> str:
 
 
 def _read_runs(options: PaperOptions, paper: str) -> tuple[list[TrainingRun], list[str]]:
-    """Return the runs of a paper's experiments, and remarks on those of no paper that is measured."""
+    """Return the runs of a paper's experiments, and remarks on runs that belong to none of the measured papers."""
     others = [name for other in options.papers if other != paper for name in PAPERS[other].experiments]
     return read_runs(options.runs, PAPERS[paper].experiments, others)
 

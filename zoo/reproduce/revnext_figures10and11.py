@@ -112,7 +112,7 @@ def measure_ratios(
 
 
 def _undo_as_authors(layer: Any) -> None:
-    """Make a norm find its input as ``IBatchNorm3d`` in layers.py of the authors' code does."""
+    """Make a norm reconstruct its input like ``IBatchNorm3d`` in layers.py of the authors' code."""
     record, undo = layer.record_, layer.undo_
 
     def record_(x: Tensor) -> Any:
