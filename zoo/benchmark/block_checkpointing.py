@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from zoo.errors import ConfigError
+from zoo.ops.context import restored_buffers
 from zoo.remat.operations import CONVOLUTION, PRODUCTS
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -24,7 +25,7 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
 
     Raises ConfigError if `blocks_of` finds no blocks.
     """
-    return _checkpointed(model, lambda block: (nullcontext(), _restored_buffers(block)))
+    return _checkpointed(model, lambda block: (nullcontext(), restored_buffers(block)))
 
 
 def checkpoint_blocks_selectively(model: nn.Module) -> nn.Module:
@@ -36,7 +37,7 @@ def checkpoint_blocks_selectively(model: nn.Module) -> nn.Module:
 
     def contexts(block: nn.Module) -> Contexts:
         first, second = create_selective_checkpoint_contexts([CONVOLUTION, *PRODUCTS])
-        return first, _restored_buffers(block, second)
+        return first, _recomputation(block, second)
 
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
@@ -69,12 +70,6 @@ def _checkpointed(model: nn.Module, contexts: Callable[[nn.Module], Contexts]) -
 
 
 @contextmanager
-def _restored_buffers(block: nn.Module, inner: AbstractContextManager[Any] | None = None) -> Iterator[None]:
-    """Enter the ``inner`` context and restore the block's buffers when it ends."""
-    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
-    try:
-        with inner or nullcontext():
-            yield
-    finally:  # torch leaves the context with an exception when it has recomputed enough
-        for buffer, value in before:
-            buffer.copy_(value)
+def _recomputation(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with restored_buffers(block), inner:
+        yield

@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -164,9 +165,10 @@ class _PrintVersion(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from zoo.engine.program import version_of
-
-        print(f"zoo {version_of('zoo') or '(checkout, not installed)'}")
+        try:
+            print(f"zoo {metadata.version('zoo')}")
+        except metadata.PackageNotFoundError:
+            print("zoo (checkout, not installed)")
         parser.exit()
 
 

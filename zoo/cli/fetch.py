@@ -43,7 +43,7 @@ class Fetch(Command):
                 failed.append(name)
         if failed:
             raise WeightsError(
-                f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}; give the same command again"
+                f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}; run the same command again"
             )
         return 0
 
@@ -63,18 +63,18 @@ class Verify(Command):
         from zoo.tables import markdown_table
         from zoo.weights.cache import audit_cache, weights_dir
 
-        findings = audit_cache(self.names)
-        if not findings:
+        entries = audit_cache(self.names)
+        if not entries:
             print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
             return 0
-        rows = [[printable(finding.path), finding.status, finding.sha256, finding.note] for finding in findings]
+        rows = [[printable(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
         print(markdown_table(["file", "state", "sha256", "note"], rows))
         faults = {"damaged", "missing", "partial"} if self.names else {"damaged"}
-        bad = [finding for finding in findings if finding.status in faults]
+        bad = [entry for entry in entries if entry.status in faults]
         if bad:
-            faulty = listed(f"{finding.path.name} is {finding.status}" for finding in bad)
+            faulty = listed(f"{entry.path.name} is {entry.status}" for entry in bad)
             raise VerificationError(
-                f"{len(bad)} of {len(findings)} files are not as published: {faulty}; see their notes"
+                f"{len(bad)} of {len(entries)} files are not as published: {faulty}; see their notes"
             )
         return 0
 

@@ -114,9 +114,9 @@ class Train(Command, TrainOptions, ProcessOptions):
 
 def _newest(log_dir: Path) -> Path:
     """Return the newest good checkpoint of a log folder; logs a notice if newer ones are damaged."""
-    from zoo.engine.start import newest_checkpoint
+    from zoo.engine.start import load_newest_checkpoint
 
-    newest = newest_checkpoint(log_dir)
+    newest = load_newest_checkpoint(log_dir)
     if newest is None:
         raise ConfigError(
             f"there is no checkpoint to evaluate; {printable(log_dir)}: give the folder of a run as --log-dir, or the "
