@@ -16,7 +16,7 @@ from zoo.config import Experiment, check_world_size, parse_experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import OnBadImage
 from zoo.data.loader import Loader
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.agreement import check_agreement, image_facts, program_facts, sizes_digest
 from zoo.engine.checkpoint import BEST
@@ -69,7 +69,7 @@ Loaders = tuple[Loader[TrainBatches], Loader[ValBatches]]
 
 
 def train_experiment(
-    config: Experiment, data: Place, log_dir: Path, process: Process, options: TrainOptions | None = None
+    config: Experiment, data: DataPath, log_dir: Path, process: Process, options: TrainOptions | None = None
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
@@ -151,7 +151,7 @@ def with_epochs(config: Experiment, epochs: int) -> Experiment:
 
 def train_seeds(
     config: Experiment,
-    data: Place,
+    data: DataPath,
     log_dir: Path,
     process: Process,
     seeds: Sequence[int],
@@ -208,7 +208,7 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
     )
 
 
-def _build_loaders(task: Task, data: Place, process: Process, options: TrainOptions) -> Loaders:
+def _build_loaders(task: Task, data: DataPath, process: Process, options: TrainOptions) -> Loaders:
     """Return the loaders of the images to train on and to validate; DataError unless both have the same classes."""
     share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
              "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
@@ -236,7 +236,7 @@ def _continues(log_dir: Path, resume: str | None) -> bool:
     )
 
 
-def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: Place, log_dir: Path) -> str:
+def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: DataPath, log_dir: Path) -> str:
     """Return what is about to be trained, on what and where, a line for each."""
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
@@ -253,7 +253,7 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     return "\n".join(lines)
 
 
-def _end_summary(state: TrainState, data: Place, log_dir: Path) -> str:
+def _end_summary(state: TrainState, data: DataPath, log_dir: Path) -> str:
     """Return the best score and, if the names can be printed as they are, the commands that a user may want next."""
     best, images = str(log_dir / BEST), str(data)
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"

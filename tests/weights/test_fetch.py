@@ -17,7 +17,7 @@ import torch
 import zoo
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Server, redirects, sends, stalls, truncates
-from zoo.data.sample import unpack_sample
+from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import cache, fetch_weights
 from zoo.weights.cache import weights_path

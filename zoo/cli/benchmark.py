@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.cli.options import positive, whole_number
-from zoo.data.places import place_of
+from zoo.data.location import parse_data_path
 from zoo.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _add_data(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
         "published networks were scored, by each decoder, on one core.",
     )
     parser.add_argument("config", metavar="CONFIG", help="experiment whose input section is measured: its file or name")
-    parser.add_argument("data", metavar="DATA", type=place_of, help="data, as for zoo train")
+    parser.add_argument("data", metavar="DATA", type=parse_data_path, help="data, as for zoo train")
     parser.add_argument(
         "--images", type=positive, default=64, metavar="N",
         help="files of each split, spread over all of them (default: %(default)s)",

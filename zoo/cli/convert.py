@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.architectures import is_elsewhere
 from zoo.cli.options import add_loader_options, check_writable, positive, whole_number
-from zoo.data.places import place_of
+from zoo.data.location import parse_data_path
 from zoo.errors import ConfigError, ConversionError, DataError, printable
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it exists")
     parser.add_argument(
-        "--data", type=place_of, metavar="DIR",
+        "--data", type=parse_data_path, metavar="DIR",
         help="(relu-to-leaky-relu) folder or address of shards with val/ to measure the accuracy before and after on, "
         "and train/",
     )  # fmt: skip

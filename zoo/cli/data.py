@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_workers_option, positive, whole_number
-from zoo.data.places import local, place_of
+from zoo.data.location import parse_data_path, require_local
 from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.data.check import SplitReport
+    from zoo.data.prepare.check import SplitReport
     from zoo.report.console import Progress
     from zoo.report.tables import Cell
 
@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "check", help="read every image and label map of DATA; print sizes, classes, and everything that is wrong"
     )
     check.add_argument("config", metavar="CONFIG", help="an experiment that is to train on them: its file or name")
-    check.add_argument("data", metavar="DATA", type=place_of, help="folder of the images, as for zoo train")
+    check.add_argument("data", metavar="DATA", type=parse_data_path, help="folder of the images, as for zoo train")
     add_workers_option(check, 4, "threads that read files")
     check.set_defaults(run=_check)
     for kind, archive in {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}.items():
@@ -53,12 +53,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     index = kinds.add_parser(
         "index", help="write DATA/train.index and DATA/val.index, so that no run has to look for the images again"
     )
-    index.add_argument("data", metavar="DATA", type=place_of, help="folder of images, of shards, or of Parquet files")
+    index.add_argument("data", metavar="DATA", type=parse_data_path, help="folder of images, or of shards")
     index.set_defaults(run=_index)
     shard = kinds.add_parser(
         "shard", help="write the images of class folders or Parquet files into tar files, as webdataset has them"
     )
-    shard.add_argument("data", metavar="DATA", type=place_of, help="folder of the images, as for zoo train")
+    shard.add_argument("data", metavar="DATA", type=parse_data_path, help="folder of the images, as for zoo train")
     shard.add_argument("out", metavar="OUT", type=Path, help="folder to make train/ and val/ in")
     shard.add_argument(
         "--per-shard", type=positive, default=1000, metavar="N", help="images in a tar file (default: %(default)s)"
@@ -77,7 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _check(args: argparse.Namespace) -> int:
     """Read all images, print what is in them and all faults; returns 0, or raises DataError if there are faults."""
     from zoo.config import load_experiment
-    from zoo.data.check import check_data
+    from zoo.data.prepare.check import check_data
 
     config = load_experiment(args.config)
     reports = check_data(config, args.data, args.workers, _progress)
@@ -93,7 +93,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _unpack_cifar(args: argparse.Namespace) -> int:
     """Write the class folders and what they were made of; returns 0."""
-    from zoo.data.cifar import CIFAR, unpack_cifar
+    from zoo.data.prepare.cifar import CIFAR, unpack_cifar
 
     _write_source(args, unpack_cifar(CIFAR[args.kind], args.source, args.out, _progress))
     return 0
@@ -101,7 +101,7 @@ def _unpack_cifar(args: argparse.Namespace) -> int:
 
 def _unpack_imagenet_val(args: argparse.Namespace) -> int:
     """Write the class folders and what they were made of; returns 0."""
-    from zoo.data.imagenet_validation import ImageNetRelease, unpack_imagenet_val
+    from zoo.data.prepare.imagenet_validation import ImageNetRelease, unpack_imagenet_val
 
     _write_source(args, unpack_imagenet_val(ImageNetRelease(), args.source, args.out, _progress))
     return 0
@@ -112,7 +112,7 @@ def _index(args: argparse.Namespace) -> int:
     from zoo.data.folder import write_source_index
     from zoo.data.index import index_path
 
-    for root in _splits(local(args.data)):
+    for root in _splits(require_local(args.data)):
         count = write_source_index(root)
         print(f"{_counted(count, 'image')}; {printable(index_path(root))}")
     return 0
@@ -120,12 +120,11 @@ def _index(args: argparse.Namespace) -> int:
 
 def _shard(args: argparse.Namespace) -> int:
     """Write the shards of each split that there is; returns 0."""
-    from zoo.data.folder import open_source
-    from zoo.data.shards import write_shards
+    from zoo.data.prepare.write_shards import open_shardable, write_shards
 
-    for root in _splits(local(args.data)):
+    for root in _splits(require_local(args.data)):
         is_train = root.name == "train"
-        source, target = open_source(root, allow_empty_classes=not is_train), args.out / root.name
+        source, target = open_shardable(root, allow_empty_classes=not is_train), args.out / root.name
         count = write_shards(
             source, target, per_shard=args.per_shard, seed=args.seed if is_train else None, show_progress=_progress
         )
@@ -135,7 +134,7 @@ def _shard(args: argparse.Namespace) -> int:
 
 def _splits(data: Path) -> list[Path]:
     """Return those of DATA/train and DATA/val that there are; DataError if there is neither."""
-    from zoo.data.parquet import parquet_files
+    from zoo.data.prepare.parquet import parquet_files
 
     roots = [data / "train", data / "val"]
     found = [root for root in roots if root.is_dir() or parquet_files(root)]

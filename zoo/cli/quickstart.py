@@ -59,8 +59,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Unpack the images, train or take the trained run, score it and write what is told about it; returns 0."""
     from zoo.config import experiments_dir, load_experiment
-    from zoo.data.sample import unpack_sample
-    from zoo.data.scenes import unpack_scenes
+    from zoo.data.prepare.sample import unpack_sample
+    from zoo.data.prepare.scenes import unpack_scenes
     from zoo.engine.process import open_process
     from zoo.report.cost import CostMeter
     from zoo.report.seeds import seeds_table
@@ -118,7 +118,7 @@ def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list
 
 def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Process) -> Run:
     """Train in ``log_dir``, or continue the run there; then score its checkpoint on ``data``/val."""
-    from zoo.data.scenes import ALONE
+    from zoo.data.prepare.scenes import ALONE
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
     from zoo.scoring import load_network

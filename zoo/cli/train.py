@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, positive, whole_number
-from zoo.data.places import Place, place_of
+from zoo.data.location import DataPath, parse_data_path
 from zoo.errors import EXIT_NOT_FINITE, ConfigError, nearest, printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "data",
         metavar="DATA",
-        type=place_of,
+        type=parse_data_path,
         help="folder with train/ and val/: in each a folder per class, or of segmentation images/ and labels/ (see "
         "segmentation.layout); or shards, also by their address (https://, s3://, gs://)",
     )
@@ -123,7 +123,7 @@ def _train(args: argparse.Namespace) -> int:
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
 
 
-def _experiment(name: str, data: Place, epochs: int | None) -> Experiment:
+def _experiment(name: str, data: DataPath, epochs: int | None) -> Experiment:
     """Return the experiment of that name, or for the name of an architecture the default one, which is logged.
 
     It has the given number of ``epochs``, or its own for None. Raises ConfigError, with the nearest names, if there is

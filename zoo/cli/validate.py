@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.cli.options import add_loader_options, add_process_options, add_weights_option, check_writable, positive
-from zoo.data.places import place_of
+from zoo.data.location import parse_data_path
 from zoo.errors import ConfigError, listed, printable
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 
@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a network (zoo list), the name of an experiment or its file, or a checkpoint of zoo train",
     )  # fmt: skip
     parser.add_argument(
-        "data", metavar="DATA", type=place_of,
+        "data", metavar="DATA", type=parse_data_path,
         help="folder with val/: a folder per class, or of segmentation images/ and labels/ (see segmentation.layout); "
         "or shards, also by their address (https://, s3://, gs://)",
     )  # fmt: skip
@@ -58,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     script.add_argument(
         "weights", metavar="CHECKPOINT", type=Path, help="weights, a checkpoint of zoo train, or a published name"
     )
-    script.add_argument("data", metavar="DATA", type=place_of, help="folder with val/, one folder per class")
+    script.add_argument("data", metavar="DATA", type=parse_data_path, help="folder with val/, one folder per class")
     _add_options(script)
     script.set_defaults(task=None, confusion=None)
 

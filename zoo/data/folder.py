@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal, NamedTuple
@@ -15,15 +15,14 @@ from torch.utils.data import Dataset
 
 from zoo.config import Decoder
 from zoo.data.augmentation import Colours, Normalisation, finish
-from zoo.data.parquet import ParquetImages, parquet_files, write_parquet_index
-from zoo.data.places import Place, RemoteFolder
+from zoo.data.location import DataPath, RemoteFolder
 from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.shards import Shards, has_shards, write_shard_index
 from zoo.data.source import FolderSource, Source, source_digest, write_folder_index
 from zoo.data.transforms import Transform, prepare
-from zoo.errors import DataError, printable
+from zoo.errors import DataError, fault, printable
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -94,7 +93,7 @@ class ImageDataset(Dataset[Sample]):
     class_kind: ClassVar[str] = "class folders"
 
     def __init__(
-        self, root: Place, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
+        self, root: DataPath, classes: list[str], names: np.ndarray, *, seed: int, on_bad_image: OnBadImage
     ) -> None:
         self.root = root
         self.classes = classes
@@ -159,7 +158,7 @@ class ImageFolder(ImageDataset):
 
     Args:
     - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards` (which may be
-      elsewhere, see `zoo.data.remote`), or a split in Parquet files, see `zoo.data.parquet`.
+      elsewhere, see `zoo.data.remote`), or a split in Parquet files, see `zoo.data.prepare.parquet`.
     - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
       result does not depend on which process draws the image.
     - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
@@ -171,7 +170,7 @@ class ImageFolder(ImageDataset):
 
     def __init__(
         self,
-        root: Place,
+        root: DataPath,
         transform: Transform,
         *,
         decoder: Decoder = "pil",
@@ -211,38 +210,34 @@ class ImageFolder(ImageDataset):
         self._names = self.source.names
 
 
-def open_source(root: Place, allow_empty_classes: bool = False) -> Source:
-    """Return the images in ``root``: of tar files or Parquet files, if there are some, or of one folder per class.
+def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
+    """Return the images in ``root``: tar files on this machine or on a server, or a folder per class.
 
-    What is not of this machine's file systems are tar files. Raises DataError for files of both kinds, and as the
-    sources do.
+    Raises DataError for tar files beside folders, for Parquet files, and as the sources do.
     """
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
-    return _kind_of(root)[0](root, allow_empty_classes)
+    return (Shards if _is_sharded(root) else FolderSource)(root, allow_empty_classes)
 
 
 def write_source_index(root: Path) -> int:
-    """Write the index of what `open_source` opens; return the number of images. DataError if that is impossible."""
-    return _kind_of(root)[1](root)
+    """Write the index of what `open_source` opens; return the number of images. Raises DataError."""
+    return (write_shard_index if _is_sharded(root) else write_folder_index)(root)
 
 
-def _kind_of(root: Path) -> tuple[Callable[[Path, bool], Source], Callable[[Path], int]]:
-    """Return what opens the images in ``root`` and what writes their index."""
-    tars, parquet = has_shards(root), parquet_files(root)
-    if tars and parquet:
-        raise DataError(
-            f"there are tar files and Parquet files ({parquet[0].name} is one); {printable(root)}: keep one kind"
-        )
-    if tars:
+def _is_sharded(root: Path) -> bool:
+    """Return whether ``root`` contains tar files; DataError if it contains folders as well, or Parquet files."""
+    if has_shards(root):
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         if folders:
-            raise DataError(
-                f"there are tar files and folders ({printable(folders[0])} is one); {printable(root)}: keep shards "
-                "alone, or class folders alone"
-            )
-        return Shards, write_shard_index
-    return (ParquetImages, write_parquet_index) if parquet else (FolderSource, write_folder_index)
+            what = f"there are tar files and folders ({folders[0]} is one)"
+            raise DataError(fault(what, root, "keep shards alone, or class folders alone"))
+        return True
+    places = (root,) if root.is_dir() else (root.parent, root.parent / "data", root.parent / "validation")
+    if parquet := next((file for place in places for file in place.glob("*.parquet")), None):
+        what = "Parquet files are not read directly"
+        raise DataError(fault(what, parquet, "turn them into shards with zoo data shard DATA OUT, and use OUT"))
+    return False
 
 
 def collate(

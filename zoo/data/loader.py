@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 from zoo.config import Decoder, Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.folder import Batch, ImageDataset, ImageFolder, OnBadImage, Sample, collate
+from zoo.data.location import DataPath
 from zoo.data.pixels import load_codec
-from zoo.data.places import Place
 from zoo.data.sampler import Key, TrainBatches, ValBatches
 from zoo.data.transforms import TrainTransform, ValTransform
 from zoo.errors import DataError
@@ -81,7 +81,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
 
 def build_train_loader(
-    data: Place,
+    data: DataPath,
     config: Experiment,
     *,
     rank: int = 0,
@@ -149,7 +149,7 @@ def loader_of_crops(
 
 
 def build_val_loader(
-    data: Place,
+    data: DataPath,
     *,
     scale: int,
     crop: int,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS
 from zoo.errors import DataError, listed, printable
 
@@ -211,7 +211,7 @@ def unlistable(folder: Path, error: OSError) -> DataError:
 
 
 def check_filled(
-    root: Place, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool, num_strays: int = 0
+    root: DataPath, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool, num_strays: int = 0
 ) -> None:
     """Raise DataError unless there are classes and images, and images of each class; see `scan_folder`."""
     if not classes or not len(targets):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.data.index import Index, index_path, write_index
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.reading import read_bytes
 from zoo.data.scan import check_filled, scan_folder
 from zoo.errors import DataError, printable
@@ -41,7 +41,7 @@ class Source(Protocol):
     targets: np.ndarray
 
     @property
-    def root(self) -> Place:
+    def root(self) -> DataPath:
         """The folder that messages name."""
         ...
 
@@ -138,10 +138,7 @@ def write_folder_index(root: Path) -> int:
         "folders": np.array([os.fsencode(name) for name in scan.times]),
         "times": np.array(list(scan.times.values()), dtype=np.int64),
     }
-    try:
-        write_index(path, header, arrays)
-    except OSError as error:
-        raise DataError(f"the index cannot be written: {error.strerror}; {printable(path)}") from error
+    write_index(path, header, arrays)
     return len(scan.names)
 
 

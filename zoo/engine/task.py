@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.config import Experiment
 from zoo.data.loader import Loader
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.meters import Reading
 
@@ -118,7 +118,7 @@ class Task(ABC):
         return self.labels
 
     @abstractmethod
-    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of the training images of one process; DataError for data that do not fit.
 
         ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
@@ -127,7 +127,7 @@ class Task(ABC):
     @abstractmethod
     def build_val_loader(
         self,
-        data: Place,
+        data: DataPath,
         protocol: Any,
         *,
         batch_size: int | None = None,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from zoo.config import Experiment, leaves, load_experiment
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.engine.agreement import differing_keys
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.process import Process
@@ -50,7 +50,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
         yield
 
 
-def check_place(folder: Path, data: Place) -> None:
+def check_place(folder: Path, data: DataPath) -> None:
     """Raise ConfigError for a log folder that TensorBoard cannot name, or that is ``data`` or in its train/ or val/."""
     try:
         os.fspath(folder).encode()
