@@ -240,8 +240,8 @@ def _device(tar: tarfile.TarFile) -> None:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        (_link, "1.png is no file but a link or a device"),
-        (_device, "1.png is no file but a link or a device"),
+        (_link, "1.png is a link or a device"),
+        (_device, "1.png is a link or a device"),
         ({"1.png": b"x"}, "sample 1 has no class: neither 1.cls nor .json"),
         ({"1.cls": b"1"}, "sample 1 has 0 images, not one"),
         ({"1.png": b"x", "1.jpg": b"x", "1.cls": b"1"}, "sample 1 has 2 images"),

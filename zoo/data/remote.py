@@ -14,8 +14,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 from typing import IO, Any, TypeVar
@@ -278,17 +278,17 @@ def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
             sleep(2.0 ** (tried - 1))
 
 
-def _open(url: str) -> Any:
-    """Return the open file at ``url``, a context manager.
-
-    Web servers are read through requests, as fsspec would need aiohttp.
-    """
+@contextmanager
+def _open(url: str) -> Iterator[Any]:
+    """Yield the open file at ``url``. Web servers are read through requests, as fsspec would need aiohttp."""
     if not url.lower().startswith(("http://", "https://")):
-        return fsspec.open(url, "rb")
+        with fsspec.open(url, "rb") as file:
+            yield file
+        return
     folder, _, name = url.rpartition("/")
     encoding = {"Accept-Encoding": "identity"}  # the bytes of the file
-    response = requests.get(f"{folder}/{quote(name)}", stream=True, timeout=TIMEOUTS_S, headers=encoding)
-    if response.status_code in (401, 403, 404, 410):
-        raise FileNotFoundError(f"the server answered {response.status_code} {response.reason}")
-    response.raise_for_status()
-    return response.raw
+    with requests.get(f"{folder}/{quote(name)}", stream=True, timeout=TIMEOUTS_S, headers=encoding) as response:
+        if response.status_code in (401, 403, 404, 410):
+            raise FileNotFoundError(f"the server answered {response.status_code} {response.reason}")
+        response.raise_for_status()
+        yield response.raw
