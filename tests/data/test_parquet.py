@@ -152,6 +152,7 @@ def test_no_more_row_groups_are_kept_than_fit(data: Path, monkeypatch: pytest.Mo
     assert len(opened) == 9  # each row group once
     monkeypatch.setattr(parquet, "CACHE_BYTES", 1)
     assert sorted(source.order(torch.Generator(), None).tolist()) == list(range(21))
+    source = open_shardable(data / "train")
     for index in (0, 20):
         source.read(index)
     assert len(source._kept) == 1

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.block_checkpointing import checkpoint_blocks
-from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, listed
 from zoo.layers.init import init_weights
-from zoo.layers.lean import lean
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
 from zoo.models.elsewhere import build_from_elsewhere, image_shape, split_name, tensors_in
+from zoo.remat.lean import lean
+from zoo.remat.memory_use import clear_gradients
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals import recompile_limit
 

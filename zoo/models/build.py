@@ -10,7 +10,6 @@ from torch import nn
 
 from zoo.architectures import LEAN, NEEDS_INPLACE, SIZES, Architecture, architecture, check_option
 from zoo.errors import ConfigError, listed, nearest
-from zoo.layers.lean import lean
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network, check_classes
@@ -24,6 +23,7 @@ from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
+from zoo.remat.lean import lean
 
 
 def _deeplab(

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import count_memory
 from zoo.layers.init import init_weights
 from zoo.layers.norm import norm_act
 from zoo.models import build_network
+from zoo.remat.memory_use import count_memory
 
 
 def build_for_training(
