@@ -354,7 +354,7 @@ def _refusal(root: Any, read: int | None = None) -> str:
         (_stalls, "the file cannot be fetched: .*timed out"),
         (_sends(b"<html>"), "it is not an index of this version; .*train.index: check the address"),
         (_sends(MAGIC + bytes(100)), "it is damaged: its sha256 differs"),
-        (_sends(b"x" * 10, 100), "the file cannot be fetched: IncompleteRead"),
+        (_sends(b"x" * 10, 100), "the file cannot be fetched: .*IncompleteRead"),
     ],
 )
 def test_an_index_that_does_not_come_is_one_error(server: Server, cache: Path, answer: Answer, message: str) -> None:
@@ -384,14 +384,14 @@ def test_a_damaged_shard_is_fetched_again(
         ),
         "short": (_sends(content[:5000]), "the shard has 5,000 bytes, and its index says 10,240"),
         "long": (_sends(content + b"more"), "the shard has 10,244 bytes, and its index says 10,240"),
-        "cut": (_sends(content[:5000], size), "the file cannot be fetched: IncompleteRead"),
+        "cut": (_sends(content[:5000], size), "the file cannot be fetched: .*IncompleteRead"),
     }[fault]
     server.script["/train/000000.tar"] = [answer] * times
     root = parse_data_path(server.url) / "train"
     if times == 1:
         assert open_source(root).read(0) == Shards(local_shards / "train").read(0)
     else:
-        assert message in _refusal(root, 0)
+        assert re.search(message, _refusal(root, 0))
         assert _copies(cache) == []
 
 

@@ -1,4 +1,4 @@
-"""``zoo data``: what is in a data folder and what is wrong with it; data folders of what owners of data distribute."""
+"""``zoo data``: checks data sets, indexes and shards them, and creates class folders of CIFAR and ImageNet."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``data`` and its kinds."""
     parser = commands.add_parser(
-        "data", help="look at data, index it, write it into shards, or make a data folder of CIFAR or ImageNet"
+        "data", help="check, index or shard a data set, or create class folders of CIFAR or ImageNet"
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to do: see KIND --help")
     check = kinds.add_parser(
-        "check", help="read every image and label map of DATA; print sizes, classes, and everything that is wrong"
+        "check", help="read every image and label map of DATA; print sizes, classes and all faults"
     )
-    check.add_argument("config", metavar="CONFIG", help="an experiment that is to train on them: its file or name")
+    check.add_argument("config", metavar="CONFIG", help="the experiment that will train on DATA: its file or name")
     check.add_argument("data", metavar="DATA", type=parse_data_path, help="folder of the images, as for zoo train")
     add_workers_option(check, 4, "threads that read files")
     check.set_defaults(run=_check)
@@ -51,12 +51,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     imagenet.set_defaults(run=_unpack_imagenet_val)
     index = kinds.add_parser(
-        "index", help="write DATA/train.index and DATA/val.index, so that no run has to look for the images again"
+        "index", help="write DATA/train.index and DATA/val.index, so that a run starts without searching for images"
     )
     index.add_argument("data", metavar="DATA", type=parse_data_path, help="folder of images, or of shards")
     index.set_defaults(run=_index)
     shard = kinds.add_parser(
-        "shard", help="write the images of class folders or Parquet files into tar files, as webdataset has them"
+        "shard", help="write the images of class folders or Parquet files to tar files in the format of webdataset"
     )
     shard.add_argument("data", metavar="DATA", type=parse_data_path, help="folder of the images, as for zoo train")
     shard.add_argument("out", metavar="OUT", type=Path, help="folder to make train/ and val/ in")
@@ -65,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     shard.add_argument(
         "--seed", type=whole_number, default=0, metavar="N",
-        help="of the order of the training images; validation images keep theirs (default: %(default)s)",
+        help="seed that shuffles the training images; validation images keep their order (default: %(default)s)",
     )  # fmt: skip
     shard.set_defaults(run=_shard)
     for subparser in kinds.choices.values():

@@ -1,4 +1,4 @@
-"""Data sets of images. What becomes of an image depends on seed, epoch and index alone."""
+"""Data sets of images. Each sample is a function of seed, epoch and index alone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ OnBadImage = Literal["stop", "skip"]
 
 
 class Sample(NamedTuple):
-    """One image: its tensor, target and file. If it is left out, ``image`` is None and ``fault`` says why.
+    """One image: its tensor, target and file. If it was skipped, ``image`` is None and ``fault`` gives the reason.
 
-    The target is the index of its class, or the classes of its pixels (H, W), int64. What is left to be done to the
-    image is in ``colours`` and ``normalisation``, see `zoo.data.transforms.Drawn`.
+    The target is a class index, or the class indices of the pixels (H, W), int64. ``colours`` and ``normalisation`` are
+    applied later, on the device, see `zoo.data.transforms.Drawn`.
     """
 
     image: Tensor | None
@@ -43,14 +43,14 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The images of a batch, which `on` makes the input of a network.
+    """A batch of images; `on` returns the input of the network.
 
     Args:
     - `images`: (N, ...), uint8, or float32 if they are finished.
     - `targets`: class indices (N,), or those of pixels (N, H, W), int64.
-    - `skipped`: one line per image that was left out, with what is wrong and its file.
-    - `paths`: the files of the images, in their order.
-    - `colours`, `normalisation`: what is left to be done to the images, see `zoo.data.augmentation.finish`.
+    - `skipped`: the fault and the file of each skipped image.
+    - `paths`: the files of the images.
+    - `colours`, `normalisation`: applied on the device, see `zoo.data.augmentation.finish`.
     """
 
     images: Tensor
@@ -61,13 +61,13 @@ class Batch(NamedTuple):
     normalisation: Normalisation | None = None
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the images on ``device`` as a network takes them: float32, colours changed, normalised."""
+        """Return the input of the network on ``device``: float32, with changed colors, normalized."""
         return self.finished(self.images.to(device, non_blocking=True))
 
     def finished(self, images: Tensor) -> Tensor:
-        """Return these ``images`` of the batch, all or some of them, which may be on another device, finished.
+        """Return ``images``, all or some of the batch, on any device, with changed colors and normalized.
 
-        Colours belong to each image on its own, so that a batch that changes colours can only be finished as a whole.
+        A batch with color changes can only be finished as a whole, because each image has its own.
         """
         if self.normalisation is None:
             return images
@@ -76,18 +76,16 @@ class Batch(NamedTuple):
 
 
 class ImageDataset(Dataset[Sample]):
-    """Images that are drawn by (epoch, index), the same whichever process draws them. The base of all data sets here.
+    """Base class of the data sets, whose keys are (epoch, index). Samples do not depend on the process.
 
-    A subclass has `_draw`, which may use random numbers, and `number_classes`; messages call its classes `class_kind`.
+    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`.
 
     Args:
-    - `root`: the folder that the images belong to, which messages name.
+    - `root`: the folder of the images.
     - `classes`: names of the classes; their order numbers them.
-    - `names`: the files of the images, relative to ``root``, (n,) bytes. It is an array and not a million Python
-      objects, as each worker that touches an object gets a copy of its page of memory.
+    - `names`: the files of the images, relative to ``root``, (n,) bytes; an array, see `zoo.data.source.Source`.
     - `seed`: seed of the random numbers.
-    - `on_bad_image`: an image that cannot be read or used raises DataError ("stop") or becomes a sample without image
-      ("skip").
+    - `on_bad_image`: whether an unusable image raises DataError ("stop") or becomes a sample without image ("skip").
     """
 
     class_kind: ClassVar[str] = "class folders"
@@ -105,7 +103,7 @@ class ImageDataset(Dataset[Sample]):
         return len(self._names)
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give what belongs to class i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         raise NotImplementedError
 
     def path(self, index: int) -> Path:
@@ -115,7 +113,7 @@ class ImageDataset(Dataset[Sample]):
     def file_name(self, index: int) -> str:
         """Return the name of the file of image ``index``.
 
-        Workers use this and not a Path, which makes the interpreter's table of names grow with the images read.
+        Workers use this instead of a Path, which interns its parts and so makes memory grow with each image.
         """
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
@@ -124,7 +122,7 @@ class ImageDataset(Dataset[Sample]):
         return source_digest(self.classes, self._names)
 
     def _draw(self, index: int, generator: Random) -> Sample:
-        """Return sample ``index``, with random numbers from the generator; DataError where it is impossible."""
+        """Return sample ``index``, with random numbers from ``generator``; DataError if it is unusable."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
@@ -142,8 +140,8 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
 
-        If a loader's worker raised the error, it would arrive wrapped into a page of traceback. It is therefore
-        returned as a value, and `zoo.data.loader.Loader` raises it.
+        The error is returned, and `zoo.data.loader.Loader` raises it, because an error that a worker raises arrives with
+        a page of traceback.
         """
         try:
             return [self[key] for key in keys]
@@ -152,13 +150,12 @@ class ImageDataset(Dataset[Sample]):
 
 
 class ImageFolder(ImageDataset):
-    """The images of a folder with a folder per class, numbered in the order of their names, or of shards.
+    """Classified images: a folder per class, numbered in the order of their names, or shards.
 
-    Its keys are (epoch, index). Raises DataError for a folder without usable content, see `zoo.data.source`.
+    Raises DataError if ``root`` has no usable content, see `open_source`.
 
     Args:
-    - `root`: folder with one folder of images per class, or with tar files, see `zoo.data.shards` (which may be
-      elsewhere, see `zoo.data.remote`), or a split in Parquet files, see `zoo.data.prepare.parquet`.
+    - `root`: folder with one folder of images per class, or with shards, local or remote.
     - `transform`: image -> tensor. Its random numbers come from a generator seeded by (seed, epoch, index), so that the
       result does not depend on which process draws the image.
     - `decoder`: what decodes the files, see `zoo.data.pixels.open_pixels`.
@@ -185,15 +182,15 @@ class ImageFolder(ImageDataset):
         self._outputs = np.arange(len(self.classes))
 
     def file_name(self, index: int) -> str:
-        """Return the name of the file of image ``index``, or its place in a shard."""
+        """Return the name of the file of image ``index``, or of the sample in its shard."""
         return os.path.join(self.source.root, os.fsdecode(self._names[index]))
 
     def number_classes(self, numbers: Sequence[int]) -> None:
-        """Give the images of class folder i the target ``numbers[i]`` instead of i, before any image is drawn."""
+        """Set the target of class folder i to ``numbers[i]``, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
 
     def names_digest(self) -> str:
-        """Return what the base class does, and what else the source knows of the images."""
+        """Return the sha256 of the names and of the details of the source."""
         return source_digest(self.classes, self._names, self.source.details)
 
     def _draw(self, index: int, generator: Random) -> Sample:
@@ -203,7 +200,7 @@ class ImageFolder(ImageDataset):
         return Sample(drawn.pixels, target, name, colours=drawn.colours, normalisation=drawn.normalisation)
 
     def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # the source has them
+        return {key: value for key, value in self.__dict__.items() if key != "_names"}  # restored from the source
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state
