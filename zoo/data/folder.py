@@ -140,8 +140,8 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
 
-        The error is returned, and `zoo.data.loader.Loader` raises it, because an error that a worker raises arrives with
-        a page of traceback.
+        The error is returned, and `zoo.data.loader.Loader` raises it: an error that a worker raises would arrive with a
+        page of traceback.
         """
         try:
             return [self[key] for key in keys]
