@@ -9,7 +9,6 @@ from collections.abc import Iterable
 EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
-EXIT_LOST_PROCESS = 69  # EX_UNAVAILABLE of sysexits.h: another process of the run has ended or cannot be reached
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the state was saved, continue with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has ended
@@ -54,12 +53,6 @@ class NonFiniteLossError(ZooError):
     """Training met a loss that is not finite (exit code 4)."""
 
     exit_code = EXIT_NOT_FINITE
-
-
-class LostProcessError(ZooError):
-    """Another process of the run has ended or cannot be reached (exit code 69)."""
-
-    exit_code = EXIT_LOST_PROCESS
 
 
 class TrainingInterrupted(ZooError):

@@ -1,4 +1,4 @@
-"""Clocks that go backwards or far ahead: no result, lock or cache depends on what time it is."""
+"""Clocks that go backwards or far ahead: no result or cache depends on what time it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.cli.conftest import Run
 from tests.engine.tiny import differences
 from zoo.cli import main
 from zoo.engine.checkpoint import read
-from zoo.files import LockedElsewhereError, locked
 
 CENTURY_S = 100 * 365 * 86400.0
 NOW_S = time.time()
@@ -48,12 +47,6 @@ def test_a_run_whose_clock_jumps_has_the_bits_and_the_log_of_one_whose_clock_doe
         (record["event"], record.get("step")) for record in expected
     ]
     assert main([*command, "--resume", "auto"]) == 0
-
-
-@pytest.mark.usefixtures("jumping")
-def test_a_lock_is_held_whatever_time_it_is(tmp_path: Path) -> None:
-    with locked(tmp_path / "lock"), pytest.raises(LockedElsewhereError), locked(tmp_path / "lock"):
-        pass
 
 
 def test_images_and_checkpoints_of_the_future_are_read(finished: Run, tmp_path: Path) -> None:

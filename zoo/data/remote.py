@@ -25,6 +25,7 @@ import fsspec
 import numpy as np
 import requests
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from zoo.data.index import START, Index
@@ -32,7 +33,7 @@ from zoo.data.location import RemoteFolder
 from zoo.data.reading import Unreadable
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_positions
 from zoo.errors import ConfigError, DataError, ZooError, brief, fault, hide_password, printable
-from zoo.files import LockedElsewhereError, cache_dir, is_offline, locked
+from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger(__name__)
 
@@ -127,13 +128,13 @@ class RemoteShards(Shards):
         """
         current, following = (torch.nonzero(self._windows == of).flatten().tolist() for of in (window - 1, window))
         for shard in following:
-            with suppress(ZooError, OSError, LockedElsewhereError):  # whoever reads the shard meets the fault
+            with suppress(ZooError, OSError, Timeout):  # whoever reads the shard meets the fault
                 if self._copy_of(shard).exists():
                     continue
                 for needed in current + following:
                     with suppress(OSError):
                         os.utime(self._copy_of(needed))
-                self._fetch(shard, waiting_for=None)
+                self._fetch(shard, timeout_s=0)
 
     def _sizes(self) -> list[int]:
         return [size for _, size in self._index.header["shards"]]
@@ -151,16 +152,16 @@ class RemoteShards(Shards):
     def _address_of(self, shard: int) -> RemoteFolder:
         return self.root / self._index.header["shards"][shard][0]
 
-    def _fetch(self, shard: int, waiting_for: str | None = "") -> None:
-        """Fetch a shard into the cache, unless it is there; ``waiting_for``: see `locked`."""
+    def _fetch(self, shard: int, timeout_s: float = -1) -> None:
+        """Fetch a shard into the cache, unless it is there; Timeout if another process fetches it for ``timeout_s``."""
         path, size, address = self._copy_of(shard), self._sizes()[shard], self._address_of(shard)
 
         def fetch() -> None:
-            with locked(path.with_suffix(".lock"), waiting_for):
+            with FileLock(path.with_suffix(".lock"), timeout=timeout_s):
                 if path.exists():
                     return
                 part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-                with locked(_cache() / "lock", waiting_for=""):
+                with FileLock(_cache() / "lock"):
                     _evict(size)
                     part.touch()
                     os.truncate(part, size)  # counts with its final size from now on
@@ -218,7 +219,7 @@ def _fetch_index(root: RemoteFolder) -> Index:
             head = source.read(START)  # which has the digest of the rest
             path = _cache() / hashlib.sha256(f"{address.url}\0".encode() + head).hexdigest()[:32] / "index"
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_suffix(".lock"), waiting_for=""):
+            with FileLock(path.with_suffix(".lock")):
                 if not _is_sound(path):
                     part = path.with_suffix(".part")
                     part.write_bytes(head)
@@ -267,7 +268,7 @@ def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
     while True:
         try:
             return fetch()
-        except (MemoryError, LockedElsewhereError):
+        except (MemoryError, Timeout):
             raise
         except Exception as error:  # each kind of server has errors of its own
             tried += 1

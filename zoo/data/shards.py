@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from zoo.data.index import ADVICE, Index, facts_of, index_path, write_index
@@ -26,7 +27,6 @@ from zoo.data.location import DataPath
 from zoo.data.reading import EXTENSIONS, naming, open_regular, read_text
 from zoo.data.scan import check_filled
 from zoo.errors import DataError, ZooError, fault, listed, printable
-from zoo.files import locked
 from zoo.limits import MAX_CLASSES, MAX_FILE_BYTES, is_whole
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def _open_index(root: Path) -> Index:
     path = index_path(root)
     if not path.exists():
         try:
-            with locked(path.with_name(f".{path.name}.lock"), waiting_for=f"the index of {printable(root)}"):
+            with FileLock(path.with_name(f".{path.name}.lock")):
                 if not path.exists():  # another process may have written it meanwhile
                     logger.info("writing the index of the shards; %s", printable(root))
                     write_shard_index(root)
