@@ -85,7 +85,7 @@ def test_a_rate_of_decoding_that_is_none_is_one_line(
     assert "give" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.dist
 def test_processes_of_this_machine_are_measured_and_predicted(tmp_path: Path) -> None:
     stem = tmp_path / "scaling"

@@ -126,7 +126,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
         assert example.height > 22 * 10  # there are legends below
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

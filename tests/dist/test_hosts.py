@@ -25,7 +25,7 @@ def test_two_machines_train_as_one_machine_with_two_processes(machines: list[Hos
     assert_same_bits(one, two)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_machines_that_are_stopped_go_on_as_one_machine_that_is_not(machines: list[Host], tmp_path: Path) -> None:
     one, three = Run(tmp_path / "one"), Run(tmp_path / "three")
     one.train_here(3)
@@ -40,7 +40,7 @@ def test_three_machines_that_are_stopped_go_on_as_one_machine_that_is_not(machin
     assert_same_bits(one, three)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [2, 3])
 def test_machines_score_as_one_process_does(count: int, machines: list[Host], tmp_path: Path) -> None:
     run = Run(tmp_path / "run")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from zoo.errors import ZooError
 
 # The short run is part of the default suite, the long one of `make faults`.
-EXAMPLES = pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+EXAMPLES = pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 MEMORY_BYTES = 2**30  # what a case may take beyond what the process has already
 MESSAGE_LENGTH = 5_000  # of a message, which somebody has to read
 RUNS = {

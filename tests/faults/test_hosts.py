@@ -22,7 +22,7 @@ from tests.dist.runs import (
 )
 from zoo.engine.checkpoint import CHECKPOINT
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow]
+pytestmark = [pytest.mark.dist, pytest.mark.exhaustive]
 
 # After the limit of silence: a beat, the words of rank 0 to the others, the end of the processes and of their launcher.
 REACTION_S = 15.0

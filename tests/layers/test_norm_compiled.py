@@ -76,7 +76,7 @@ def compare(make, compile_model, tolerance=2e-4):
 @pytest.mark.parametrize(
     "make",
     # The chain by inductor is compiled under DDP and with dynamic shapes too, and its norms are among the blocks'.
-    [pytest.param(lambda: chain(InPlaceABN), marks=pytest.mark.slow, id="chain"), pytest.param(blocks, id="blocks")],
+    [pytest.param(lambda: chain(InPlaceABN), marks=pytest.mark.exhaustive, id="chain"), pytest.param(blocks, id="blocks")],
 )
 def test_inductor_with_fullgraph_equals_eager(make):
     compare(make, lambda network: torch.compile(network, fullgraph=True))
@@ -135,11 +135,11 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
 @pytest.mark.parametrize(
     ("norm", "activation", "backend"),
     [
-        pytest.param(ABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
-        pytest.param(InPlaceABN, "leaky_relu", "aot_eager", marks=pytest.mark.slow),
+        pytest.param(ABN, "leaky_relu", "aot_eager", marks=pytest.mark.exhaustive),
+        pytest.param(InPlaceABN, "leaky_relu", "aot_eager", marks=pytest.mark.exhaustive),
         (InPlaceABN, "elu", "aot_eager"),
         (InPlaceABNSync, "identity", "aot_eager"),
-        pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.slow),
+        pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.exhaustive),
     ],
 )
 def test_functionalised_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
@@ -166,7 +166,7 @@ def _ddp_and_compile(order: str, norm: type, backend: str) -> float:
         ("compile(DDP(m))", InPlaceABNSync, "aot_eager"),
         ("DDP(compile(m))", InPlaceABN, "aot_eager"),
         ("DDP(compile(m))", InPlaceABNSync, "aot_eager"),
-        pytest.param("DDP(compile(m))", InPlaceABN, "inductor", marks=pytest.mark.slow),
+        pytest.param("DDP(compile(m))", InPlaceABN, "inductor", marks=pytest.mark.exhaustive),
     ],
 )
 def test_compiled_ddp_equals_eager_ddp(order, norm, backend):

@@ -245,7 +245,7 @@ def test_without_gradients_and_inside_transforms_the_blocks_run_as_they_are():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_compiled_it_has_the_gradients_of_the_eager_stage(backend):
     torch._dynamo.reset()
     plain = stage().float()

@@ -205,7 +205,7 @@ def test_the_pools_of_plain_networks_are_torchs():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("memory", [pytest.param("auto", marks=pytest.mark.slow), "checkpoint"])
+@pytest.mark.parametrize("memory", [pytest.param("auto", marks=pytest.mark.exhaustive), "checkpoint"])
 def test_compiled_stages_have_the_gradients_of_eager_ones(memory):
     torch._dynamo.reset()
 

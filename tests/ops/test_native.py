@@ -465,7 +465,7 @@ def test_compiled_chains_of_six_layers_give_the_outputs_and_gradients_of_eager_o
         assert relative_error(ours, truth) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_tensors_of_more_than_two_to_the_31_elements_are_right(layout):
     x = torch.zeros(2, 2, 2**29 + 5, dtype=torch.bfloat16)

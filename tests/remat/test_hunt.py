@@ -240,7 +240,7 @@ def test_random_programs_train_rightly() -> None:
         assert not verdict.is_failure, told(each, verdict)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twenty_thousand_random_programs_train_rightly() -> None:
     for each, verdict in programs(20000, seed=1):
         assert not verdict.is_failure, told(each, verdict)

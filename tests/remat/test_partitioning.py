@@ -218,7 +218,7 @@ def test_a_random_operation_in_both_graphs_is_an_error_that_names_its_layer(monk
         compiled(torch.randn(4, 4, 8, 8))
 
 
-@pytest.mark.slow  # Inductor's kernels
+@pytest.mark.exhaustive  # Inductor's kernels
 def test_kernels_of_inductor_draw_the_masks_of_forward_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are not those of eager; at a budget of 1 torch saves the masks."""
     torch.manual_seed(0)

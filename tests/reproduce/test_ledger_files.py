@@ -135,7 +135,7 @@ def test_the_html_page_is_complete_in_itself_and_nothing_in_it_runs_that_is_not_
         assert evidence in text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium here")
 @pytest.mark.parametrize(
     ("address", "shown"),

@@ -1,0 +1,71 @@
+"""`pytest --time-limit S`: a test of the default run that takes more than S seconds fails, unless `ALLOWED` names it.
+
+The limit is for the processor time of the test, that of the processes it starts and waits for included, because wall time
+tells more of what else the machine does. Processor time grows with the load, too: two hyperthreads share a core, and
+programs take the cache from each other. The limit therefore is multiplied by the load per core, where that is more
+than one. A test that waits takes no processor time; its wall time may be `WALL_FACTOR` times the limit.
+
+Only the test function is measured. Fixtures and imports are not, as they are charged to whichever test comes first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+WALL_FACTOR = 10
+NOT_DEFAULT = ("slow", "dist", "pages", "exhaustive", "gpu", "network")  # see pyproject.toml
+IMPORTED_ONCE = ("torch._dynamo", "torch.export", "torch.utils.tensorboard", "torchvision")  # seconds each
+# Tests of the default run that may take longer, by file and function, with the reason.
+ALLOWED: dict[str, str] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--time-limit", type=float, metavar="S", help="fail tests of the default run that take longer")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import what takes seconds once per process, so that no test is charged for it."""
+    is_controller = session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput")
+    if session.config.getoption("time_limit") is not None and "torch" in sys.modules and not is_controller:
+        for name in IMPORTED_ONCE:
+            importlib.import_module(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail the test if it passes but takes too long."""
+    limit_s = item.config.getoption("time_limit")
+    cpu_s, wall_s = _cpu_seconds(), time.monotonic()
+    yield
+    if limit_s is not None and is_limited(item):
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        excess = describe_excess(_cpu_seconds() - cpu_s, time.monotonic() - wall_s, limit_s, load)
+        if excess is not None:
+            pytest.fail(f"{excess}: make it smaller, mark it slow, or name it in ALLOWED of tests/time_limit.py", False)
+
+
+def is_limited(item: pytest.Item) -> bool:
+    """Return whether a test belongs to the default run and is not in `ALLOWED`."""
+    is_default = item.get_closest_marker("smoke") or not any(map(item.get_closest_marker, NOT_DEFAULT))
+    return bool(is_default) and item.nodeid.partition("[")[0] not in ALLOWED
+
+
+def describe_excess(cpu_s: float, wall_s: float, limit_s: float, load: float) -> str | None:
+    """Return what a test took too much of, or None; ``load`` is the machine's load average per core."""
+    limit_s *= max(1.0, load)
+    if cpu_s > limit_s:
+        return f"the test took {cpu_s:.1f} s of processor time, and may take {limit_s:.1f} s"
+    if wall_s > WALL_FACTOR * limit_s:
+        return f"the test took {wall_s:.1f} s, mostly waiting, and may take {WALL_FACTOR * limit_s:.1f} s"
+    return None
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
