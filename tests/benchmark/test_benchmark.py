@@ -34,6 +34,7 @@ CPU = torch.device("cpu")
 REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")
 TINY = Setup("resnet18", batch=2, size=32, structure=(1, 1, 1, 1))
 pytestmark = [
+    pytest.mark.slow,  # measures
     # Raised while torch.compile looks at an input that is no leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own decompositions

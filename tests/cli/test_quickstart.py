@@ -15,6 +15,8 @@ from zoo.cli import main
 from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
 from zoo.data.scenes import ALONE
 
+pytestmark = pytest.mark.slow  # trains several times
+
 
 @pytest.fixture
 def in_small(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -17,6 +17,8 @@ from zoo.reproduce.comparison import Comparison, Line, Panel, Section, Verdict, 
 from zoo.reproduce.ledger import UNNAMED
 from zoo.reproduce.papers import PAPERS, Inputs, Measurement
 
+pytestmark = pytest.mark.slow  # trains and scores
+
 NUMBERS = {
     paper: [
         number(f"{item}/a", 2, paper, item=title, unit="B")

@@ -1,6 +1,6 @@
 """Files and answers from anyone: whatever is in them, there is success or one message, in bounded memory and time.
 
-Each test goes through ten thousand cases in `make faults`, and through two hundred in the default suite.
+Each test goes through ten thousand cases in `make faults`, and through twenty-five in the default suite.
 """
 
 from __future__ import annotations

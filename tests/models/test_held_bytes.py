@@ -15,6 +15,8 @@ import zoo
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, REVERSIBLE_TWINS
 
+pytestmark = pytest.mark.slow  # measures 40 networks
+
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"
 NETWORKS = {

@@ -17,7 +17,10 @@ from zoo.benchmark.norm_prediction import GPUS
 from zoo.ops.abn import triton
 from zoo.ops.abn.kernels import NormSettings
 
-pytestmark = pytest.mark.skipif(compiled_kernels.why_not() is not None, reason=str(compiled_kernels.why_not()))
+pytestmark = [
+    pytest.mark.slow,  # compiles Triton kernels
+    pytest.mark.skipif(compiled_kernels.why_not() is not None, reason=str(compiled_kernels.why_not())),
+]
 
 # Of each generation, the GPU that the limits are for.
 GENERATIONS = {80: GPUS["A100"], 90: GPUS["H200"], 100: GPUS["B200"]}

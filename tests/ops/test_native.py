@@ -445,6 +445,7 @@ def test_opcheck_accepts_every_operator(dtype, layout):
         torch.library.opcheck(getattr(torch.ops.zoo, f"abn_{name}").default, arguments, test_utils=tests)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
 def test_compiled_chains_of_six_layers_give_the_outputs_and_gradients_of_eager_ones():
     weights = [torch.randn(6, 6, 3, 3) * 0.2 for _ in range(6)]

@@ -25,6 +25,8 @@ from tests.ops.triton_stub import Operations, interpret, measure_host_time, stub
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
 
+pytestmark = pytest.mark.slow  # Triton's interpreter
+
 ROOT = Path(__file__).parents[2]
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
 needs_triton = pytest.mark.skipif(triton.why_not() is not None, reason=str(triton.why_not()))
