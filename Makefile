@@ -11,6 +11,8 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 ON_DEMAND := exhaustive or gpu or network
 # Each dependency as name==version, of the lines "name>=version" in pyproject.toml.
 OLDEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)",$$/\1==\2/p' pyproject.toml)
+NAMES = $(foreach dependency,$(OLDEST),$(firstword $(subst ==, ,$(dependency))))
+SPACE := $() $()
 # What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
@@ -64,29 +66,31 @@ wheel: $(READY)
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 $(READY): $(SOURCES)
-	$(call install,.)
+	$(call install,.,)
 	@touch $(READY)
 
 $(TOOLS): $(SOURCES)
-	$(call install,.[dev])
+	$(call install,.[dev], and the development tools)
 	@touch $(READY) $(TOOLS)
 
-# Without build isolation: the kernels are built against the torch that is installed, not against a second one.
+# Without build isolation: the kernels are built against the torch that is installed, not against a second one. Without
+# bytecode: Python writes that of the modules that it imports, and compiling all of torch's takes longer than its training.
 define install
 	@test -d .venv || $(PYTHON) -m venv .venv
-	@echo "1/3 updating pip and setuptools in .venv"
-	@$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
-	@echo "2/3 installing PyTorch in .venv, if it is not there: about 3 GB to download, 6 GB of disk"
+	@echo "1/3 installing pip and setuptools in .venv"
+	@$(BIN)/python -m pip install --quiet --no-compile --upgrade pip "setuptools>=77"
+	@echo "2/3 installing torch and torchvision in .venv, unless they are: about 3 GB to download, 6 GB of disk"
 	@echo "    Without a GPU, stop here (Ctrl-C), install the smaller CPU build and run make again:"
 	@echo "    $(BIN)/python -m pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
-	@$(BIN)/python -m pip install "torch>=2.11" torchvision
-	@echo "3/3 compiling the CPU kernels and installing zoo and its other dependencies: some minutes"
-	@$(BIN)/python -m pip install --quiet --no-build-isolation --editable "$(1)"
+	@$(BIN)/python -m pip install --no-compile "torch>=2.11" torchvision
+	@echo "3/3 compiling the CPU kernels and installing zoo with $(NAMES)$(2)"
+	@$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --editable "$(1)"
+	@echo "installed in .venv: $$($(BIN)/python -m pip freeze --exclude-editable | grep -E '^($(subst $(SPACE),|,$(NAMES)))=' | xargs)"
 endef
 
 .matrix/%/installed: $(SOURCES)
 	test -d $(@D) || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77" wheel
+	$(@D)/bin/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(@D)/bin/python -m pip install --quiet $(DEPENDENCIES)
 	$(@D)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]" $(DEPENDENCIES)
 	touch $@
