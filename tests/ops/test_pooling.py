@@ -16,7 +16,7 @@ from zoo.ops import pooling
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
 from zoo.ops.pooling import max_pool2d
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.memory_use import measure_memory
 
 BACK_ENDS = ["auto", "reference"]
@@ -409,7 +409,7 @@ def test_recordings_checkpoints_and_autocast_change_no_bit(back_end, context):
 
     expected = results(network)
     if context == "recording":
-        with Recording(smallest_bytes=1):
+        with Rematerializer(smallest_bytes=1):
             ours = results(network)
     elif context == "checkpoint":
         ours = results(lambda x: torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False))

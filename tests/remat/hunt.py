@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)
@@ -232,7 +232,7 @@ def _gradient_inside(at: At) -> Tensor:
 
 
 def _nested(at: At) -> Tensor:
-    with Recording(smallest_bytes=0):
+    with Rematerializer(smallest_bytes=0):
         return _float(at.a).sigmoid() * at.a.tanh()
 
 
@@ -502,10 +502,10 @@ class Program:
     - `backward`: "once", "retained" (twice), "double" (of a gradient) or "parts" (one for each output).
     - `is_early`: whether the loss is computed before the steps between.
     - `forwards`: passes before the first backward.
-    - `is_module`: whether the network itself is made lean, and not what is inside of a `Recording`.
-    - `is_inside`: whether backward runs in a `Recording` too.
+    - `is_module`: whether the network itself is made lean, and not what is inside of a `Rematerializer`.
+    - `is_inside`: whether backward runs in a `Rematerializer` too.
     - `smallest_bytes`, `depth`, `budget`: of the recording.
-    - `knows_parameters`: whether the `Recording` is told the parameters.
+    - `knows_parameters`: whether the `Rematerializer` is told the parameters.
     - `seed`: of inputs and random numbers.
     """
 
@@ -603,7 +603,7 @@ def clones_of_saved() -> AbstractContextManager[Any]:
 @contextmanager
 def smallest(size: int) -> Iterator[None]:
     """Let recordings keep smaller tensors than these many bytes themselves, if they are not told otherwise."""
-    defaults = Recording.__init__.__kwdefaults__
+    defaults = Rematerializer.__init__.__kwdefaults__
     before = defaults["smallest_bytes"]
     defaults["smallest_bytes"] = size
     try:
@@ -708,7 +708,7 @@ class Runner:
             return nullcontext()
         program = self.program
         parameters = net.parameters() if program.knows_parameters else ()
-        return Recording(
+        return Rematerializer(
             program.budget, depth=program.depth, smallest_bytes=program.smallest_bytes, parameters=parameters
         )
 
@@ -1021,7 +1021,7 @@ class Report:
         self.total[verdict.verdict] += 1
         kinds = {KIND_OF[step.name] for step in program.forward}
         kinds |= {f"before backward: {KIND_OF[step.name]}" for step in program.between + program.later}
-        kinds |= {f"backward {program.backward}", "zoo.lean" if program.is_module else "Recording"}
+        kinds |= {f"backward {program.backward}", "zoo.lean" if program.is_module else "Rematerializer"}
         kinds |= {f"smallest {program.smallest_bytes}", f"budget {program.budget}", f"forwards {program.forwards}"}
         for kind in kinds:
             self.by_kind.setdefault(kind, Counter())[verdict.verdict] += 1

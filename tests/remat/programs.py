@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 
 
 def gradients_of(
@@ -18,7 +18,7 @@ def gradients_of(
     torch.manual_seed(0)
     leaves = [each.detach().clone().requires_grad_(each.is_floating_point()) for each in inputs]
     if with_recipes:
-        with Recording(**{"smallest_bytes": 0, **options}):
+        with Rematerializer(**{"smallest_bytes": 0, **options}):
             out = program(*leaves)
     else:
         out = program(*leaves)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.remat.programs import assert_same
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
 from zoo.remat.operations import bits_of, mask_of
 
@@ -47,7 +47,7 @@ def test_gradients_and_random_numbers_are_the_same(name: str, p: float, layout: 
 
 def held_bytes(program: Callable[[Tensor], Tensor], x: Tensor) -> int:
     log: list[Decision] = []
-    with Recording(log=log, smallest_bytes=0):
+    with Rematerializer(log=log, smallest_bytes=0):
         program(x)
     return sum(decision.lean_bytes for decision in log)
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import measure_memory
 from zoo.remat.operations import apply_line
@@ -185,13 +185,13 @@ def test_a_norm_that_is_always_followed_by_its_activation_is_not_written(monkeyp
 def test_the_norm_before_a_residual_sum_is_repeated_together_with_it() -> None:
     norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
     images = torch.randn(2, 3, 8, 8)
-    with Recording(smallest_bytes=0, exact=False) as recording:
+    with Rematerializer(smallest_bytes=0, exact=False) as recording:
         x, shortcut = (convolution(images) for convolution in convolutions)
         z = torch.relu_(norm(x) + shortcut.relu() * shortcut)
         value = recording._find(z)
         assert value is not None
-        assert value.call is not None
-        assert value.call.operation is apply_line
+        assert value.recipe is not None
+        assert value.recipe.operation is apply_line
 
 
 def test_nothing_is_fused_without_kernels_in_evaluation_and_in_a_checkpoint() -> None:
@@ -222,7 +222,7 @@ def test_nothing_is_fused_without_kernels_in_evaluation_and_in_a_checkpoint() ->
 def test_a_graph_is_retained_and_overwritten_weights_are_an_error() -> None:
     torch.manual_seed(0)
     norm, x = nn.BatchNorm2d(3), torch.randn(2, 3, 8, 8).requires_grad_()
-    with Recording(exact=False, smallest_bytes=0):
+    with Rematerializer(exact=False, smallest_bytes=0):
         loss = F.silu(norm(x * 2)).square().sum()
     first = torch.autograd.grad(loss, x, retain_graph=True)[0]
     assert torch.equal(first, torch.autograd.grad(loss, x, retain_graph=True)[0])

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from tests.remat.programs import step
-from tests.remat.test_recording import images, network
+from tests.remat.test_rematerializer import images, network
 from zoo.errors import ConfigError
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.lean import StepsAside, is_lean, lean
 
@@ -97,13 +97,13 @@ class Count:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.number = 0
-        enter = Recording.__enter__
+        enter = Rematerializer.__enter__
 
-        def count(recording: Recording) -> Recording:
+        def count(recording: Rematerializer) -> Rematerializer:
             self.number += 1
             return enter(recording)
 
-        monkeypatch.setattr(Recording, "__enter__", count)
+        monkeypatch.setattr(Rematerializer, "__enter__", count)
 
 
 def test_parts_and_nested_modules_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def compiled(model: nn.Module, where: str, backend: Any) -> nn.Module:
 def test_it_steps_aside_for_a_compiler_and_tells_once(
     where: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.remat.lean._was_told", False)
+    monkeypatch.setattr("zoo.remat.lean._has_warned", False)
     torch._dynamo.reset()
     graphs = []
     compile_graph = torch._dynamo.lookup_backend(backend)
@@ -200,7 +200,7 @@ def test_a_budget_repeats_the_cheapest_convolutions(budget: Any) -> None:
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", [1]])
 def test_what_is_no_budget_is_told(budget: Any) -> None:
-    with pytest.raises(ConfigError, match=r"neither a whole number of bytes, nor a share"):
+    with pytest.raises(ConfigError, match=r"is invalid: pass a positive number of bytes"):
         lean(network(), budget)
 
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import zoo
 from tests.remat.programs import step
-from tests.remat.test_recording import images, network
-from zoo.remat import Recording
+from tests.remat.test_rematerializer import images, network
+from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean
 
@@ -28,7 +28,9 @@ Way = Callable[[nn.Module, Callable[[nn.Module], nn.Module]], list[Tensor]]
 @pytest.fixture(autouse=True)
 def keep_nothing_for_being_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let lean modules record their small maps too, so that recipes are followed at all."""
-    monkeypatch.setattr(lean_module, "Recording", lambda *args, **kw: Recording(*args, **kw, smallest_bytes=0))
+    monkeypatch.setattr(
+        lean_module, "Rematerializer", lambda *args, **kw: Rematerializer(*args, **kw, smallest_bytes=0)
+    )
 
 
 def train(model: nn.Module, forward: Callable[[Tensor], Tensor], steps: int = 2, micro_steps: int = 1) -> list[Tensor]:

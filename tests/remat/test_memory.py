@@ -15,7 +15,7 @@ import zoo
 from zoo.architectures import ARCHITECTURES
 from zoo.layers import InPlaceABN, norm_act
 from zoo.models import build_network
-from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarise
+from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarize
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]
@@ -109,9 +109,9 @@ def test_gradients_are_none_afterwards_and_older_tensors_do_not_count() -> None:
 
 def test_an_address_that_is_used_again_counts_while_it_is_alive() -> None:
     changes = [Change(1, 100), Change(1, 0), Change(1, 70), Change(2, 20), Change(2, 0), Change(9, 0), Change(3, 50)]
-    assert summarise(changes, 4, set()) == Memory(held=90, peak=120, peak_without_gradients=120, gradients=0)
-    assert summarise(changes, 4, {3}) == Memory(held=90, peak=120, peak_without_gradients=100, gradients=50)
-    assert summarise(changes, 7, {1}) == Memory(held=120, peak=120, peak_without_gradients=100, gradients=70)
+    assert summarize(changes, 4, set()) == Memory(held=90, peak=120, peak_without_gradients=120, gradients=0)
+    assert summarize(changes, 4, {3}) == Memory(held=90, peak=120, peak_without_gradients=100, gradients=50)
+    assert summarize(changes, 7, {1}) == Memory(held=120, peak=120, peak_without_gradients=100, gradients=70)
 
 
 PROCESS = """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests.remat.test_lean import held_bytes
-from tests.remat.test_recording import images, network
+from tests.remat.test_rematerializer import images, network
 from zoo.remat.lean import lean
 
 
@@ -20,7 +20,7 @@ def test_the_sums_are_the_bytes_that_autograd_holds() -> None:
     assert report.plain == held_bytes(model) - images(64).nbytes
     assert 0 < report.lean < 0.7 * report.plain
     by_name = {module.name: module for module in report.modules}
-    reason = "not an operation that is repeated"
+    reason = "not an operation that can be recomputed"
     assert by_name["1.norms.0"].kept == {
         ("aten.convolution", reason): 4 * 2 * 16 * 64**2,
         ("aten.native_batch_norm", reason): 4 * 2 * 16,  # mean and inverse deviation

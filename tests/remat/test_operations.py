@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.programs import assert_same, gradients_of, runs
-from zoo.remat import Recording, recipes
+from zoo.remat import Rematerializer, recipes
 from zoo.remat.budget import Decision
 from zoo.remat.operations import IN_PLACE, OTHERS, PROMOTED, RULES, SAME_DTYPE, VIEWS, Rule, aten
-from zoo.remat.recipes import Value
+from zoo.remat.recipes import TrackedTensor
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -164,7 +164,7 @@ def repeated_by(program: Callable[..., Tensor], *inputs: Tensor) -> set[Any]:
             repeated.add(operation)
             return operation(*args, **(kwargs or {}))
 
-    def watched(value: Value) -> Tensor:
+    def watched(value: TrackedTensor) -> Tensor:
         with Seen():
             return compute(value)
 
@@ -204,7 +204,7 @@ def test_an_operation_from_elsewhere_is_kept_and_its_gradient_is_right() -> None
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
     )
     log: list[Decision] = []
-    with Recording(log=log, smallest_bytes=0):
+    with Rematerializer(log=log, smallest_bytes=0):
         tripled(X.clone().requires_grad_().exp()).square().sum()
     assert [each.is_kept for each in log if each.bytes] == [True, True]  # exp's output has to be kept for it
     assert_same(lambda x, y: tripled((x * y).exp()).tanh() * tripled(y), X, Y)

@@ -217,7 +217,7 @@ def test_a_random_operation_in_both_graphs_is_an_error_that_names_its_layer(monk
 
     monkeypatch.setattr(partitioning, "partition_by_min_cut", without_marks)
     compiled = wrapping.compile_network(_convolutions(), 0.3)
-    with pytest.raises(Exception, match=r"(?s)ConfigError.*\.3.* \(Dropout\).*second time in backward.*budget to 1"):
+    with pytest.raises(Exception, match=r"(?s)ConfigError.*redraw.*\.3.* \(Dropout\).*in backward.*budget to 1"):
         compiled(torch.randn(4, 4, 8, 8))
 
 

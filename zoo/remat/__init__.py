@@ -1,16 +1,19 @@
-"""Recipes in place of saved tensors: any network trains in about half the memory, with the same bits.
+"""Rematerialization for any network: train in about half the activation memory, bit for bit.
 
-While a network runs forward, the outputs of cheap deterministic operations are remembered as recipes: which operation
-made them, of what. Where autograd would keep such an output for the backward pass, its recipe is kept instead, if all
-that the recipe starts from is kept anyway or is smaller. Backward follows a recipe with the kernels of the forward
-pass, so that gradients are the same bits.
+During forward, a dispatch mode records how the outputs of cheap deterministic operations were computed. Where autograd
+would save such an output for backward, its recipe (operation and inputs) is saved instead, if the inputs stay alive
+anyway or are smaller. Backward recomputes it with the same kernels, so that gradients are bit-identical.
 
-- ``operations``: which operations may be repeated, and how each is repeated exactly.
-- ``recipes``: the graph of values and calls, and how a value is computed again.
-- ``fusing``: norms and activations as one operation, for those who do not need the same bits.
-- ``recording``: what watches a forward pass and decides what is kept.
+- ``operations``: the rules: which operations may be recomputed, and how each is recomputed exactly.
+- ``recipes``: tracked tensors, recipes, and their evaluation in backward.
+- ``rematerializer``: the dispatch mode that records a forward pass and decides what is saved.
+- ``budget``: how much recomputation of convolutions and matrix products is allowed.
+- ``fusing``: norms fused with activations, for users who do not need the same bits.
+- ``lean``: `zoo.lean`, which applies all this to a module.
+- ``partitioning``: the same question for graphs of torch.compile.
+- ``memory_report``, ``memory_use``: what a network holds between forward and backward.
 """
 
-from zoo.remat.recording import Recording
+from zoo.remat.rematerializer import Rematerializer
 
-__all__ = ["Recording"]
+__all__ = ["Rematerializer"]

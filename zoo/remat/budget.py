@@ -1,4 +1,4 @@
-"""How much recomputation of convolutions and matrix products is allowed."""
+"""The budget: how much recomputation of convolutions and matrix products is allowed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 from zoo.errors import ConfigError
 
-START = "a recipe starts from it"  # the reason to keep a tensor that autograd itself does not need
+INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
 
 
 class Decision(NamedTuple):
-    """What became of a tensor that autograd saves, or that a recipe starts from.
+    """The decision about a tensor that autograd saves, or that is an input of a recipe.
 
     Args:
-    - `made_by`: name of the operation that made it, such as "aten.convolution"; "" for one made before.
-    - `bytes`: of its memory; 0 if that is kept anyway, as the memory of a parameter is.
-    - `is_kept`: whether the tensor is kept, and not its recipe.
+    - `made_by`: name of the operation that computed it, such as "aten.convolution"; "" if it existed before forward.
+    - `bytes`: size of its memory; 0 if that stays alive anyway, like the memory of a parameter.
+    - `is_kept`: whether the tensor is saved, rather than its recipe.
     - `reason`: why.
-    - `flops_per_byte`: what computing it again would cost, if it is the output of a convolution or matrix product.
-    - `place`: the recording's ``place`` at that time.
+    - `flops_per_byte`: cost of recomputing it, if it is the output of a convolution or a matrix product.
+    - `place`: name of the module that was running.
     """
 
     made_by: str
@@ -33,22 +33,22 @@ class Decision(NamedTuple):
 
     @property
     def plain_bytes(self) -> int:
-        """The bytes that autograd keeps without recipes."""
-        return 0 if self.reason == START else self.bytes
+        """Bytes held in plain training."""
+        return 0 if self.reason == INPUT else self.bytes
 
     @property
     def lean_bytes(self) -> int:
-        """The bytes that are kept with recipes."""
+        """Bytes held in lean training."""
         return self.bytes if self.is_kept else 0
 
 
 class Budget:
-    """Which convolutions and matrix products may be computed again: those up to ``flops_per_byte``.
+    """The limit up to which convolutions and matrix products are recomputed.
 
     Args:
-    - `flops_per_byte`: floating-point operations for each byte of the output; changed by `observe`.
-    - `held_bytes`: the bytes that a forward pass may leave held; None: no limit.
-    - `held_share`: the same as a share of those of plain training.
+    - `flops_per_byte`: recompute operations up to this many FLOP per byte of output; raised by `observe`.
+    - `held_bytes`: limit on the bytes held between forward and backward; None for no limit.
+    - `held_share`: the same limit as a fraction of the bytes that plain training holds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Budget:
 
     @classmethod
     def parse(cls, value: Any) -> Budget:
-        """Return the budget of a value as users write it; ConfigError for what is none."""
+        """Return the budget for a user's value (see `zoo.lean`); raise ConfigError if it is invalid."""
         if value is None:
             return cls()
         if isinstance(value, str):
@@ -72,17 +72,17 @@ class Budget:
         elif isinstance(value, float) and 0 < value < 1:
             return cls(held_share=value)
         raise ConfigError(
-            f"budget {value!r} is neither a whole number of bytes, nor a share between 0 and 1 of what plain training "
-            'holds, nor a text such as "40 FLOP/B"; None computes no convolution again'
+            f"budget {value!r} is invalid: pass a positive number of bytes (int), a fraction of what plain training "
+            'holds (float between 0 and 1), a cost limit such as "40 FLOP/B", or None to recompute no convolutions'
         )
 
     @property
     def is_limited(self) -> bool:
-        """Whether the bytes held are limited, so that forward passes are observed."""
+        """Whether the budget limits bytes, so that forward passes have to be observed."""
         return self._held_bytes is not None or self._held_share is not None
 
     def observe(self, decisions: Iterable[Decision]) -> None:
-        """Allow more, if the forward pass with these decisions held more than the limit."""
+        """Raise ``flops_per_byte`` if the forward pass with these decisions held more than the limit."""
         held = plain = 0
         candidates: Counter[float] = Counter()
         for decision in decisions:

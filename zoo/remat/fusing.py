@@ -1,4 +1,4 @@
-"""Norms and the activations that follow them as one operation, in forward, in recomputation and in backward."""
+"""Batch norms fused with the activations that follow them, in forward, recomputation and backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.ops.abn.backend import kernels_for
 from zoo.ops.context import is_eager
 from zoo.remat.operations import Operation
 
-#: The activations by the functions that compute them.
+#: Functions that compute an activation -> its name.
 ACTIVATIONS: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", torch.relu_: "relu", Tensor.relu: "relu", Tensor.relu_: "relu",
     F.silu: "silu", F.hardswish: "hardswish",
@@ -28,12 +28,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 Note = Callable[[Tensor, Operation, tuple[Any, ...]], None]
 
-# The weights of the norms that an activation followed at once the last time.
+# Weights of the norms that an activation followed immediately the last time.
 _followed = WeakIdKeyDictionary()
 
 
 class Norm(NamedTuple):
-    """A norm: its output y, the version of y, the arguments of `native.norm_act`, and whether y is written."""
+    """A batch norm: its output y, the version of y, the arguments of `native.norm_act`, and whether y was computed."""
 
     y: weakref.ref[Tensor]
     version: int
@@ -41,24 +41,24 @@ class Norm(NamedTuple):
     is_written: bool
 
     def holds(self, y: Tensor) -> bool:
-        """Return whether y is the norm's output, and was not changed since."""
+        """Return whether y is the output of this norm, unmodified."""
         return self.y() is y and y._version == self.version
 
 
 class FusedNorms(TorchFunctionMode):
-    """A context in which batch norms in training and activations that directly follow them have fused kernels.
+    """A context in which training-mode batch norms are fused with the activations that directly follow them.
 
-    Outputs, gradients and running statistics equal torch's to rounding. Autograd keeps the input of the norm and
-    vectors per channel, and nothing for the activation. Where there is no compiled kernel, and for all that is not
-    listed here, torch's own functions run. The gradients cannot be differentiated again.
+    Outputs, gradients and running statistics equal torch's to rounding. Autograd saves the input of the norm and
+    per-channel vectors, and nothing for the activation. Where no compiled kernel applies, torch's own functions run.
+    Double backward is not supported.
 
-    An activation is fused with a norm if it is the next thing that torch is asked for, so that nobody has looked at the
-    norm's output y before. A norm for which this was so the last time does not write y until something else asks.
+    An activation is fused with a norm if it is the next call of torch, so that nothing has read the output y of the
+    norm. If that was the case the last time, the norm defers the computation of y until something else needs it.
 
     Args:
-    - `note`: is told of each output which function gives it again, of which arguments.
-    - `is_active`: whether norms may be fused now.
-    - `always_writes`: whether the output of a norm is written even if an activation is expected to follow.
+    - `note`: called with each output, the function that recomputes it, and its arguments.
+    - `is_active`: returns whether norms may be fused now.
+    - `always_writes`: compute y even if an activation is expected to follow.
     """
 
     def __init__(self, note: Note, is_active: Callable[[], bool], always_writes: bool = False) -> None:
@@ -67,12 +67,12 @@ class FusedNorms(TorchFunctionMode):
         self._last: Norm | None = None
 
     def __exit__(self, *error: Any) -> None:
-        """Let torch's own functions run again."""
+        """Leave the context; compute a deferred output."""
         self.write()
         super().__exit__(*error)
 
     def write(self) -> None:
-        """Write the output of the last norm, if it is not written and somebody could still read it."""
+        """Compute the deferred output of the last norm, if it is still alive."""
         norm, self._last = self._last, None
         y = None if norm is None or norm.is_written else norm.y()
         if norm is not None and y is not None:
@@ -83,7 +83,7 @@ class FusedNorms(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch, or a fused kernel in its place."""
+        """Run a function of torch, or a fused kernel instead."""
         kwargs = kwargs or {}
         norm = self._last
         if norm is not None and function in ACTIVATIONS and args and norm.holds(args[0]):
@@ -125,13 +125,13 @@ class FusedNorms(TorchFunctionMode):
         arguments = (*norm.arguments[:-1], activation)
         z: Tensor = ActivatedNorm.apply(y if inplace else None, True, *arguments)
         self._note(z, native.norm_act, arguments)
-        if not inplace:  # somebody may still read y
+        if not inplace:  # y may still be read
             self._last = norm
         return z
 
 
 def can_fuse(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Return whether the compiled kernels compute this norm, and something needs its gradient."""
+    """Return whether the compiled kernels support this norm and a gradient is required."""
     tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
     return (
         kernels_for(x) is native
@@ -139,7 +139,7 @@ def can_fuse(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
         and any(tensor.requires_grad for tensor in tensors)
         and all(tensor.dtype in DTYPES for tensor in tensors)
         and x.ndim >= 2
-        and x.numel() > x.shape[1]  # torch refuses a single value per channel
+        and x.numel() > x.shape[1]  # torch raises an error for a single value per channel
         and is_eager()
     )
 
@@ -147,8 +147,8 @@ def can_fuse(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
 class ActivatedNorm(torch.autograd.Function):
     """z = f(weight (x - mean) / sqrt(var + eps) + bias) for the mean and variance of x, of shape (N, C, ...).
 
-    It keeps x and the vectors. With ``into`` z overwrites this tensor, which is returned. Without ``is_written`` z is a
-    tensor without numbers, which somebody else has to write.
+    Saves x and the per-channel vectors. If ``into`` is given, z is written into it. If ``is_written`` is False, z is
+    left uninitialized, for the caller to compute.
     """
 
     @staticmethod
@@ -179,7 +179,7 @@ class ActivatedNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dz: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias; none for a y whose activation has them."""
+        """Return the gradients of x, weight and bias; None if z itself got no gradient, as its activation has it."""
         if dz is None:
             return (None,) * 9
         x, weight, bias, mean, var = ctx.saved_tensors

@@ -1,4 +1,4 @@
-"""`lean`: let any network keep recipes in place of activations, without changing its layers."""
+"""`zoo.lean`: rematerialization for any module, without changing its layers."""
 
 from __future__ import annotations
 
@@ -13,45 +13,44 @@ import torch
 from torch import nn
 
 from zoo.ops.context import is_transformed
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.torch_internals import forward_hooks, is_compiled, run_while_compiling, top_saved_tensors_hooks
 
 Module = TypeVar("Module", bound=nn.Module)
 
-_SETTINGS = "_zoo_lean"  # the name under which a lean module holds its settings
+_SETTINGS = "_zoo_lean"  # key in the __dict__ of a lean module
 
 
 def lean(
     module: Module, budget: float | int | str | None = None, *, exact: bool = True, enabled: bool = True
 ) -> Module:
-    """Let a module's training hold about half the memory, with the same bits; returns the module itself.
+    """Make a module train in about half the activation memory, bit for bit, and return it.
 
-    From now on calls of the module run in a `zoo.remat.Recording`: where autograd would keep the output of a cheap
-    operation for backward, it keeps how to compute it again. Outputs, gradients, running statistics and random numbers
-    are the same bits; parameters, state dict, hooks and pickling are as before. The module's class becomes a subclass
-    with the same name. Without gradients, in a transform of `torch.func`, and inside another lean module, a checkpoint
-    or other hooks for saved tensors, nothing happens; nor does it inside of a module that torch.compile compiles, or
-    around one, which a StepsAside warning tells once.
+    Calls of the module then run in a `zoo.remat.Rematerializer`: where autograd would save the output of a cheap
+    operation for backward, a recipe for recomputing it is saved instead. Outputs, gradients, running statistics and
+    random numbers are bit-identical to those of plain training. Parameters, state dict, hooks and pickling do not
+    change. The class of the module becomes a subclass of the same name.
 
-    Backward raises RecipeError if a tensor that it needs, such as the network's input or a parameter, was overwritten
-    between forward and backward.
+    A call runs as usual without gradients, in transforms of `torch.func`, and inside another lean module, a checkpoint
+    or other hooks for saved tensors. It also does in and around modules compiled by torch.compile, with one
+    `StepsAside` warning.
+
+    Backward raises RecipeError if a tensor that it needs, such as the input of the network or a parameter, was
+    overwritten between forward and backward.
 
     Args:
     - `module`: a network or a part of one, changed in place. A second call replaces the budget.
-    - `budget`: what the recomputation of convolutions and matrix products may cost. None: they are not computed again.
-      An int: the bytes that the forward pass may leave held; a float below 1: the share of those of plain training;
-      "40 FLOP/B": all are computed again whose outputs cost up to 40 floating-point operations for each byte. For
-      bytes and shares, the first forward passes are measured and the cheapest convolutions chosen, so that the budget
-      is met from the second or third pass on, if it can be.
-    - `exact`: False lets batch norms in training run as one kernel with the ReLU, SiLU or hardswish that directly
-      follows them, in forward, in recomputation and in backward, where this package has compiled ones (float32, float64
-      and half precision on the CPU). A step takes less time, mostly with SiLU. Outputs, gradients and running
-      statistics are then equal to those of plain training to rounding, and the gradients of norms cannot be
-      differentiated again.
+    - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. An int: the number of
+      bytes that may be held between forward and backward. A float below 1: the same as a fraction of plain training.
+      "40 FLOP/B": recompute those that cost up to 40 FLOP per byte of output. A limit in bytes is met from the second
+      or third forward pass on, after the first ones were measured and the cheapest convolutions chosen.
+    - `exact`: False fuses training-mode batch norms with the ReLU, SiLU or hardswish that directly follows, where
+      compiled kernels exist (float32, float64 and half precision on the CPU). Steps are faster, mostly with SiLU.
+      Results then equal those of plain training to rounding, and norms do not support double backward.
     - `enabled`: False undoes it.
 
-    Raises ConfigError for a budget that is none of these, and TypeError for anything but a module.
+    Raises ConfigError for an invalid budget and TypeError for anything but a module.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -80,22 +79,22 @@ class _Settings(NamedTuple):
 
 
 class _Lean:
-    """Records the calls of a module: the first base of its class while it is lean.
+    """First base class of a lean module: runs its calls in a rematerializer.
 
-    Forward hooks cannot do this: torch calls none after a KeyboardInterrupt, and the recording would stay active.
+    Forward hooks cannot do this: torch skips them after a KeyboardInterrupt, which would leave the mode active.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, recorded unless something else decides what autograd keeps."""
+        """Run the module, in a rematerializer unless something else handles saved tensors."""
         if torch.compiler.is_compiling():
-            _tell_that_it_steps_aside()
+            _warn_that_it_steps_aside()
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        with _recording_of(self):
+        with _rematerializer_of(self):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Return a lean copy, made as the original class copies itself."""
-        if not _is_lean_class(type(self)):  # a subclass of the lean class, as parametrizations make
+        """Return a lean copy, made by the original class."""
+        if not _is_lean_class(type(self)):  # a subclass of the lean class, as parametrizations create
             other = memo[id(self)] = type(self).__new__(type(self))
             other.__dict__ = copy.deepcopy(self.__dict__, memo)
             return other
@@ -105,13 +104,13 @@ class _Lean:
         return _make_lean(other, settings)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return how pickles make a module of the original class, and make it lean."""
+        """Return how to unpickle a module of the original class and make it lean."""
         with _as_original(self):
             function, arguments, *rest = self.__reduce_ex__(protocol)
         return _restore, (function, arguments, self.__dict__[_SETTINGS]), *rest
 
     def recompile(self) -> Any:
-        """Write the code of a `torch.fx.GraphModule` again, which changes the methods of its class."""
+        """Recompile a `torch.fx.GraphModule`, which sets methods of its class."""
         with _as_original(self):
             return self.recompile()
 
@@ -122,14 +121,14 @@ def _is_lean_class(cls: type) -> bool:
 
 @functools.lru_cache(maxsize=256)  # each GraphModule has a class of its own
 def _lean_class(original: type) -> type:
-    """Return the subclass of a module's class that records its calls. It has the same name, as users print names."""
+    """Return the lean subclass of a module's class. It has the same name, as users print names."""
     names = {name: original.__dict__.get(name) for name in ("__module__", "__doc__")}
     return type(original.__name__, (_Lean, original), {**names, "__qualname__": original.__qualname__})
 
 
 @contextmanager
 def _as_original(module: Any) -> Iterator[None]:
-    """Return a context in which a lean module is of its original class."""
+    """Return a context in which a lean module has its original class."""
     cls = type(module)
     module.__class__ = cls.__bases__[1]
     try:
@@ -147,42 +146,48 @@ def _make_lean(module: Any, settings: _Settings) -> Any:
 
 
 def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings) -> Any:
-    """Return a new lean module, whose state is still to be set."""
+    """Return a new lean module, whose state the unpickler sets."""
     return _make_lean(function(*arguments), settings)
 
 
-def _recording_of(module: Any) -> AbstractContextManager[Any]:
+def _rematerializer_of(module: Any) -> AbstractContextManager[Any]:
     settings: _Settings | None = module.__dict__.get(_SETTINGS)
-    if settings is None or not torch.is_grad_enabled() or is_transformed() or torch.jit.is_tracing() or _others_save():
+    if (
+        settings is None
+        or not torch.is_grad_enabled()
+        or is_transformed()
+        or torch.jit.is_tracing()
+        or _has_saved_tensor_hooks()
+    ):
         return nullcontext()
-    if any(map(is_compiled, module.modules())):  # in a recording such a part would run uncompiled
-        _tell_that_it_steps_aside()
+    if any(map(is_compiled, module.modules())):  # inside a dispatch mode such a part would run uncompiled
+        _warn_that_it_steps_aside()
         return nullcontext()
     own = [*module.parameters(), *module.buffers()]
     is_hooked = not settings.exact and any(forward_hooks(each) for each in module.modules())
-    return Recording(settings.budget, parameters=own, exact=settings.exact, is_hooked=is_hooked)
+    return Rematerializer(settings.budget, parameters=own, exact=settings.exact, is_hooked=is_hooked)
 
 
 class StepsAside(UserWarning):
-    """A lean module is compiled, or has a compiled part, so that it is not lean."""
+    """A lean module is compiled or contains a compiled module, so that `zoo.lean` has no effect."""
 
 
-_was_told = False
+_has_warned = False
 
 
 @run_while_compiling
-def _tell_that_it_steps_aside() -> None:
-    global _was_told
-    if not _was_told:
-        _was_told = True
+def _warn_that_it_steps_aside() -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
         warnings.warn(
-            "zoo.lean does nothing inside of modules that torch.compile compiles, or around them; experiments limit "
-            "what compiled networks keep for backward with training.activation_memory_budget",
+            "zoo.lean has no effect in or around modules compiled by torch.compile; experiments limit the activation "
+            "memory of compiled networks with training.activation_memory_budget",
             StepsAside,
             stacklevel=2,
         )
 
 
-def _others_save() -> bool:
-    """Return whether a recording, a checkpoint or others have hooks for saved tensors, whose place ours would take."""
+def _has_saved_tensor_hooks() -> bool:
+    """Return whether hooks for saved tensors are active: of a rematerializer, a checkpoint or others."""
     return top_saved_tensors_hooks(True) is not None

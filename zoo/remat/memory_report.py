@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import brief
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, Decision
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals import tree_leaves
@@ -190,8 +190,8 @@ def _decisions(model: nn.Module, inputs: tuple[Any, ...], budget: Budget) -> lis
     """Return the decisions of one forward pass."""
     log: list[Decision] = []
     tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
-    recording = Recording(budget, parameters=[*model.parameters(), *model.buffers(), *tensors], log=log)
-    with _named(model, recording), recording:
+    rematerializer = Rematerializer(budget, parameters=[*model.parameters(), *model.buffers(), *tensors], log=log)
+    with _named(model, rematerializer), rematerializer:
         model(*inputs)
     return log
 
@@ -250,17 +250,17 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _named(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """Return a context in which the recording knows the name of the module that runs."""
+def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
+    """Return a context in which the rematerializer knows the name of the module that runs."""
     running: list[str] = [""]
 
     def enter(name: str, *_: Any) -> None:
         running.append(name)
-        recording.place = name
+        rematerializer.place = name
 
     def leave(*_: Any) -> None:
         running.pop()
-        recording.place = running[-1]
+        rematerializer.place = running[-1]
 
     handles: list[Any] = []
     for name, module in model.named_modules():

@@ -70,7 +70,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     changes, end_of_forward = _allocator_changes(profiler, parameters[0].device)
     assert end_of_forward > 0, "the profiler has lost the end of the forward pass"
     clear_gradients(parameters)
-    return summarise(changes, end_of_forward, addresses)
+    return summarize(changes, end_of_forward, addresses)
 
 
 def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], log: StorageLog | None = None) -> Memory:
@@ -93,7 +93,7 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], lo
     storages = _gradient_storages(parameters, storage_id)
     changes = list(log.changes)
     clear_gradients(parameters)
-    return summarise(changes, end_of_forward, storages)
+    return summarize(changes, end_of_forward, storages)
 
 
 def measure_peak(call: Callable[[], object], device: torch.device) -> int:
@@ -105,7 +105,7 @@ def measure_peak(call: Callable[[], object], device: torch.device) -> int:
         result = call()
     changes, _ = _allocator_changes(profiler, device)
     del result
-    return summarise(changes, 0, set()).peak
+    return summarize(changes, 0, set()).peak
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:
@@ -152,7 +152,7 @@ class StorageLog(TorchDispatchMode):
         self.changes.append(Change(address, 0))
 
 
-def summarise(changes: Sequence[Change], end_of_forward: int, gradients: set[int]) -> Memory:
+def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int]) -> Memory:
     """Return the bytes of a step.
 
     Args:

@@ -1,7 +1,7 @@
-"""The operations that may be repeated: cheap, deterministic, and without effects.
+"""The rules: cheap, deterministic operations without side effects, which backward may recompute.
 
-An operation that is not listed here is never repeated: what it returns is kept where autograd saves it, as without
-recipes. So a missing row costs memory and never exactness.
+The output of an operation that is not listed is saved, as in plain training. A missing entry costs memory, never
+exactness.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from zoo.torch_internals import DisableTorchDispatch, has_kernel, schema_of
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
 
-# Each element of the output depends on one element of each input, and the output has the dtype of the first input.
+# Elementwise operations whose output has the dtype of the first input.
 SAME_DTYPE = (
     "relu", "silu", "gelu", "hardswish", "hardsigmoid", "sigmoid", "leaky_relu", "elu", "celu", "mish", "tanh",
     "hardtanh", "softplus", "threshold", "neg", "abs", "sqrt", "rsqrt", "exp", "reciprocal", "clamp", "clamp_min",
     "clamp_max",
 )  # fmt: skip
-# Elementwise too, with a dtype that follows from all inputs.
+# Elementwise operations with type promotion.
 PROMOTED = (
     "add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp", "maximum", "minimum", "where", "eq", "ne",
     "gt", "ge", "lt", "le", "masked_fill", "logical_not", "bitwise_not",
@@ -43,17 +43,17 @@ VIEWS = (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze",
     "expand", "alias", "detach", "unbind", "split", "split_with_sizes", "unfold", "diagonal",
 )  # fmt: skip
-#: Return the values of their first input, in a tensor of their own or not.
+#: Operations that return the elements of their input, copied or not.
 COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
 
 
 class Rule(NamedTuple):
-    """How an operation is repeated.
+    """How an operation is recomputed.
 
     Args:
-    - `repeat`: the operation that computes the same and overwrites nothing.
-    - `is_view`: whether its output shares the memory of its first input.
-    - `overwrites`: whether the operation itself writes its output over its first input.
+    - `repeat`: the functional variant of the operation.
+    - `is_view`: whether the output is a view of the first input.
+    - `overwrites`: whether the operation itself writes into its first input.
     """
 
     repeat: Operation
@@ -62,7 +62,7 @@ class Rule(NamedTuple):
 
 
 def _overloads(name: str) -> Iterator[Operation]:
-    packet = getattr(aten, name, None)  # not every version of torch has all of them
+    packet = getattr(aten, name, None)  # some versions of torch lack some of them
     for overload in packet.overloads() if packet is not None else ():
         yield getattr(packet, overload)
 
@@ -75,7 +75,7 @@ def _rules() -> dict[Operation, Rule]:
             if not schema_of(operation).is_mutable:
                 rules[operation] = Rule(operation, is_view, overwrites=False)
         for operation in () if is_view else _overloads(f"{name}_"):
-            # Of the same arguments, and not of the same name: pow_.Scalar is pow.Tensor_Scalar.
+            # Match overloads by their arguments, as names differ: pow_.Scalar is pow.Tensor_Scalar.
             for repeat in _overloads(name):
                 if not schema_of(repeat).is_mutable and _signature(repeat) == _signature(operation):
                     rules[operation] = Rule(repeat, is_view=False, overwrites=True)
@@ -89,7 +89,7 @@ def _signature(operation: Operation) -> list[tuple[str, str]]:
 #: Rules by the operations as a `TorchDispatchMode` sees them.
 RULES = _rules()
 
-#: Of operations that keep dtype and shape of their first input: the same, written over it.
+#: Functional operations that preserve the dtype and shape of their first input -> their in-place variants.
 IN_PLACE = {
     rule.repeat: operation
     for operation, rule in RULES.items()
@@ -101,15 +101,12 @@ LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 CONCATENATE = aten.cat.default
 ADD, RELU = aten.add.Tensor, aten.relu.default
 CONVOLUTION = aten.convolution.default
-#: Matrix products, and the position of the operand whose last dimension is summed over.
+#: Matrix products -> the position of the operand whose last dimension is contracted.
 PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
 
 
 def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float | None:
-    """Return the floating-point operations of a convolution or matrix product; None for all other operations.
-
-    Products that are sparse or empty count as others.
-    """
+    """Return the FLOP count of a convolution or matrix product; None for anything else and for empty outputs."""
     if not isinstance(out, Tensor) or out.layout is not torch.strided or out.nbytes == 0:
         return None
     if operation is CONVOLUTION:
@@ -122,8 +119,8 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Tensor) -> float 
 
 @cache
 def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
-    """Return positions and names of the arguments that an operation overwrites; empty for one that is functional."""
-    if operation in BATCH_NORMS:  # which move running statistics, though their schemas do not say so
+    """Return the positions and names of the arguments that an operation mutates."""
+    if operation in BATCH_NORMS:  # update running statistics, which their schemas do not declare
         return (3, "running_mean"), (4, "running_var")
     if not schema_of(operation).is_mutable:
         return ()
@@ -136,19 +133,19 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
 
 @cache
 def writes_inside(operation: Operation) -> bool:
-    """Return whether the operations that a kernel calls, and not the operation itself, count its writes as versions."""
+    """Return whether an operation's in-place writes increment version counters inside its kernel, if at all."""
     if operation.namespace in ("aten", "prim") and not schema_of(operation).is_mutable:
         return False
     return not has_kernel(operation.name(), "ADInplaceOrView")
 
 
 # -------------------------------------------------------------------------------------------------------- dropout
-#: Draw masks, whose elements are 0 or 1, and the position of the mask among the outputs; None: the output is the mask.
+#: Operations that draw a mask of 0 and 1 -> the position of the mask among the outputs; None if it is the output.
 MASKS = {aten.bernoulli_.float: None, aten.native_dropout.default: 1}
 
 
 def bits_of(mask: Tensor) -> Tensor:
-    """Return a mask as bits, uint8 of an eighth of its length: bit k of them is the k-th eighth of the mask."""
+    """Return a mask packed into bits, uint8 of an eighth of its length. Bit k holds the k-th eighth of the mask."""
     eighths = torch.zeros(8, -(-mask.numel() // 8), dtype=torch.uint8, device=mask.device)
     eighths.view(-1)[: mask.numel()] = mask.reshape(-1)
     bits = eighths[0].clone()
@@ -158,7 +155,7 @@ def bits_of(mask: Tensor) -> Tensor:
 
 
 def mask_of(bits: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the mask that has these bits."""
+    """Return the mask unpacked from `bits_of`."""
     eighths = (bits >> torch.arange(8, dtype=torch.uint8, device=bits.device)[:, None]) & 1
     return eighths.view(-1)[: shape.numel()].to(dtype).view(shape)
 
@@ -174,11 +171,11 @@ BATCH_NORMS = {
 def recipe_of_batch_norm(
     operation: Operation, args: tuple[Any, ...], outputs: Any
 ) -> tuple[Operation, tuple[Any, ...]]:
-    """Return a function and its arguments that give the first output of a batch norm again, bit for bit.
+    """Return a function and its arguments, tensors included, that recompute the first output of a batch norm exactly.
 
-    The arguments have the tensors themselves. Running statistics are neither read, where the norm took those of the
-    batch, nor moved. In training on the CPU, the norm is repeated as the linear function that its saved mean and
-    inverse deviation make of it, which takes one pass over x in place of three.
+    Running statistics are not updated, and not read if the norm used those of the batch. In training on the CPU, the
+    norm is recomputed as a scale and shift from its saved mean and inverse standard deviation: one pass over x instead
+    of three.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
@@ -190,18 +187,18 @@ def recipe_of_batch_norm(
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Return whether a map is laid out in one of the ways for which batch norms have a kernel of their own."""
+    """Return whether x is contiguous or channels-last, the layouts that batch norms have kernels for."""
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
 def first_output(operation: Operation, *args: Any) -> Tensor:
-    """Return the first of an operation's outputs."""
+    """Return the first output of an operation."""
     out: Tensor = operation(*args)[0]
     return out
 
 
 def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (alpha, beta) with batch_norm(x) = alpha x + beta, rounded as the kernel on the CPU rounds them."""
+    """Return (alpha, beta) with batch_norm(x) = alpha x + beta, rounded as in torch's CPU kernel."""
     alpha = invstd.clone() if weight is None else invstd * weight
     zero = torch.zeros_like(alpha) if bias is None else bias
     return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
@@ -210,7 +207,7 @@ def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Te
 def line_of_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Return (alpha, beta) of a norm with this mean and variance, to rounding; None where `apply_line` cannot do it."""
+    """Return (alpha, beta) of a norm with this mean and variance, to rounding; None if `apply_line` does not apply."""
     vectors = [each for each in (weight, bias, mean) if each is not None]
     if not _is_dense(x) or x.dtype not in LINE_DTYPES or any(each.dtype != x.dtype for each in vectors):
         return None
@@ -221,9 +218,10 @@ def line_of_norm(
 def apply_line(
     x: Tensor, alpha: Tensor, beta: Tensor, shortcut: Tensor | None = None, is_rectified: bool = False
 ) -> Tensor:
-    """Return alpha x + beta for each channel, plus the shortcut, with ReLU if it is rectified: the bits of each step.
+    """Return alpha x + beta per channel, plus the shortcut, followed by ReLU if ``is_rectified``.
 
-    The compiled kernel takes one pass over memory. Plain torch, without it, takes one for each step.
+    The result has the bits of the separate operations. The compiled kernel takes one pass over memory; the fallback
+    takes one per operation.
     """
     if kernels_for(x) is native:
         fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
@@ -242,10 +240,10 @@ def _constants(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @cache
 def line_is_exact(dtype: torch.dtype) -> bool:
-    """Return whether `apply_line` gives the bits of a batch norm in training with this version of torch and CPU.
+    """Return whether `apply_line` has the bits of a training-mode batch norm with this build of torch on this CPU.
 
-    Whether the kernels round a product before they add to it is the compiler's choice. It is tried once, on values that
-    tell the difference. Lines are of float32 and float64 only.
+    The C++ compiler decides whether a multiply-add is fused. One test on random inputs finds out. False for dtypes
+    other than float32 and float64.
     """
     if dtype not in LINE_DTYPES:
         return False

@@ -1,4 +1,4 @@
-"""The division of a compiled network's graph into forward and backward, such that random numbers are drawn once.
+"""Partitions the joint graph of a compiled network into forward and backward without redrawing random numbers.
 
 torch restores the random number generator around nodes that a user's checkpoint marks as MUST_RECOMPUTE or
 PREFER_RECOMPUTE, so that these may be recomputed. ``meta["nn_module_stack"]`` of a node ends with the path and the
@@ -29,7 +29,7 @@ _OF_CHECKPOINTS = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECO
 
 
 def random_saving_partitioner() -> Any:
-    """Return a partitioner for Inductor that never recomputes random operations in backward, as `partition` says."""
+    """Return `partition` as a partitioner for Inductor."""
     return inductor_partitioner(partition, __file__)
 
 
@@ -38,12 +38,12 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph of a joint ``graph``, whose random operations are marked.
 
-    With an activation memory budget below 1, torch recomputes random operations like others. In backward they draw
-    new numbers: the dropout mask of backward is not that of forward, and gradients are wrong. Here the outputs of
-    random operations are saved, or what is computed from them. Inductor's random operations are functions of a seed,
-    so that 8 bytes are saved for each.
+    With an activation memory budget below 1, torch recomputes random operations like any other. Backward then draws a
+    dropout mask that is not the one of forward, and gradients are wrong. Here random operations are marked MUST_SAVE:
+    their outputs, or tensors computed from them, are saved. Inductor's random operations are functions of a seed
+    of 8 bytes.
 
-    Raises ConfigError if a random operation is recomputed all the same.
+    Raises ConfigError if a random operation would be recomputed nevertheless.
     """
     random = [node for node in graph.graph.nodes if _is_random(node) and _recompute_policy(node) not in _OF_CHECKPOINTS]
     for node in random:
@@ -56,14 +56,14 @@ def partition(
     if redrawn:
         names = listed(dict.fromkeys(layer for name in layers if name in redrawn for layer in layers[name]))
         raise ConfigError(
-            f"torch.compile would draw the random numbers of {names} a second time in backward, which makes "
-            "gradients wrong; set the activation memory budget to 1, or use zoo.lean without torch.compile"
+            f"torch.compile would redraw the random numbers of {names} in backward, and gradients would be wrong; set "
+            "the activation memory budget to 1, or use zoo.lean without torch.compile"
         )
     return forward, backward
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers, itself or in a graph that it calls."""
+    """Return whether a node draws random numbers, itself or in a subgraph."""
     if node.op != "call_function":
         return False
     if is_higher_order(node.target):
@@ -84,7 +84,7 @@ def _called_graphs(node: fx.Node) -> list[fx.GraphModule]:
 
 
 def _dropout_p(node: fx.Node) -> Any:
-    """Return the argument ``dropout_p``, without which attention is not random; None for operations that have none."""
+    """Return the argument ``dropout_p`` of attention, which is deterministic at 0; None for other operations."""
     for index, argument in enumerate(schema_of(node.target).arguments):
         if argument.name == "dropout_p":
             return node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
@@ -96,12 +96,12 @@ def _recompute_policy(node: fx.Node) -> CheckpointPolicy | None:
 
 
 def _calls(graph: fx.GraphModule) -> set[str]:
-    """Return the names of the operations that a graph runs; values that it is given have names, too."""
+    """Return the names of the operations in a graph, without its inputs."""
     return {node.name for node in graph.graph.nodes if node.op == "call_function"}
 
 
 def _layers(node: fx.Node) -> list[str]:
-    """Return the layers that called a random operation, or those that read a seed of several layers."""
+    """Return the layers that called a random operation, or those that use a seed of several layers."""
     found, seen, queue = [], {node}, [node]
     for each in queue:
         stack = each.meta.get("nn_module_stack")

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.remat.programs import assert_same, runs, step
-from zoo.remat import Recording
+from zoo.remat import Rematerializer
 from zoo.remat.budget import Decision
 from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
 from zoo.remat.recipes import RecipeError
@@ -54,7 +54,7 @@ class Recorded(nn.Module):
         self.module, self.options = module, {"smallest_bytes": 0, **options}
 
     def forward(self, *args: Any) -> Any:
-        with Recording(**self.options):
+        with Rematerializer(**self.options):
             return self.module(*args)
 
 
@@ -67,7 +67,7 @@ def bytes_held(forward: Callable[[], Tensor], *modules: nn.Module) -> int:
     """Return the bytes of the distinct memory that autograd's saved tensors hold, without that of the modules."""
     log: list[Decision] = []
     own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    with Recording(log=log, smallest_bytes=0, parameters=own):
+    with Rematerializer(log=log, smallest_bytes=0, parameters=own):
         forward()
     return sum(decision.bytes for decision in log if decision.is_kept)
 
@@ -179,7 +179,7 @@ def test_the_same_under_autocast(layout: str) -> None:
 def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
     log: list[Decision] = []
     x = torch.randn(8, 8, requires_grad=True)
-    with Recording(log=log, smallest_bytes=0):
+    with Rematerializer(log=log, smallest_bytes=0):
         x.cumsum(0).square().sin()
     assert [d.made_by for d in log if d.is_kept and d.bytes] == ["aten.cumsum"]
     assert aten.cumsum.default not in RULES
@@ -213,7 +213,7 @@ class Counted(TorchDispatchMode):
 def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
     convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
     first = nn.Conv2d(3, 8, 3)
-    with Recording(smallest_bytes=0):
+    with Rematerializer(smallest_bytes=0):
         features = [F.avg_pool2d(first(images()), 2)]
         for convolution in convolutions:
             features.append(convolution(torch.cat(features, 1).relu()))
@@ -234,7 +234,7 @@ def test_sparse_tensors_are_kept_as_they_are() -> None:
     gradients = []
     for recorded in (False, True):
         x = images().requires_grad_()
-        with Recording(smallest_bytes=0) if recorded else nullcontext():
+        with Rematerializer(smallest_bytes=0) if recorded else nullcontext():
             loss = forward(x.sin())
         loss.backward()
         gradients.append(x.grad)
@@ -244,7 +244,7 @@ def test_sparse_tensors_are_kept_as_they_are() -> None:
 def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
     first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
     log: list[Decision] = []
-    with Recording(log=log, smallest_bytes=4096):
+    with Rematerializer(log=log, smallest_bytes=4096):
         # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
         second(
             F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
@@ -279,14 +279,14 @@ def test_the_compiled_line_gives_the_bits_of_each_step(
 
 def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
     norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
-    with Recording(smallest_bytes=0) as recording:
+    with Rematerializer(smallest_bytes=0) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
         z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
         value = recording._find(z)
         assert value is not None
-        assert value.call is not None
-        assert value.call.operation is apply_line
-        assert value.call.args[4] is True
+        assert value.recipe is not None
+        assert value.recipe.operation is apply_line
+        assert value.recipe.args[4] is True
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -344,18 +344,18 @@ def test_everything_that_was_held_is_freed_by_backward() -> None:
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
-    original = Recording._decide
+    original = Rematerializer._decide
     gc.disable()  # nothing may wait for the collector of cycles
     try:
         with pytest.MonkeyPatch.context() as patch:
 
-            def decide(self: Recording, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+            def decide(self: Rematerializer, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
                 if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
                     anchors.append(weakref.ref(tensor.untyped_storage()))
                 original(self, tensor, *args, **kwargs)
 
-            patch.setattr(Recording, "_decide", decide)
-            with Recording(smallest_bytes=0):
+            patch.setattr(Rematerializer, "_decide", decide)
+            with Rematerializer(smallest_bytes=0):
                 out = model(images())
         out.sum().backward()
         del out
@@ -369,7 +369,7 @@ def test_a_graph_that_is_never_run_backward_is_freed_too() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     gc.disable()
     try:
-        with Recording(smallest_bytes=0):
+        with Rematerializer(smallest_bytes=0):
             y = (x.cumsum(0).relu() + 1).sigmoid()
             out = y * y
         reference = weakref.ref(y)
@@ -383,12 +383,12 @@ def test_backward_may_run_inside_of_the_context_and_in_another_thread() -> None:
     expected = step(network(), images())
     model, x = network(), images().requires_grad_()
     torch.manual_seed(1)
-    with Recording(smallest_bytes=0):
+    with Rematerializer(smallest_bytes=0):
         model(x).square().mean().backward()
     assert torch.equal(x.grad, expected[1])
     model, y = network(), images().requires_grad_()
     torch.manual_seed(1)
-    with Recording(smallest_bytes=0):
+    with Rematerializer(smallest_bytes=0):
         loss = model(y).square().mean()
     thread = threading.Thread(target=loss.backward)
     thread.start()
@@ -402,7 +402,7 @@ def test_a_retained_graph_gives_the_same_gradient_twice_and_double_backward_is_r
     def f(x: Tensor) -> Tensor:
         return (x.sigmoid() * x.tanh()).exp().sum()
 
-    with Recording(smallest_bytes=0):
+    with Rematerializer(smallest_bytes=0):
         out = f(x)
     first = torch.autograd.grad(out, x, retain_graph=True)[0]
     assert torch.equal(first, torch.autograd.grad(out, x, retain_graph=True)[0])
@@ -421,7 +421,7 @@ def test_gradients_by_tensors_in_the_middle() -> None:
             out = middle.sigmoid() * middle
         return [*torch.autograd.grad(out.sum(), [middle, x])]
 
-    plain, found = run(torch.enable_grad()), run(Recording(smallest_bytes=0))
+    plain, found = run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0))
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
 
 
@@ -452,7 +452,7 @@ def test_checkpoints_inside_and_around_have_the_same_bits() -> None:
 
     def around(x: Tensor, y: Tensor) -> Tensor:
         def recorded(x: Tensor) -> Tensor:
-            with Recording(smallest_bytes=0):
+            with Rematerializer(smallest_bytes=0):
                 return inner(x) * x
 
         return checkpoint(recorded, x * y, use_reentrant=False) * y
@@ -463,7 +463,7 @@ def test_checkpoints_inside_and_around_have_the_same_bits() -> None:
 def test_recordings_within_recordings_have_the_same_bits() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         middle = (x * y).sigmoid()
-        with Recording(smallest_bytes=0):
+        with Rematerializer(smallest_bytes=0):
             middle = (middle * y).tanh() * middle
         return (middle * x).relu() * middle
 
@@ -479,7 +479,7 @@ def test_parts_without_gradients_and_exceptions_leave_nothing_behind() -> None:
     assert_same(program, X, Y)
 
     def fail() -> None:
-        with Recording():
+        with Rematerializer():
             _ = X.clone().requires_grad_().sigmoid()
             raise ValueError("in the middle of forward")
 
@@ -491,7 +491,7 @@ def test_parts_without_gradients_and_exceptions_leave_nothing_behind() -> None:
 def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wrong_gradient() -> None:
     x = torch.randn(8, 8)
     weight = torch.randn(8, 8, requires_grad=True)
-    with Recording(smallest_bytes=0):
+    with Rematerializer(smallest_bytes=0):
         out = (weight * x + weight * (x + 1).sigmoid()).sum()  # x is kept, so that the second product keeps a recipe
     x.add_(1)
     with pytest.raises(RecipeError, match=r"\(8, 8\).*modified in place.*version 1, not 0"):
@@ -518,17 +518,17 @@ def test_random_numbers_are_drawn_once() -> None:
         out.sum().backward()
         return torch.rand(3)
 
-    assert torch.equal(run(torch.enable_grad()), run(Recording(smallest_bytes=0)))
+    assert torch.equal(run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0)))
 
 
 def test_a_recipe_starts_from_a_parameter_that_was_initialised_in_place_and_tells_when_it_is_overwritten() -> None:
     norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
     assert norm.weight._version > 0
     log: list[Decision] = []
-    with Recording(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024, log=log):
+    with Rematerializer(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024, log=log):
         out = last(norm(torch.randn(32, 64, requires_grad=True) * 2))
     of_norm = [each.reason for each in log if each.made_by == "aten.native_layer_norm" and each.bytes > 1024]
-    assert of_norm == ["repeated in backward"]
+    assert of_norm == ["recomputed in backward"]
     with torch.no_grad():
         norm.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified"):
