@@ -73,8 +73,9 @@ $(TOOLS): $(SOURCES)
 	$(call install,.[dev], and the development tools)
 	@touch $(READY) $(TOOLS)
 
-# Without build isolation: the kernels are built against the torch that is installed, not against a second one. Without
-# bytecode: Python writes that of the modules that it imports, and compiling all of torch's takes longer than its training.
+# Without build isolation, so that the kernels are built against the torch that is installed, not against a second one.
+# Without bytecode, which Python writes when it first imports a module: to compile all modules of torch takes two fifths of
+# the processor time of its installation.
 define install
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@echo "1/3 installing pip and setuptools in .venv"
