@@ -3,7 +3,8 @@
 The limit applies to the processor time of the test and of the child processes that it waits for. Wall time would depend
 on what else the machine does. Processor time grows with the load as well, because hyperthreads share a core and
 programs evict each other from the cache. The limit is therefore multiplied by the load average per core if that is
-more than 1. A test that waits takes no processor time, so its wall time may not exceed `WALL_FACTOR` times the limit.
+more than 1. A test that waits, or whose processes are started by a fork server, takes no processor time of its own: its
+wall time may not exceed `WALL_FACTOR` times the limit.
 
 Only the test function is measured. Fixtures and imports are not: they would count for whichever test comes first.
 """
