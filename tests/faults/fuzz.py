@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from zoo.errors import ZooError
 
-SHORT = 25  # examples of the default run, which are the same each time
-# The short run is part of the default suite, the long one of `make faults`.
+SHORT = 25  # examples in the default run; `make faults` takes 10,000
 EXAMPLES = pytest.mark.parametrize("examples", [SHORT, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 MEMORY_BYTES = 2**30  # what a case may take beyond what the process has already
 MESSAGE_LENGTH = 5_000  # of a message, which somebody has to read

@@ -18,7 +18,7 @@ from zoo.models.build import depth_of
 from zoo.models.deeplab import DeepLab
 from zoo.weights.cache import published_name, weights_path
 from zoo.weights.load import LoadReport, check_fits, is_segmentation, load_state_dict, num_outputs
-from zoo.weights.read import read_checkpoint, read_published, state_dict_in
+from zoo.weights.read import extract_state_dict, read_checkpoint, read_published
 from zoo.weights.record import (
     ASKED_BY_NETWORK,
     COMMON_SETTINGS,
@@ -94,7 +94,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     published = published_name(path_or_name)
     path = Path(path_or_name) if published is None else weights_path(published)
     content = read_checkpoint(path) if published is None else read_published(published)
-    state_dict = state_dict_in(content, path)
+    state_dict = extract_state_dict(content, path)
     record = record_in(content, printable(path)) if published is None else NetworkRecord.of_published(published)
     return StoredWeights(path, state_dict, record, content)
 
