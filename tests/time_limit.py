@@ -27,6 +27,11 @@ ALLOWED = {
     "tests/engine/test_exact_resume.py::test_killed_processes_end_as_the_straight_ones": "one run of two processes",
     "tests/engine/test_step.py::test_channels_last_and_torch_compile_make_the_same_step": "one compiled training step",
     "tests/layers/test_norm_compiled.py::test_functionalised_graphs_equal_eager": "one compiled network",
+    "tests/models/test_networks.py::test_in_place_and_standard_norms_compute_the_same_network": "one of each kind of block",
+    "tests/test_experiments.py::test_the_network_of_each_experiment_can_be_built": "builds 40 networks once",
+    "tests/test_time_limit.py::test_a_test_of_the_default_run_that_computes_too_long_fails": "takes too long on purpose",
+    "tests/test_torch_internals.py::test_no_other_file_uses_a_private_name_of_torch": "parses all files",
+    "tests/test_torch_internals.py::test_every_exception_is_used": "parses all files",
     "tests/remat/test_hunt.py::test_random_programs_train_rightly": "finds more faults of zoo.lean than any other test",
     "tests/cli/test_train_segmentation.py::test_the_checkpoint_has_the_score_of_its_validation": "one segmentation run",
 }

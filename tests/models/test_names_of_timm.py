@@ -99,6 +99,7 @@ def test_features_are_extracted_in_training_too() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_torch_hub_loads_every_network() -> None:
     with torch.device("meta"):
         for name in ARCHITECTURES:
