@@ -12,10 +12,10 @@ Only the test function is measured. Fixtures and imports are not: they would cou
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import time
 from collections.abc import Iterator
+from os import cpu_count, getloadavg, times
+from time import monotonic  # by name: tests replace `time.monotonic`
 
 import pytest
 
@@ -53,11 +53,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail the test if it passes but takes too long."""
     limit_s = item.config.getoption("time_limit")
-    cpu_s, wall_s = _cpu_seconds(), time.monotonic()
+    cpu_s, wall_s = _cpu_seconds(), monotonic()
     yield
     if limit_s is not None and is_limited(item):
-        load = os.getloadavg()[0] / (os.cpu_count() or 1)
-        excess = describe_excess(_cpu_seconds() - cpu_s, time.monotonic() - wall_s, limit_s, load)
+        load = getloadavg()[0] / (cpu_count() or 1)
+        excess = describe_excess(_cpu_seconds() - cpu_s, monotonic() - wall_s, limit_s, load)
         if excess is not None:
             pytest.fail(f"{excess}: make it smaller, mark it slow, or name it in ALLOWED of tests/time_limit.py", False)
 
@@ -80,4 +80,4 @@ def describe_excess(cpu_s: float, wall_s: float, limit_s: float, load: float) ->
 
 def _cpu_seconds() -> float:
     """Return the processor time of this process and of its children that have ended."""
-    return sum(os.times()[:4])
+    return sum(times()[:4])

@@ -14,7 +14,7 @@ from zoo.ops.abn import triton
 
 pytestmark = [
     pytest.mark.slow,  # Triton's interpreter
-    pytest.mark.skipif(triton.why_not() is not None, reason=str(triton.why_not())),
+    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
 ]
 
 
