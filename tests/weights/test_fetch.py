@@ -433,6 +433,7 @@ def test_a_web_page_keeps_the_part(server: Server, cache: Path) -> None:
 # Several processes, and the callers
 
 
+@pytest.mark.slow
 def test_one_process_downloads_and_another_continues_when_it_is_killed(server: Server) -> None:
     server.script = [stalls(2**17 + 1000)]
     path = weights_path(NAME)
@@ -468,6 +469,7 @@ def start(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_get_pretrained_downloads_verifies_and_loads(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
