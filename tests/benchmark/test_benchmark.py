@@ -541,7 +541,7 @@ def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="--no-picture"):
+    with pytest.raises(ConfigError, match="--no-plot"):
         plot_style.check_matplotlib()
 
 
