@@ -232,6 +232,7 @@ def test_a_link_to_nowhere_is_replaced_by_the_file_and_linked_weights_are_read(t
     assert fetch_weights(NAME) == path
 
 
+@pytest.mark.slow
 def test_a_new_cache_is_private_and_an_existing_one_keeps_its_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
