@@ -75,6 +75,7 @@ def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
     assert not modules & {"torch", "numpy", "pydantic", "requests"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is wanted where there is a GPU")
 def test_networks_are_built_and_listed_without_compilers_and_readers_of_images() -> None:
     """They take longer to import than all of the package."""
@@ -97,6 +98,7 @@ reveal_type(zoo.__version__)
 """
 
 
+@pytest.mark.slow
 def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     """The types are those that the package declares, and not Any; `py.typed` makes an installed one tell them too.
 

@@ -250,6 +250,7 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("meta")
 def test_experiments_build_what_they_say():
     for path in sorted(config.experiments_dir().glob("*.json")):

@@ -17,6 +17,8 @@ from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
 from zoo.weights import read_weights
 
+pytestmark = pytest.mark.slow  # networks of torchvision and timm
+
 SMALL = "torchvision:shufflenet_v2_x0_5"
 PREPROCESSING = {"scale": 48, "crop": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
 

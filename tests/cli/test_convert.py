@@ -20,6 +20,8 @@ from zoo.cli import main
 from zoo.convert import fold_network
 from zoo.weights import read_state_dict, read_weights
 
+pytestmark = pytest.mark.slow  # exports networks
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,6 +40,7 @@ def convert(kind, source, target, *options):
     return main(["convert", kind, str(source), str(target), "--arch", "resnet18", *options])
 
 
+@pytest.mark.smoke
 def test_there_and_back_through_files_gives_the_same_weights(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "tv.pth", tmp_path / "a.pth", "--json", str(tmp_path / "a.json")) == 0
     assert convert("to-torchvision", tmp_path / "a.pth", tmp_path / "b.pth") == 0

@@ -31,6 +31,7 @@ def given(positive: tuple[str, ...] | bool = False, **arguments: Any) -> dict[st
     return scramble(zoo.get(ARCH, classes=4, **arguments), positive=positive).double().state_dict()
 
 
+@pytest.mark.slow
 def test_in_place_norms_become_standard_ones_and_back() -> None:
     source = given(norm="inplace", **POOLED)
     standard, report = inplace_to_standard(source, ARCH, images=IMAGES, **POOLED)

@@ -97,6 +97,7 @@ def test_a_convolution_with_a_bias_is_folded_into():
 METADATA = {"arch": "resnet18", "input": {"mean": [0.5, 0.25], "size": 32}, "classes": ["a", "ü"]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_a_program_carries_metadata(tmp_path):
     model = fold_network(scramble(zoo.get("resnet18", classes=2)))
@@ -107,6 +108,7 @@ def test_a_program_carries_metadata(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
 
 
+@pytest.mark.slow
 def test_an_onnx_file_has_the_usual_names_and_carries_metadata(tmp_path, capfd):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -127,6 +129,7 @@ def test_metadata_that_json_cannot_hold_are_refused_before_anything_is_written(t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("ending", ["pt2", "onnx"])
 def test_a_feature_network_is_exported_with_an_output_for_each_stage(ending, tmp_path):
@@ -162,6 +165,7 @@ def test_outputs_that_differ_leave_the_old_file(tmp_path, monkeypatch):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
+@pytest.mark.slow
 def test_torch_exports_an_in_place_network_to_onnx_after_its_norms_became_standard(tmp_path):
     """This is what the README's Troubleshooting says to do."""
     pytest.importorskip("onnxscript")
@@ -205,6 +209,7 @@ def test_other_formats_and_missing_packages_are_named(tmp_path, monkeypatch):
         export(nn.Identity(), tmp_path / "net.onnx")
 
 
+@pytest.mark.slow
 def test_onnx_computes_the_same(tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

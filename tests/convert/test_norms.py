@@ -25,7 +25,7 @@ CASES = [
 
 
 # Its weights are 500 MB in double precision.
-WIDE = pytest.param("wider_resnet16", {}, marks=pytest.mark.slow)
+WIDE = pytest.param("wider_resnet16", {}, marks=pytest.mark.exhaustive)
 
 
 def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:

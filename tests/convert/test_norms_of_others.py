@@ -61,7 +61,7 @@ def check_training(name, model: nn.Module, images) -> str:
     return ", ".join(f"{each:.1e}" for each in told)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # of other packages
 def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
     """Prints what was converted, with -s, and why other norms were left. Takes many minutes."""

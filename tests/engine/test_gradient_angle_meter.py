@@ -25,6 +25,8 @@ from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN, InPlaceABNSync, ReversibleBlock, ReversibleSequential
 from zoo.tasks import task_of
 
+pytestmark = pytest.mark.slow  # trains several times
+
 
 class _Off(nn.Module):
     """Multiplies with another number in each second call: what it made in forward cannot be taken away exactly."""

@@ -7,6 +7,7 @@ loadable; ``python -m tests.models.test_networks`` adds those of new networks to
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import time
@@ -51,6 +52,13 @@ BLOCKS = {
 def build_meta(name, **kwargs):
     with torch.device("meta"):
         return zoo.get(name, **kwargs)
+
+
+@functools.cache
+def build_case(case: str) -> nn.Module:
+    """Return the network of an entry of the golden file, on the meta device; several tests look at it."""
+    name, _, stem = case.partition("+")
+    return build_meta(name, **({"input_3x3": True} if stem else {}))
 
 
 def key_hash(model: nn.Module) -> str:
@@ -114,10 +122,11 @@ def dense_grammar(name: str) -> Iterator[str]:
             yield f"tra{module}.conv.weight"
 
 
-def facts(name: str, **options) -> dict[str, int | str]:
+def facts(case: str) -> dict[str, int | str]:
     """Return what the golden file says of a network with its usual number of classes."""
-    model = build_meta(name, **options)
-    headless = build_meta(name, classes=0, **options)
+    name, _, stem = case.partition("+")
+    model = build_case(case)
+    headless = build_meta(name, classes=0, **({"input_3x3": True} if stem else {}))
     assert not hasattr(headless, "classifier")
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -129,15 +138,13 @@ def facts(name: str, **options) -> dict[str, int | str]:
 
 @pytest.mark.parametrize("case", list(GOLDEN))
 def test_keys_shapes_and_parameter_counts_are_those_of_the_golden_file(case):
-    name, _, stem = case.partition("+")
-    golden = {key: value for key, value in GOLDEN[case].items() if key != "frozen_from"}
-    assert facts(name, **({"input_3x3": True} if stem else {})) == golden
+    assert facts(case) == {key: value for key, value in GOLDEN[case].items() if key != "frozen_from"}
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_keys_are_those_that_the_published_grammar_gives(case):
     name, _, stem = case.partition("+")
-    model = build_meta(name, **({"input_3x3": True} if stem else {}))
+    model = build_case(case)
     assert list(model.state_dict()) == list(grammar(name, bool(stem)))
     assert GOLDEN[case]["parameters"] - GOLDEN[case]["headless"] == model.num_features * 1000 + 1000
 
@@ -177,7 +184,10 @@ def test_resnets_compute_what_torchvisions_do_with_the_same_weights(name):
 SMALL = ["resnet18", "resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121"]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("resnet18", "resnext50") else pytest.mark.slow) for name in SMALL],
+)
 def test_in_place_and_standard_norms_compute_the_same_network(name):
     torch.manual_seed(0)
     standard = zoo.get(name, classes=5).double()
@@ -415,6 +425,7 @@ def test_initialisation_scales_as_its_method_says(method):
     assert abs(conv.weight.std().item() / deviation - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_building_costs_no_more_than_its_initialisation():
     def seconds(function):
         start = time.process_time()

@@ -308,6 +308,7 @@ def held(network, blocks, bottleneck, norm="standard", memory="auto") -> int:
     return held_bytes(lambda: model(x).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("bottleneck", [False, True])
 def test_held_bytes_do_not_grow_with_the_depth(bottleneck, norm):
@@ -325,6 +326,7 @@ def test_held_bytes_are_the_boundaries_of_the_modules_and_what_the_head_keeps():
     assert 8 * 4 * maps <= held(RevNet, 3, False) <= 8 * 4 * maps + 4 * vectors
 
 
+@pytest.mark.slow
 def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
     def held(name, norm, memory):
         with torch.device("meta"):
@@ -338,6 +340,7 @@ def test_revnet_104_holds_less_than_its_twin_by_the_papers_factor():
     assert held("revnet104", "inplace", "auto") <= twin / 7.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_revnet_104_has_a_lower_peak_than_its_twin_with_checkpoints(norm):
     def peak(name, memory):
@@ -396,6 +399,7 @@ def test_halves_are_joined_where_they_leave_a_module_and_nowhere_else():
     assert counts == [3, 3]  # outputs of three modules, and gradients of what their first blocks halve
 
 
+@pytest.mark.slow
 def test_checkpointed_twins_hold_less_with_the_same_gradients():
     plain, saved = (
         build_small("bottleneck", network=PreactResNet, memory=memory) for memory in ("plain", "checkpoint")

@@ -156,6 +156,7 @@ def test_networks_of_reversible_blocks_can_be_folded(name):
     assert relative_error(folded(x), model(x)) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
 @pytest.mark.parametrize("name", ["revnext", "revnext_flat", "irevnet_cifar", "revnext_revnet"])
 def test_networks_are_exported_for_any_batch(name, tmp_path):
@@ -238,6 +239,7 @@ def bytes_per_pixel(name, **options):
     return (found[1] - found[0]) / (8 * (sizes[1] ** 2 - sizes[0] ** 2))
 
 
+@pytest.mark.slow
 def test_a_flat_step_takes_no_more_bytes_per_pixel_than_follows_from_the_published_total():
     assert 2 * 128 < bytes_per_pixel("revnext_flat") <= 320  # one map of 32 float32 values per pixel, and its gradient
 
@@ -252,6 +254,7 @@ def test_neither_the_stem_nor_the_output_of_two_branch_blocks_is_kept_while_the_
     assert peak == pytest.approx(4 * (64 + 48 + 32) * 8 * 64**2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_keeping_the_inputs_of_branches_costs_half_a_map_which_the_printed_352_bytes_per_pixel_do_not_have():
     smallest = {"blocks": [1, 1], "units": 1}
     least = bytes_per_pixel("revnext", keep_branch_input=False, **smallest)
@@ -259,6 +262,7 @@ def test_keeping_the_inputs_of_branches_costs_half_a_map_which_the_printed_352_b
     assert bytes_per_pixel("revnext", **smallest) == least + 64  # 16 float32 values per pixel
 
 
+@pytest.mark.slow
 def test_what_is_held_for_backward_does_not_grow_with_the_depth():
     for name, key in (("revnext_flat", "layers"), ("revnext", "blocks")):
         shallow, deep = (
@@ -295,6 +299,7 @@ def smallest_of_blocks(slope, **options):
     return smallest_ratio("revnext", slope, skipped=2, **options)
 
 
+@pytest.mark.slow
 def test_hybrid_networks_lose_little_precision_with_depth_and_nothing_with_the_slope():
     found = {slope: [smallest_of_blocks(slope, blocks=[n, n]) for n in (1, 2, 4)] for slope in (0.4, 0.05)}
     for ratios in found.values():
@@ -304,6 +309,7 @@ def test_hybrid_networks_lose_little_precision_with_depth_and_nothing_with_the_s
         assert steep / flat < 3
 
 
+@pytest.mark.slow
 def test_hybrid_networks_that_find_branch_inputs_again_lose_precision_with_the_slope():
     steep, flat = (smallest_of_blocks(slope, blocks=[4, 4], keep_branch_input=False) for slope in (0.4, 0.05))
     assert steep / flat > 10

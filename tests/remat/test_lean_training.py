@@ -171,7 +171,7 @@ def test_networks_that_save_memory_themselves_have_the_same_bits(
         assert all(torch.equal(a, b) for a, b in zip(step(plain, x), step(other, x), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("arch", ["resnet18", "convnext_atto"])
 def test_networks_of_timm_train_for_steps_with_the_same_bits(arch: str, autocast: bool) -> None:
