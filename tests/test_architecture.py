@@ -14,6 +14,8 @@ ROWS = [
     "limits",
     "architectures",
     "files",
+    "section",
+    "spec",
     "config",
     "torch_internals",
     "ops",

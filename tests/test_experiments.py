@@ -44,7 +44,7 @@ def test_a_published_experiment_has_the_published_settings_and_scores(line: str)
     experiment = experiment_of(name)
     network, optimizer = experiment.network, experiment.optimizer
     assert (network.arch, network.bn_mode, str(network.input_3x3)) == (arch, bn_mode, input_3x3)
-    assert (network.activation, network.activation_param, network.classes) == ("leaky_relu", 0.01, 1000)
+    assert (network.activation, network.activation_param, network.num_classes) == ("leaky_relu", 0.01, 1000)
     assert (network.weight_init, network.weight_gain_multiplier, network.dilation) == ("xavier_normal", 1, 1)
     assert (optimizer.batch_size, optimizer.learning_rate) == (int(batch_size), float(learning_rate))
     assert (optimizer.type, optimizer.momentum, optimizer.weight_decay) == ("SGD", 0.9, 1e-4)
@@ -144,7 +144,7 @@ def test_a_row_of_the_segmentation_table_has_its_settings_and_its_score(line: st
     network, optimizer, schedule = experiment.network, experiment.optimizer, experiment.optimizer.schedule
     norm = "standard" if "stdbn" in name else "sync" if "ipabn-sync" in name else "inplace"
     body = "deeplab_resnext101" if "resnext101" in name else "deeplab_wider_resnet38_a2"
-    assert (network.arch, network.bn_mode, network.classes) == (body, norm, classes)
+    assert (network.arch, network.bn_mode, network.num_classes) == (body, norm, classes)
     assert (network.activation, network.activation_param) == ("leaky_relu", 0.01)
     assert network.options == {"output_stride": 8, "pooling_size": int(side) // 8}
     assert (optimizer.batch_size, optimizer.learning_rate, experiment.input.crop_train) == (int(crops), rate, int(side))
@@ -207,7 +207,7 @@ def test_a_row_of_the_revnet_papers_tables_has_its_settings_and_its_error(line: 
     network, optimizer, schedule = experiment.network, experiment.optimizer, experiment.optimizer.schedule
     is_cifar = "cifar" in name
     assert network.arch == (name.rstrip("01") if is_cifar else name)
-    assert network.classes == (int(name.split("cifar")[1]) if is_cifar else 1000)
+    assert network.num_classes == (int(name.split("cifar")[1]) if is_cifar else 1000)
     assert (network.activation, network.bn_mode, network.weight_init) == ("relu", "standard", "truncated_normal")
     assert (optimizer.batch_size, optimizer.weight_decay) == ((100, 2e-4) if is_cifar else (256, 1e-4))
     assert (optimizer.type, optimizer.learning_rate, optimizer.momentum) == ("SGD", 0.1, 0.9)
@@ -292,7 +292,7 @@ def test_the_small_experiments_suit_32_pixels_and_a_laptop(name: str) -> None:
     sizes = experiment.input
     assert (sizes.scale_train, sizes.crop_train, sizes.scale_val, sizes.crop_val) == (36, 32, 36, 32)
     assert (sizes.color_jitter_train, sizes.lighting_train) == (False, False)
-    assert (experiment.network.arch, experiment.network.bn_mode, experiment.network.classes) == (
+    assert (experiment.network.arch, experiment.network.bn_mode, experiment.network.num_classes) == (
         "resnet18",
         "inplace",
         10,

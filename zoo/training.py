@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import is_elsewhere
+from zoo.architectures import is_external
 from zoo.config import Experiment, check_world_size, parse_experiment
 from zoo.data.classes import check_same_classes
 from zoo.data.folder import OnBadImage
@@ -27,7 +27,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, printable
 from zoo.files import write_json
-from zoo.models.elsewhere import check_logits
+from zoo.models.external import check_logits
 from zoo.registry import build_on_meta
 from zoo.report.environment import describe_environment
 from zoo.report.log_folder import check_place, check_unused, log_folder, writable
@@ -221,10 +221,10 @@ def _build_loaders(task: Task, data: Place, process: Process, options: TrainOpti
 def _count_parameters(config: Experiment) -> int:
     """Return the number of parameters; ConfigError for a network that does not exist, or not for the images' sizes."""
     network, model = config.network, build_on_meta(config.network)
-    if is_elsewhere(network.arch):
+    if is_external(network.arch):
         sides = config.input.crop_train, config.input.crop_val
-        check_logits(model.train(), network.arch, network.classes, sides[0], "input.crop_train")
-        check_logits(model.eval(), network.arch, network.classes, sides[1], "input.crop_val")
+        check_logits(model.train(), network.arch, network.num_classes, sides[0], "input.crop_train")
+        check_logits(model.eval(), network.arch, network.num_classes, sides[1], "input.crop_val")
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -242,9 +242,9 @@ def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, dat
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
     processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
-    layers = "" if is_elsewhere(network.arch) else f", {network.bn_mode} norms with {network.activation}"
+    layers = "" if is_external(network.arch) else f", {network.norm} norms with {network.activation}"
     lines = [
-        f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.classes} classes",
+        f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {printable(data)}",
         f"schedule    {optimizer.schedule.epochs} epochs of {len(loaders[0])} steps, batch {optimizer.batch_size}",
         f"device      {process.device}, {processes}",

@@ -83,7 +83,7 @@ def test_the_backbone_of_a_segmentation_network_becomes_the_body_of_a_deeplab(tm
     record = zoo.weights.NetworkRecord("resnet50", "standard", "relu", 0.01, 0, {}).to_json()
     torch.save({"state_dict": converted, "network": record}, tmp_path / "body.pth")
     ours = zoo.get(
-        "deeplab_resnet50", body_weights=tmp_path / "body.pth", dilation=backbone_dilation("resnet50"), classes=3
+        "deeplab_resnet50", body_weights=tmp_path / "body.pth", dilation=backbone_dilation("resnet50"), num_classes=3
     )
     assert (ours.built_as.activation, ours.head.red_bn.activation) == ("relu", "relu")
     images = torch.randn(1, 3, 65, 48)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from zoo.weights.record import NetworkRecord, record_in
 
 from tests.engine.tiny import MemoryLog, build_net, make_config, make_images, run
 from zoo.engine.checkpoint import CHECKPOINT, read, write
 from zoo.errors import CheckpointError, DataError, WeightsError
-from zoo.weights.record import NetworkRecord, record_in
 
 
 def _run(data: Path, log_dir: Path, epochs: int, resume: str | None = None) -> NetworkRecord | None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from PIL import Image
+from zoo.weights.record import NetworkRecord, record_in
 
 from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
@@ -24,8 +25,7 @@ from zoo.config.parse import experiments_dir
 from zoo.data.reading import decode_as, load_rgb
 from zoo.weights.download import number, read_form, retry_after_s, without_password
 from zoo.weights.published import read_checksums
-from zoo.weights.read import read_checkpoint, state_dict_in
-from zoo.weights.record import NetworkRecord, record_in
+from zoo.weights.read import extract_state_dict, read_checkpoint
 
 
 @EXAMPLES
@@ -107,7 +107,7 @@ def test_any_bytes_of_a_weights_file_are_tensors_or_a_message(kind: str, count: 
 
     def load(content: bytes) -> None:
         path.write_bytes(content)
-        state_dict_in(read_checkpoint(path), path)
+        extract_state_dict(read_checkpoint(path), path)
 
     fuzz(load, count, WEIGHTS[kind](), tmp_path)
 

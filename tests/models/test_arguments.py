@@ -32,7 +32,7 @@ IMAGE = torch.randn(2, 3, 64, 64)
 )
 @pytest.mark.parametrize("in_chans", [1, 4])
 def test_images_may_have_any_number_of_channels(arch, in_chans) -> None:
-    model = zoo.get(arch, in_chans=in_chans, classes=2).eval()
+    model = zoo.get(arch, in_chans=in_chans, num_classes=2).eval()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert model(torch.randn(1, in_chans, 32, 32)).shape == (1, 2)
     assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (in_chans, 3)
@@ -44,17 +44,17 @@ def test_a_network_whose_width_is_padded_refuses_other_images() -> None:
 
 
 def test_filters_of_colours_are_made_fit_for_other_images_and_that_is_told(tmp_path, caplog) -> None:
-    source = zoo.get("resnet18", norm="inplace", classes=3).eval()
+    source = zoo.get("resnet18", norm="inplace", num_classes=3).eval()
     path = tmp_path / "w.pth"
     torch.save(source.state_dict(), path)
     grey = torch.randn(2, 1, 64, 64)
     with caplog.at_level(logging.INFO, "zoo"), torch.no_grad():
-        one = zoo.get("resnet18", norm="inplace", classes=3, in_chans=1, weights=path).eval()
+        one = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=1, weights=path).eval()
         assert torch.allclose(one(grey), source(grey.expand(-1, 3, -1, -1)), atol=1e-4)
         assert "filters of red, green and blue were summed for images of 1 channels" in caplog.text
-        five = zoo.get("resnet18", norm="inplace", classes=3, in_chans=5, weights=path).eval()
+        five = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=5, weights=path).eval()
         assert torch.allclose(five.mod1.conv1.weight[:, 3], source.mod1.conv1.weight[:, 0] * 0.6)
-        six = zoo.get("resnet18", norm="inplace", classes=3, in_chans=6, weights=path).eval()
+        six = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=6, weights=path).eval()
         twice = torch.cat([IMAGE, IMAGE], 1)
         assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)
     report = zoo.load_weights(six, path)
@@ -179,8 +179,8 @@ def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
 
 
 def test_the_classifiers_input_is_dropped_in_training_alone() -> None:
-    model = zoo.get("resnet18", classes=5, drop_rate=0.5)
-    plain = zoo.get("resnet18", classes=5)
+    model = zoo.get("resnet18", num_classes=5, drop_rate=0.5)
+    plain = zoo.get("resnet18", num_classes=5)
     assert list(model.state_dict()) == list(plain.state_dict())
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(IMAGE), plain.eval()(IMAGE))
@@ -234,14 +234,14 @@ def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -
         return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
 
     for arch in ("resnext50", "densenet121", "resnet32_cifar"):
-        model = zoo.get(arch, norm=norm, classes=2)
+        model = zoo.get(arch, norm=norm, num_classes=2)
         model(torch.randn(2, 3, 64, 64)).sum().backward()
     assert isinstance(zoo.get("resnet18", norm=ABN).mod1.bn1, ABN)
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch in ("resnet18", "densenet121", "revnext")])
 def test_networks_answer_to_the_names_of_timm(arch) -> None:
-    model = zoo.get(arch, classes=4).eval()
+    model = zoo.get(arch, num_classes=4).eval()
     assert model.num_classes == 4
     assert model.get_classifier() is model.classifier.fc
     assert model.default_cfg is model.pretrained_cfg
@@ -278,9 +278,8 @@ def test_without_a_classifier_forward_returns_what_the_linear_layer_would_read(a
         assert model(IMAGE).shape == (2, 3)
 
 
-def test_the_number_of_classes_has_one_name_at_a_time() -> None:
-    assert zoo.get("resnet18", num_classes=3).num_classes == zoo.get("resnet18", classes=3).num_classes == 3
-    with pytest.raises(zoo.ConfigError, match="num_classes=3 and classes=3 say the same; give num_classes alone"):
+def test_the_number_of_classes_is_still_found_under_its_earlier_name() -> None:
+    with pytest.warns(FutureWarning, match="the argument classes is called num_classes"):
+        assert zoo.get("resnet18", classes=3).num_classes == 3
+    with pytest.warns(FutureWarning), pytest.raises(TypeError, match="num_classes and classes are the same argument"):
         zoo.get("resnet18", num_classes=3, classes=3)
-    with pytest.raises(zoo.ConfigError, match="num_classes must be an integer from 0 to 100,000, got -1"):
-        zoo.get("resnet18", num_classes=-1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from zoo.weights.record import NetworkRecord, Preprocessing, record_in
 
 import zoo
 from zoo.config import parse_experiment
@@ -16,7 +17,6 @@ from zoo.layers import convert_norm
 from zoo.limits import MAX_CLASSES
 from zoo.registry import build_from_config
 from zoo.weights import load_weights, read_state_dict, read_weights
-from zoo.weights.record import NetworkRecord, Preprocessing, record_in
 
 RECORD = NetworkRecord(
     arch="resnet18",
@@ -39,7 +39,7 @@ def relu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights of a ResNet-18 with relu and three classes, with their record."""
     path: Path = tmp_path_factory.mktemp("record") / "relu.pth"
     torch.manual_seed(0)
-    model = zoo.get("resnet18", activation="relu", classes=3)
+    model = zoo.get("resnet18", activation="relu", num_classes=3)
     torch.save({"state_dict": model.state_dict(), "network": _changed(options={})}, path)
     return path
 
@@ -151,7 +151,7 @@ def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, cla
     record = _changed(classes=claimed, class_names=None)
     torch.save({"state_dict": state_dict, "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=f"w.pth: network.classes = {claimed}: .* {classes} "):
-        read_weights(tmp_path / "w.pth").record_to_build()
+        read_weights(tmp_path / "w.pth").checked_spec()
     with pytest.raises(WeightsError, match=r"network\.classes"):
         zoo.get(tmp_path / "w.pth")
 
@@ -192,18 +192,18 @@ def test_a_network_that_knows_what_it_is_takes_no_weights_of_another(
 
 
 def test_what_changes_no_weights_is_no_contradiction(relu_file: Path, tmp_path: Path) -> None:
-    model = zoo.get("resnet18", activation="relu", classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
+    model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
-    load_weights(zoo.get("resnet18", activation="relu", classes=7, keep_outputs=True), relu_file)
-    source = zoo.get("resnet18", norm="sync", classes=3)
+    load_weights(zoo.get("resnet18", activation="relu", num_classes=7, keep_outputs=True), relu_file)
+    source = zoo.get("resnet18", norm="sync", num_classes=3)
     record = _changed(norm="sync", activation="leaky_relu", options={})
     torch.save({"state_dict": source.state_dict(), "network": record}, tmp_path / "sync.pth")
-    load_weights(zoo.get("resnet18", norm="inplace", classes=3), tmp_path / "sync.pth")
+    load_weights(zoo.get("resnet18", norm="inplace", num_classes=3), tmp_path / "sync.pth")
 
 
 def test_the_parameter_of_an_activation_counts_where_there_is_one(tmp_path: Path, relu_file: Path) -> None:
-    load_weights(zoo.get("resnet18", activation="relu", activation_param=0.2, classes=3), relu_file)
-    source = zoo.get("resnet18", classes=3)
+    load_weights(zoo.get("resnet18", activation="relu", activation_param=0.2, num_classes=3), relu_file)
+    source = zoo.get("resnet18", num_classes=3)
     record = _changed(activation="leaky_relu", activation_param=0.2, options={})
     torch.save({"state_dict": source.state_dict(), "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"activation_param=0.2 in the file.*activation_param=0.01"):
@@ -214,9 +214,9 @@ def test_networks_of_unknown_origin_are_not_checked(relu_file: Path) -> None:
     """Own norms, and norms that were converted later: nobody knows what the file would have to say."""
     from zoo.layers import ABN
 
-    model = zoo.get("resnet18", norm=lambda channels: ABN(channels, activation="relu"), classes=3)
+    model = zoo.get("resnet18", norm=lambda channels: ABN(channels, activation="relu"), num_classes=3)
     load_weights(model, relu_file)
-    converted = convert_norm(zoo.get("resnet18", norm="inplace", classes=3), "standard")
+    converted = convert_norm(zoo.get("resnet18", norm="inplace", num_classes=3), "standard")
     load_weights(converted, relu_file)
 
 

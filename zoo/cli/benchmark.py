@@ -380,7 +380,7 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.largest_batch import parse_bytes
     from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarise_networks
     from zoo.benchmark.network_setup import Setup
-    from zoo.models.elsewhere import list_networks, smallest_of_each_family, split_name
+    from zoo.models.external import list_networks, smallest_of_each_family, split_name
     from zoo.ops.lean.budget import Budget
 
     found = [each for name in args.models for each in ([name] if split_name(name) is None else list_networks(name))]

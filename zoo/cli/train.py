@@ -129,13 +129,13 @@ def _experiment(name: str, data: Place, epochs: int | None) -> Experiment:
     It has the given number of ``epochs``, or its own for None. Raises ConfigError, with the nearest names, if there is
     neither.
     """
-    from zoo.architectures import ARCHITECTURES, is_elsewhere
+    from zoo.architectures import ARCHITECTURES, is_external
     from zoo.config import differences, experiment_names, find_experiment, load_experiment
     from zoo.registry import default_experiment
     from zoo.training import with_epochs
 
     is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
-    if not is_file and name not in ARCHITECTURES and not is_elsewhere(name):
+    if not is_file and name not in ARCHITECTURES and not is_external(name):
         raise ConfigError(
             f"there is no experiment, experiment file or architecture called {printable(name)}; the nearest "
             f"experiments are {', '.join(nearest(name, experiment_names()))}, the nearest architectures "

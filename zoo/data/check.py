@@ -79,7 +79,7 @@ def check_data(config: Experiment, data: Place, workers: int, show_progress: Sho
 def _check_labelled(
     config: Experiment, data: Place, split: Split, workers: int, show_progress: ShowProgress
 ) -> SplitReport:
-    settings, num_classes = config.segmentation, config.network.classes
+    settings, num_classes = config.segmentation, config.network.num_classes
     assert settings is not None
     try:
         found, faults = find_labelled_images(local(data), split, settings.layout, num_classes, settings.ignore_label)

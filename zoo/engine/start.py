@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.config import Experiment, Network, check_world_size, leaves
+from zoo.config import Experiment, check_world_size, leaves
 from zoo.engine import checkpoint
 from zoo.engine.agreement import ABSENT, differing_keys
 from zoo.engine.meters import check_meters
@@ -22,8 +22,9 @@ from zoo.engine.task import Task
 from zoo.errors import CheckpointError, brief, listed, printable
 from zoo.limits import is_whole
 from zoo.registry import build_from_config
-from zoo.weights import NetworkRecord, load_weights
-from zoo.weights.record import class_names_in
+from zoo.spec import NetworkSpec, read_earlier_form
+from zoo.weights import load_weights
+from zoo.weights.stored_spec import parse_class_names, parse_network
 
 AUTO = "auto"
 # Prefixes of the keys that may differ on a resume because they do not affect the computation. All others must match.
@@ -42,7 +43,7 @@ def start(
     resume: str | None = None,
     weights: str | None = None,
     allow_world_size_change: bool = False,
-    build: Callable[[Network], nn.Module] = build_from_config,
+    build: Callable[[NetworkSpec], nn.Module] = build_from_config,
 ) -> TrainState:
     """Return the state that training begins with; every rank has to call it, and gets the same weights.
 
@@ -147,9 +148,9 @@ def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = F
                 "--allow-world-size-change (it will not be the same run to the bit)"
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
-            state.class_names = NetworkRecord.from_json(saved["network"], str(resumed.path)).class_names
+            state.class_names = parse_network(saved["network"], printable(resumed.path)).class_names
         else:
-            state.class_names = class_names_in(saved, state.config.network.classes, printable(resumed.path))
+            state.class_names = parse_class_names(saved, state.config.network.num_classes, printable(resumed.path))
         if len(saved["ranks"]) != saved["world_size"]:
             raise ValueError(f"ranks has {len(saved['ranks'])} entries for {saved['world_size']} processes")
         load_shared_state(state, saved)
@@ -192,6 +193,8 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
     """Yield a notice if the run is prolonged; CheckpointError if it differs in a setting that may not change."""
+    network = NetworkSpec.model_validate(read_earlier_form(saved["network"])).model_dump(mode="json")
+    saved = {**saved, "network": network}
     now = dict(leaves(config.model_dump(mode="json")))
     # Keys that are newer than the checkpoint behaved then as their present defaults do.
     defaults = leaves(config.defaults().model_dump(mode="json"))

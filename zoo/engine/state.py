@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class TrainState:
     """Index of the epoch with ``best_score``; None before the first validation, or for checkpoints that lack it."""
     num_images: int = 0
     """Number of training images, 0 until it is known. A step is a position in exactly this data."""
-    class_names: tuple[str, ...] | None = None
+    class_names: Sequence[str] | None = None
     """Names of the classes in the order of the outputs, made `printable`; None until they are known."""
     before_update: Callable[[], object] = lambda: None
     """Called by each step before it changes `tensors_of_updates`, which somebody may still be reading."""

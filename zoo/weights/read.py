@@ -102,10 +102,10 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     A "module." before all keys and the ".bn" level of old norms are dropped. Raises WeightsError for anything else, as
     `read_checkpoint` does.
     """
-    return state_dict_in(read_checkpoint(path), path)
+    return extract_state_dict(read_checkpoint(path), path)
 
 
-def state_dict_in(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Return what `read_state_dict` returns, given the ``content`` of the file, which ``path`` names in messages."""
     key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
     if key is not None:
