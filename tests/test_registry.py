@@ -16,6 +16,7 @@ from zoo.architectures import ARCHITECTURES, is_external
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 from zoo.layers.stages import CheckpointedSequential
 from zoo.registry import build_from_config, published
+from zoo.spec import NetworkSpec
 from zoo.weights import StoredWeights
 
 
@@ -56,36 +57,21 @@ def test_every_published_variant_builds():
         assert zoo.get(name).num_classes == (65 if name.endswith("vistas") else 1000)
 
 
-def test_unknown_names_and_options_name_what_there_is():
+def test_an_unknown_name_is_answered_by_the_nearest_ones():
     with pytest.raises(zoo.ConfigError, match="unknown network 'resnet59'; the nearest names are resnet50"):
         zoo.get("resnet59")
-    with pytest.raises(
-        zoo.ConfigError, match="resnet18 has no option 'input_3x3'; its options are dilation, keep_outputs, memory"
-    ):
-        zoo.get("resnet18", input_3x3=True)
-    with pytest.raises(zoo.ConfigError, match="wider_resnet16 has no option 'dilation'; its options are memory"):
-        zoo.get("wider_resnet16", dilation=2)
-    with pytest.raises(zoo.ConfigError, match="norm 'batchnorm' is not one of"):
-        zoo.get("resnet18", norm="batchnorm")
-    with pytest.raises(zoo.ConfigError, match="'relu' cannot be undone from its output, which norm 'inplace' needs"):
-        zoo.get("resnet18", norm="inplace", activation="relu")
-    for classes in (-1, 2.5, True):
-        with pytest.raises(zoo.ConfigError, match=f"classes must be an integer from 0 to 100,000, got {classes}"):
-            zoo.get("resnet18", num_classes=classes)
 
 
 @pytest.mark.usefixtures("meta")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet18", {"activation_param": "0.1"}, "activation_param must be a number from -1000 to 1000, got '0.1'"),
         ("resnext50", {"input_3x3": "no"}, "input_3x3 must be True or False, got 'no'"),
         ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function decides on the activation itself"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
-        ("resnet18", {"features_only": True, "classes": 10}, "builds no classifier; leave num_classes out"),
+        ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier; leave num_classes out"),
         ("resnet18", {"features_only": True, "keep_outputs": True}, "leave keep_outputs out"),
         ("resnet18", {"signed_scale": True}, "give weights=PATH"),
-        (5, {}, "must be text or a path, got 5"),
         ("no/such/file.pth", {}, "there is no such file"),
         ("checkpoint.pth.tar", {}, "there is no such file"),
         (".", {}, "is a folder"),
@@ -215,7 +201,7 @@ def test_a_checkpoint_of_the_trainer_names_its_own_network_and_preprocessing(tmp
 
 @pytest.mark.parametrize("options", [{"layers": 3}, {"layers": [1, "a", 1]}, {"eps_i": "x"}, {"channels": "a"}])
 def test_options_of_a_wrong_type_are_named(options):
-    with pytest.raises(zoo.ConfigError, match=f"revnext_flat: {next(iter(options))} must be"):
+    with pytest.raises(zoo.ConfigError, match=f"revnext_flat: .*{next(iter(options))} must be"):
         zoo.get("revnext_flat", **options)
 
 
@@ -256,7 +242,7 @@ def test_experiments_build_what_they_say():
         experiment = config.load_experiment(path)
         model = build_from_config(experiment.network)
         classifier = model.fc if is_external(experiment.network.arch) else model.get_classifier()
-        assert classifier.weight.shape[0] == experiment.network.classes
+        assert classifier.weight.shape[0] == experiment.network.num_classes
     for name in published():
         experiment = config.load_experiment(config.experiments_dir() / f"{name}.json")
         keys = [list(m.state_dict()) for m in (build_from_config(experiment.network), zoo.get(name))]
@@ -268,17 +254,33 @@ def test_experiments_build_what_they_say():
     ("network", "message"),
     [
         ({"arch": "resnet19"}, "network.arch 'resnet19': unknown network 'resnet19'; the nearest names are resnet18"),
-        ({"arch": "resnet50", "dilation": 2}, "dilation must be 1 or four entries (mod2 to mod5)"),
+        ({"arch": "resnet50", "options": {"dilation": 2}}, "dilation must be 1 or four entries (mod2 to mod5)"),
     ],
 )
 def test_impossible_networks_of_experiments_name_the_json_path(network, message):
     with pytest.raises(zoo.ConfigError, match=re.escape(message)):
-        build_from_config(config.Network(**network))
+        build_from_config(NetworkSpec(**network))
 
 
-def test_a_misspelt_argument_is_named_even_if_its_value_is_none():
-    with pytest.raises(zoo.ConfigError, match=r"resnet18 has no option 'weight'; .*the nearest argument is 'weights'"):
-        zoo.get("resnet18", weight=None)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weight": None}, r"unexpected keyword argument 'weight' for resnet18.*the nearest argument is 'weights'"),
+        ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are dilation, keep_outputs, memory"),
+    ],
+)
+def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        zoo.get("resnet18", **arguments)
+
+
+def test_wrong_calls_are_pythons_own_errors_and_wrong_values_are_value_errors():
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        zoo.get("resnet50", True)
+    with pytest.raises(TypeError, match="PathLike"):
+        zoo.get(5)
+    with pytest.raises(ValueError, match="resnet50"):
+        zoo.get("resnet5O")
 
 
 def test_published_weights_are_had_before_anything_is_built(monkeypatch, tmp_path):

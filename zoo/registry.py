@@ -143,7 +143,7 @@ def get(
     """
     name, body_path = os.fspath(name), options.pop("body_weights", None)
     file = _read_file(name, weights, pretrained)
-    variant = only_variant(name) if pretrained and not is_external(name) else name
+    variant = only_variant(name) if pretrained is True and not is_external(name) else name
     own = _spec_of_name(variant, file)
     options |= {"norm": norm, "activation": activation, "num_classes": _num_classes(num_classes, options)}
     how, changes = _sort_arguments(own, {**options, "pretrained": pretrained, "features_only": features_only})
@@ -253,24 +253,25 @@ def _checked_path(argument: str, path: Any) -> str | os.PathLike[str]:
 
 
 def _spec_of_name(name: str, file: StoredWeights | None) -> NetworkSpec:
-    """Return what a name says of its network; in its given settings stands what it fixes.
+    """Return what a name says of its network; the settings that it fixes are the given ones.
 
-    ``file`` is the weights file of that name, if it is the name of one. Raises ConfigError for an unknown name.
+    ``file`` is the weights file that is loaded. If ``name`` is the name of it, the file's own spec adds everything but
+    the architecture later. Raises ConfigError for an unknown name.
     """
     if name in ARCHITECTURES or is_external(name):
         return NetworkSpec(arch=name)
     if name in published():
         return published_spec(name)
-    if not os.path.isfile(name):
+    if not os.path.isfile(name) or file is None:
         raise ConfigError(_unknown(name, [*ARCHITECTURES, *published()]))
-    stored = file if file is not None and os.path.samefile(file.path, name) else read_weights(name)
-    spec = stored.checked_spec()
+    is_loaded = os.path.samefile(file.path, name)
+    spec = file.spec if is_loaded else read_weights(name).checked_spec()
     if spec is None:
         raise WeightsError(
             f"{printable(name)} does not say which network it belongs to; name one: "
             f"zoo.get(ARCHITECTURE, weights={name!r})"
         )
-    return spec
+    return NetworkSpec(arch=spec.arch) if is_loaded else spec
 
 
 def _num_classes(num_classes: int | None, options: dict[str, Any]) -> int | None:
@@ -399,20 +400,20 @@ def _merge_specs(
             below |= {key: stored.options[key] for key in ("input_3x3",) if key in stored.options}
         else:
             check_same_network(stored, compared, printable(weights.path), "the arguments")
-            below = _adapted(stored, how, changes)
-    return parse_spec(merge(below, own.given(), changes), own.arch)
+            below = _adapted(stored.model_dump(), how, changes)
+    return parse_spec(merge(below, _adapted(own.given(), how, changes), changes), own.arch)
 
 
-def _adapted(stored: NetworkSpec, how: BuildOptions, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a weights file without those that the arguments make meaningless."""
-    content = stored.model_dump()
-    if "norm" in changes:
-        content.pop("memory")  # the file's strategy may need another norm
+def _adapted(content: dict[str, Any], how: BuildOptions, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file or a name without those that the arguments make meaningless."""
+    without = {"memory"} if "norm" in changes else set()  # the strategy may need another norm
     if "num_classes" in changes:
-        content.pop("class_names", None)
+        without.add("class_names")
+    content = {key: value for key, value in content.items() if key not in without}
+    options = content.get("options", {})
     if how.features_only:
-        content["options"].pop("keep_outputs", None)
-    return content
+        options = {key: value for key, value in options.items() if key != "keep_outputs"}
+    return {**content, "options": options}
 
 
 def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None = None) -> Network:
