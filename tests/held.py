@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.benchmark.memory_use import StorageLog, summarise
+from zoo.remat.memory_use import StorageLog, summarize
 
 
 def held_bytes(forward: Callable[[], Tensor]) -> int:
@@ -20,4 +20,4 @@ def held_bytes(forward: Callable[[], Tensor]) -> int:
         loss = forward()
         changes = list(log.changes)
     del loss
-    return summarise(changes, len(changes), set()).held
+    return summarize(changes, len(changes), set()).held

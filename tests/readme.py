@@ -21,9 +21,9 @@ from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
 from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
 from zoo.config.describe import SectionText
 from zoo.registry import published
-from zoo.report.tables import results_table
 from zoo.reproduce.ledger import counts_in_words
 from zoo.reproduce.page_figures import MARKERS
+from zoo.run.results_table import results_table
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.significance import standard_error
 

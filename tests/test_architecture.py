@@ -1,17 +1,19 @@
-"""Data flows one way, and the project speaks of itself alone."""
+"""Data flows one way, and the top level holds only what belongs there."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROWS = [
+ROOMS = [
     "errors",
     "limits",
+    "tables",
     "architectures",
     "files",
     "section",
@@ -20,6 +22,7 @@ ROWS = [
     "torch_internals",
     "ops",
     "layers",
+    "remat",
     "models",
     "weights",
     "convert",
@@ -27,53 +30,70 @@ ROWS = [
     "registry",
     "engine",
     "tasks",
-    "report",
-    "training",
-    "scoring",
-    "segmenting",
+    "run",
     "benchmark",
     "reproduce",
     "cli",
 ]
-FILES = sorted((ROOT / "zoo").rglob("*.py"))
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "zoo").rglob("*.py"))
+}
 
 
-def row_of(module: str) -> int | None:
-    """Return the row of a module's dotted name; None outside the rows (zoo itself, __main__, other packages)."""
+def room_of(module: str) -> int | None:
+    """Return the position of a module's room; None for `zoo` itself and for modules of other packages."""
     parts = module.split(".")
-    return ROWS.index(parts[1]) if parts[0] == "zoo" and len(parts) > 1 and parts[1] in ROWS else None
+    return ROOMS.index(parts[1]) if parts[0] == "zoo" and len(parts) > 1 and parts[1] in ROOMS else None
 
 
-def imports_of(path: Path) -> list[str]:
-    names = []
+def imports_of(path: Path) -> set[str]:
+    """Return the modules of this package that a file imports, those for type checkers and in functions included."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else str(node.module) for name in full}
+    return names & MODULES.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_imports_only_from_its_own_row_or_an_earlier_one(path):
-    own = row_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    if own is None:
-        return
-    for name in imports_of(path):
-        row = row_of(name)
-        assert row is None or row <= own, f"{path.name} ({ROWS[own]}) imports {name}"
-        assert name.split(".")[0] != "zoo" or row is not None, f"{path.name} imports {name}, which has no row"
+IMPORTS = {module: imports_of(path) for module, path in MODULES.items() if room_of(module) is not None}
 
 
-def test_every_file_of_the_package_belongs_to_a_row():
-    outside = {path.name for path in FILES if row_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) is None}
-    assert outside == {"__init__.py", "__main__.py"}
+def test_every_module_belongs_to_a_room():
+    assert MODULES.keys() - IMPORTS.keys() == {"zoo", "zoo.__main__"}
 
 
-def test_no_two_files_have_the_same_name():
-    names = [path.name for path in FILES if path.name != "__init__.py"]
-    assert sorted(names) == sorted(set(names))
+def test_a_file_imports_only_from_its_own_room_or_an_earlier_one():
+    upward = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        for name in sorted(names)
+        if room_of(name) is None or room_of(name) > room_of(module)
+    ]
+    assert upward == []
+
+
+def test_no_files_import_each_other_in_a_cycle():
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_remat_needs_nothing_of_networks():
+    allowed = {"errors", "tables", "torch_internals", "ops", "remat"}
+    outside = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        if module.startswith("zoo.remat")
+        for name in sorted(names)
+        if name.split(".")[1] not in allowed
+    ]
+    assert outside == []
 
 
 def test_the_top_level_holds_only_what_belongs_there():

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo import convert, layers, weights
-    from zoo.benchmark.memory_report import memory_report
-    from zoo.benchmark.memory_use import count_memory, measure_memory
     from zoo.errors import CheckpointError, ConfigError, ConversionError, DataError, WeightsError, ZooError
-    from zoo.layers.lean import lean
     from zoo.registry import create_model, get, is_model, list_models, list_pretrained, transforms
-    from zoo.scoring import load_network, score
+    from zoo.remat.lean import lean
+    from zoo.remat.memory_report import memory_report
+    from zoo.remat.memory_use import count_memory, measure_memory
+    from zoo.run.scoring import load_network, score
     from zoo.weights import load_weights
 
     __version__: str
@@ -46,18 +46,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "count_memory": "zoo.benchmark.memory_use",
+    "count_memory": "zoo.remat.memory_use",
     "create_model": "zoo.registry",
     "get": "zoo.registry",
     "is_model": "zoo.registry",
-    "lean": "zoo.layers.lean",
+    "lean": "zoo.remat.lean",
     "list_models": "zoo.registry",
     "list_pretrained": "zoo.registry",
-    "load_network": "zoo.scoring",
+    "load_network": "zoo.run.scoring",
     "load_weights": "zoo.weights",
-    "measure_memory": "zoo.benchmark.memory_use",
-    "memory_report": "zoo.benchmark.memory_report",
-    "score": "zoo.scoring",
+    "measure_memory": "zoo.remat.memory_use",
+    "memory_report": "zoo.remat.memory_report",
+    "score": "zoo.run.scoring",
     "transforms": "zoo.registry",
 }
 

@@ -17,7 +17,6 @@ from torch import nn
 
 from zoo.architectures import ARCHITECTURES
 from zoo.benchmark import largest_batch, layer, pareto_plot
-from zoo.benchmark.memory_use import count_memory, measure_memory, measure_peak
 from zoo.benchmark.model import MODES, measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown, median_and_spread
@@ -28,7 +27,8 @@ from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import InPlaceABN
 from zoo.ops.abn import backend, native
-from zoo.report import plot_style
+from zoo.remat.memory_use import count_memory, measure_memory, measure_peak
+from zoo.run import plot_style
 
 CPU = torch.device("cpu")
 REVNETS = ("RevNet stored", "RevNet", "RevNet, iABN")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.benchmark.block_checkpointing import blocks_of, checkpoint_blocks, checkpoint_blocks_selectively
-from zoo.benchmark.memory_use import count_memory
 from zoo.errors import ConfigError
+from zoo.remat.memory_use import count_memory
 
 
 class Block(nn.Module):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.benchmark import lean_networks
-from zoo.benchmark.memory_use import count_memory
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.cli import main
-from zoo.layers.lean import lean
-from zoo.ops.lean import recipes
+from zoo.remat import recipes
+from zoo.remat.lean import lean
+from zoo.remat.memory_use import count_memory
 
 
 def records(path: Path) -> dict[tuple[str, str, str], float]:

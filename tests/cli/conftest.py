@@ -46,5 +46,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(autouse=True)
 def _committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that warn of a checkout with changes do not, while somebody works on it; time stands still."""
-    monkeypatch.setattr("zoo.report.environment.checkout_commit", lambda: "0" * 40)
-    monkeypatch.setattr("zoo.report.environment.utc_now", lambda: "2026-01-02T03:04:05+00:00")
+    monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "0" * 40)
+    monkeypatch.setattr("zoo.run.environment.utc_now", lambda: "2026-01-02T03:04:05+00:00")

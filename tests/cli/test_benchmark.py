@@ -141,6 +141,6 @@ def test_what_is_no_shape_of_a_batch_is_refused_before_anything_runs(shape: str,
 def test_results_of_a_changed_checkout_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.report.environment.checkout_commit", lambda: "1234-dirty")
+    monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "1234-dirty")
     run(tmp_path / "fit", "fit", "resnet18", "--strategies", "std-BN", "--memory", "200MB", *SMALL)
     assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err

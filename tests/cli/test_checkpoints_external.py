@@ -14,7 +14,7 @@ import zoo
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.engine.checkpoint import read
-from zoo.layers.lean import is_lean
+from zoo.remat.lean import is_lean
 from zoo.weights import read_weights
 
 SMALL = "torchvision:shufflenet_v2_x0_5"

@@ -299,7 +299,7 @@ def test_the_norms_of_a_network_of_another_package_are_converted_as_far_as_they_
     report = json.loads(report_file.read_text())
     assert (len(report["layers"]), len(report["left"]), report["target"]) == (12, 8, str(target))
     model = torchvision.models.resnet18()
-    zoo.layers.convert_norm(model, "inplace", partial=True, relu="leaky_relu")
+    zoo.convert.convert_norm(model, "inplace", partial=True, relu="leaky_relu")
     model.load_state_dict(torch.load(target))
     assert main(["convert", "norms", source, "--no-compare"]) == 2  # nothing is written where norms are refused
     assert "17 of 20 norms of ResNet cannot become InPlaceABN" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from tests.data.sample_images import make_folder, random_image
 from zoo.cli import main
 from zoo.data.reading import read_image
 from zoo.data.scan import scan_folder
-from zoo.report.predictions import MARGIN_PX, TILE_PX
+from zoo.run.predictions import MARGIN_PX, TILE_PX
 from zoo.weights import read_checkpoint
 
 PNG_MAGIC = b"\x89PNG\r\n"

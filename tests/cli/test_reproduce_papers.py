@@ -274,7 +274,7 @@ def test_options_of_other_benchmarks_are_refused_by_name(
 def test_a_report_of_a_changed_checkout_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.report.environment.checkout_commit", lambda: "1234-dirty")
+    monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "1234-dirty")
     assert reproduce("all", "--out", tmp_path) == 0
     assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err
     assert "1234-dirty" in (tmp_path / "REPRODUCTION.md").read_text()

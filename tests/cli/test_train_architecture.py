@@ -57,7 +57,7 @@ def test_a_folder_with_the_name_of_the_architecture_may_be_there(
 def test_the_number_of_epochs_that_is_logged_is_the_one_of_the_command(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.training.train_experiment", lambda *args: None)
+    monkeypatch.setattr("zoo.run.training.train_experiment", lambda *args: None)
     assert main(["train", "resnet18", str(data), "--epochs", "7", "--log-dir", str(tmp_path / "log")]) == 0
     assert "optimizer.schedule.epochs = 7\n" in capsys.readouterr().err
 

@@ -16,9 +16,9 @@ from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
 from zoo.errors import ConfigError, WeightsError
-from zoo.layers.lean import is_lean
 from zoo.registry import build_on_meta
-from zoo.scoring import LoadedNetwork, load_network, score
+from zoo.remat.lean import is_lean
+from zoo.run.scoring import LoadedNetwork, load_network, score
 
 NETWORK = {"arch": "torchvision:shufflenet_v2_x0_5", "classes": 2}  # a small one
 

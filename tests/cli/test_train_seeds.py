@@ -18,7 +18,7 @@ from zoo.cli import build_parser, main
 from zoo.config import Experiment, load_experiment, parse_experiment
 from zoo.engine.process import open_process
 from zoo.errors import EXIT_NOT_FINITE, NonFiniteLossError, TrainingInterrupted
-from zoo.training import TrainOptions, train_experiment, train_seeds
+from zoo.run.training import TrainOptions, train_experiment, train_seeds
 from zoo.weights import read_checkpoint
 
 ONE_EPOCH = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "schedule": {"epochs": 1}}}
@@ -97,7 +97,7 @@ def test_a_seed_whose_loss_is_not_finite_is_told_and_the_others_are_trained(
     short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in = partial(_train_with, NonFiniteLossError("the loss was not finite at step 3"), 1)
-    monkeypatch.setattr("zoo.training.train_experiment", stand_in)
+    monkeypatch.setattr("zoo.run.training.train_experiment", stand_in)
     assert main([*short, "--seeds", "1", "2"]) == EXIT_NOT_FINITE
     captured = capsys.readouterr()
     assert "seed 1 has failed: the loss was not finite at step 3" in captured.err
@@ -110,7 +110,7 @@ def test_a_seed_whose_loss_is_not_finite_is_told_and_the_others_are_trained(
 def test_a_signal_ends_the_command_and_keeps_the_summary_of_the_seeds_that_finished(
     short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.training.train_experiment", partial(_train_with, TrainingInterrupted("SIGTERM"), 2))
+    monkeypatch.setattr("zoo.run.training.train_experiment", partial(_train_with, TrainingInterrupted("SIGTERM"), 2))
     assert main([*short, "--seeds", "1", "2", "3"]) == TrainingInterrupted.exit_code
     content = json.loads((tmp_path / "log-seeds.json").read_text())
     assert [run["seed"] for run in content["runs"]] == [1]

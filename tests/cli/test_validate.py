@@ -25,7 +25,7 @@ from zoo.cli import main
 from zoo.config import parse_experiment
 from zoo.engine.process import Process
 from zoo.registry import published
-from zoo.scoring import LoadedNetwork, score
+from zoo.run.scoring import LoadedNetwork, score
 from zoo.weights import digests_of, md5_of, read_checkpoint
 from zoo.weights.cache import weights_path
 
@@ -338,7 +338,7 @@ def test_the_example_of_the_documentation_scores_a_network_from_python(
     (tmp_path / "runs" / "mine").symlink_to(finished.log_dir)
     (tmp_path / "data").symlink_to(finished.data)
     monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(zoo.scoring) == (0, 4)
+    assert doctest.testmod(zoo.run.scoring) == (0, 4)
 
 
 def test_a_network_is_scored_by_a_published_protocol_by_name_and_others_are_named(finished: Run) -> None:

@@ -19,7 +19,7 @@ from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.process import Process
 from zoo.errors import ConfigError
-from zoo.scoring import load_network, score
+from zoo.run.scoring import load_network, score
 from zoo.tasks.segmentation import SegmentationResult
 
 NUM_CLASSES, NUM_VAL = 4, 5

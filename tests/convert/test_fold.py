@@ -14,11 +14,11 @@ from torch import nn
 import zoo
 from tests.convert.networks import IMAGES, outputs, scramble, scrambled
 from tests.convert.test_norms import CASES, unfoldable
-from zoo.convert import export, fold, fold_network
+from zoo.convert import convert_norm, export, fold, fold_network
 from zoo.convert.export import _outputs
 from zoo.convert.fold import Activation
 from zoo.errors import ConversionError, VerificationError
-from zoo.layers import ABN, convert_norm
+from zoo.layers import ABN
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
-from tests.ops.lean.test_recording import Recorded, network
+from tests.remat.test_rematerializer import Recorded, network
 from zoo.layers import InPlaceABNSync
-from zoo.layers.lean import lean
-from zoo.ops.lean.recipes import RecipeError
+from zoo.remat.lean import lean
+from zoo.remat.recipes import RecipeError
 
 pytestmark = pytest.mark.dist
 

@@ -10,9 +10,9 @@ import torch._functorch.config
 from torch import nn
 
 from tests.formula import relative_error
-from zoo.benchmark.memory_use import measure_memory
 from zoo.engine import wrapping
 from zoo.engine.wrapping import unwrap
+from zoo.remat.memory_use import measure_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 

@@ -29,7 +29,7 @@ from zoo.data.pixels import Box, load_codec, open_pixels
 from zoo.data.shards import write_shard_index, write_shards
 from zoo.data.source import FolderSource, Source, write_folder_index
 from zoo.errors import ConfigError
-from zoo.report.console import Progress
+from zoo.run.console import Progress
 
 EDGES = [0, -1, 1, 2, 7, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1]
 NUMBERS = st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1)

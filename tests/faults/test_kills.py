@@ -47,7 +47,7 @@ class _Run:
 
     def __init__(self, folder: Path, log_dir: Path, world_size: int) -> None:
         context: Any = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED, "zoo.cli.train", "zoo.training"])
+        context.set_forkserver_preload([*PRELOADED, "zoo.cli.train", "zoo.run.training"])
         shared = (world_size, free_port(), folder, log_dir)
         self.processes = [context.Process(target=_train, args=(rank, *shared)) for rank in range(world_size)]
         for process in self.processes:

@@ -22,8 +22,8 @@ from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
 from zoo.files import LockedElsewhereError, locked
-from zoo.report.log_folder import check_place
-from zoo.report.run_log import JsonLines, RunLog
+from zoo.run.log_folder import check_place
+from zoo.run.run_log import JsonLines, RunLog
 from zoo.tasks.classification import ClassificationResult
 
 
@@ -170,7 +170,7 @@ def test_a_log_without_room_costs_its_lines_and_not_the_run(
     def fail(*args: Any, **fields: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("zoo.report.run_log.JsonLines.write", fail)
+    monkeypatch.setattr("zoo.run.run_log.JsonLines.write", fail)
     assert _train(finished, tmp_path / "log", "-p", "1") == 0
     assert read(tmp_path / "log" / "checkpoint.pth.tar")["position"]["epoch"] == 2
     printed = capsys.readouterr().err

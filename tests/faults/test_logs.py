@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from zoo.config import Experiment
-from zoo.report.console import set_up_console
-from zoo.report.run_log import RunLog
+from zoo.run.console import set_up_console
+from zoo.run.run_log import RunLog
 
 FORGED = "left out: a.png\n2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\x1b[31m\rred"
 

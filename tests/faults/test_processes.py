@@ -27,7 +27,7 @@ from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import one_line_breakdowns
 from zoo.engine.state import build_state
 from zoo.errors import EXIT_LOST_PROCESS, CheckpointError, ZooError
-from zoo.report.console import set_up_console
+from zoo.run.console import set_up_console
 from zoo.tasks import task_of
 
 pytestmark = pytest.mark.dist

@@ -24,7 +24,7 @@ END_S = 12.0  # REPEAT_S and GRACE_S are shortened to a second; the rest is time
 TRAIN = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
-from zoo import training
+from zoo.run import training
 from zoo.cli import main
 from zoo.data import source
 from zoo.engine import stop

@@ -14,8 +14,9 @@ import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.held import held_bytes
+from zoo.convert import convert_norm
 from zoo.errors import ConfigError
-from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
+from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
 from zoo.ops.pooling import mean_pool2d

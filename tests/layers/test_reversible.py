@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.memory_use import count_memory, measure_memory
 from zoo.layers import (
     ABN,
     InPlaceABN,
@@ -22,6 +21,7 @@ from zoo.layers import (
 )
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import out_of_place
+from zoo.remat.memory_use import count_memory, measure_memory
 
 
 def batch_norm(channels, momentum=0.1) -> nn.Sequential:

@@ -13,11 +13,11 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from zoo.benchmark.memory_use import measure_memory
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, checkpoint, freeze_norms, init_weights
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential
 from zoo.ops.unwind import ResidualSum
+from zoo.remat.memory_use import measure_memory
 
 BOTTLENECK, BASIC = (4, 4, 16), (8, 16)
 

@@ -14,15 +14,15 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES, LEAN, NEEDS_INPLACE
+from zoo.convert.trace import Trace
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
-from zoo.layers.lean import StepsAside, is_lean
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.layers.stages import UnwoundSequential, build_stage
-from zoo.layers.trace import Trace
 from zoo.models import wider_resnet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
+from zoo.remat.lean import StepsAside, is_lean
 
 SMALL = {
     "resnet": [

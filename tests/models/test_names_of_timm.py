@@ -10,7 +10,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
 from zoo.architectures import ARCHITECTURES
-from zoo.layers.lean import is_lean
+from zoo.remat.lean import is_lean
 
 ROOT = Path(__file__).parents[2]
 

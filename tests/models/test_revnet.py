@@ -15,14 +15,15 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark.memory_use import count_memory
 from zoo.config import parse_experiment
-from zoo.layers import ABN, InPlaceABN, convert_norm, init_weights, norm_act
+from zoo.convert import convert_norm
+from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.reversible import ReversibleSequential
 from zoo.layers.revnet_blocks import PooledShortcut, PreactBlock
 from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
 from zoo.registry import build_from_config
+from zoo.remat.memory_use import count_memory
 from zoo.spec import NetworkSpec
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
-from zoo.benchmark.memory_use import count_memory, measure_memory
 from zoo.convert import export, fold_network
 from zoo.layers import init_weights
 from zoo.layers.invertible import InvertibleNorm
+from zoo.remat.memory_use import count_memory, measure_memory
 
 NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
 SMALL = {  # name -> options of a network small enough for float64

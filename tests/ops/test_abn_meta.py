@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.benchmark.memory_use import StorageLog
 from zoo.ops.abn import meta, reference
 from zoo.ops.abn.kernels import NormSettings
+from zoo.remat.memory_use import StorageLog
 
 SETTINGS = NormSettings(torch.ones(5), torch.zeros(5), 1e-5, "leaky_relu", 0.01)
 

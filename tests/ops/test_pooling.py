@@ -11,13 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.benchmark.memory_use import measure_memory
 from zoo.layers.ends import MaxPool2d
 from zoo.ops import pooling
 from zoo.ops.abn import native
 from zoo.ops.abn.backend import forced
-from zoo.ops.lean import Recording
 from zoo.ops.pooling import max_pool2d
+from zoo.remat import Rematerializer
+from zoo.remat.memory_use import measure_memory
 
 BACK_ENDS = ["auto", "reference"]
 
@@ -408,7 +408,7 @@ def test_recordings_checkpoints_and_autocast_change_no_bit(back_end, context):
 
     expected = results(network)
     if context == "recording":
-        with Recording(smallest_bytes=1):
+        with Rematerializer(smallest_bytes=1):
             ours = results(network)
     elif context == "checkpoint":
         ours = results(lambda x: torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False))

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from zoo.benchmark.largest_batch import MemoryPrediction, TrainingBytes
-from zoo.benchmark.memory_use import Memory
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
@@ -19,6 +18,7 @@ from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models import build_network
 from zoo.registry import published as published_weights
+from zoo.remat.memory_use import Memory
 from zoo.reproduce import inplace_abn_batches as batches
 from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores

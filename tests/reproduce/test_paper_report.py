@@ -9,12 +9,12 @@ import pytest
 
 from tests.reproduce.ledgers import ENVIRONMENT, number
 from zoo.engine.process import CPU
-from zoo.report.cost import CostMeter
 from zoo.reproduce.comparison import Line, Panel, Section, Verdict, compare, not_measured
 from zoo.reproduce.paper_report import SHOWN, Report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.plot import draw, draw_report
 from zoo.reproduce.training_runs import load_changed
+from zoo.run.cost import CostMeter
 
 
 def test_all_experiments_of_the_tables_exist() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.reproduce.runs import make_run, run_of
-from zoo.benchmark.memory_use import Memory
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.ops.abn.backend import name_for
+from zoo.remat.memory_use import Memory
 from zoo.reproduce import revnext_costs as costs
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import zoo
 from tests.dist.spawn import run_distributed
-from zoo.benchmark.memory_use import count_memory
 from zoo.config import parse_experiment
 from zoo.data.folder import Batch
 from zoo.engine.meters import Meter
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, DataError
+from zoo.remat.memory_use import count_memory
 from zoo.tasks import task_of
 from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES
 from zoo.tasks.segmentation import SegmentationResult, SegmentationTask, bootstrapped_loss

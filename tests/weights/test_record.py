@@ -12,8 +12,8 @@ from zoo.weights.record import NetworkRecord, Preprocessing, record_in
 
 import zoo
 from zoo.config import parse_experiment
+from zoo.convert import convert_norm
 from zoo.errors import ConfigError, WeightsError
-from zoo.layers import convert_norm
 from zoo.limits import MAX_CLASSES
 from zoo.registry import build_from_config
 from zoo.weights import load_weights, read_state_dict, read_weights

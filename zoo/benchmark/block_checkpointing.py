@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from zoo.errors import ConfigError
-from zoo.ops.lean.operations import CONVOLUTION, PRODUCTS
+from zoo.remat.operations import CONVOLUTION, PRODUCTS
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 

@@ -23,7 +23,7 @@ from zoo.data.seeding import random_of
 from zoo.data.transforms import TrainTransform, Transform, ValTransform, random_box
 from zoo.errors import DataError, printable
 from zoo.files import write_bytes
-from zoo.report.plot_style import BLACK, COLORS, LABEL_SIZE, new_figure, png_of, style_axes
+from zoo.run.plot_style import BLACK, COLORS, LABEL_SIZE, new_figure, png_of, style_axes
 from zoo.tasks.protocols import PROTOCOLS
 
 BARE = "bare decode_jpeg"

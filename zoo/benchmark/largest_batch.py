@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.benchmark.strategies import Strategy, build_all, refusals_noted
 from zoo.errors import ConfigError, VerificationError
 from zoo.ops.abn import backend, reference
 from zoo.ops.pooling import memory_format_of
+from zoo.remat.memory_use import Change, StorageLog, count_memory, measure_memory, measure_peak, storages_of
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TOLERANCE = 0.05

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import clear_gradients, measure_memory
 from zoo.benchmark.network_setup import LAYOUTS, room_for_compilations
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.timing import Clock, Step, ratios, time_interleaved
@@ -21,6 +20,7 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
 from zoo.ops.abn import backend, native
 from zoo.ops.abn.kernels import NormSettings
+from zoo.remat.memory_use import clear_gradients, measure_memory
 
 BASELINE = "std-BN"
 PASSES = 3 + 5  # read x twice, write z; read z and dz twice, write dx

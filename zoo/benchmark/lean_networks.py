@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo.benchmark.largest_batch import MemoryPrediction
-from zoo.benchmark.memory_use import clear_gradients, measure_memory
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any
 from zoo.benchmark.results import Case, Results, told
 from zoo.benchmark.strategies import EAGER
-from zoo.layers.lean import lean
 from zoo.models.external import iter_tensors
-from zoo.ops.lean import Recording
+from zoo.remat import Rematerializer
+from zoo.remat.lean import lean
+from zoo.remat.memory_use import clear_gradients, measure_memory
 from zoo.torch_internals import TorchDispatchMode
 
 PLAIN, LEAN = "plain", "lean"
@@ -138,7 +138,7 @@ def measure_overhead(results: Results, rounds: int = 51) -> None:
     modes: dict[str, Callable[[], Any]] = {
         PLAIN: nullcontext,
         "mode that does nothing": _DoesNothing,
-        LEAN: lambda: Recording(smallest_bytes=0, parameters=model.parameters()),
+        LEAN: lambda: Rematerializer(smallest_bytes=0, parameters=model.parameters()),
     }
     with _Counting() as counting:
         model(images)

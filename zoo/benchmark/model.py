@@ -10,12 +10,12 @@ from importlib.util import find_spec
 
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import measure_memory
 from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
 from zoo.benchmark.time_shares import measure_shares
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
+from zoo.remat.memory_use import measure_memory
 
 MODES = ("eager", "compiled")
 VARIANTS = (

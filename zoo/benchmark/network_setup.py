@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from zoo.architectures import REVERSIBLE_TWINS, architecture
 from zoo.benchmark.block_checkpointing import checkpoint_blocks
-from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import Case
 from zoo.benchmark.timing import Step
 from zoo.config import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, listed
 from zoo.layers.init import init_weights
-from zoo.layers.lean import lean
 from zoo.models import build_network
 from zoo.models.external import build_external, image_shape, iter_tensors, split_name
+from zoo.remat.lean import lean
+from zoo.remat.memory_use import clear_gradients
 from zoo.spec import parse_spec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals import recompile_limit

@@ -16,7 +16,7 @@ import numpy as np
 
 from zoo.benchmark.strategies import BASELINE
 from zoo.files import write_bytes
-from zoo.report.plot_style import BLACK, BLUE, GREEN, LABEL_SIZE, ORANGE, PINK, new_figure, png_of, style_axes
+from zoo.run.plot_style import BLACK, BLUE, GREEN, LABEL_SIZE, ORANGE, PINK, new_figure, png_of, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ import torch
 
 from zoo.errors import MAX_SHOWN_CHARS
 from zoo.files import write_json, write_text
-from zoo.report.cost import CostMeter
-from zoo.report.environment import describe_environment
-from zoo.report.tables import Cell, markdown_table
+from zoo.run.cost import CostMeter
+from zoo.run.environment import describe_environment
+from zoo.tables import Cell, markdown_table
 
 SPREAD = "interquartile range"
 # Where the header has what describes the environment; all else is among its versions, and threads among its settings.

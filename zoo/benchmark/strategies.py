@@ -15,7 +15,7 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results, told
 from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
-from zoo.layers.lean import lean
+from zoo.remat.lean import lean
 
 BASELINE = "std-BN"
 FUSED = "iABN fused"  # in float32 the same as "iABN"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from zoo.benchmark.memory_use import clear_gradients
+from zoo.remat.memory_use import clear_gradients
 
 STEPS = 2
 REST = "rest"

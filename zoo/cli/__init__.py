@@ -34,7 +34,7 @@ from zoo.cli import (
 )
 from zoo.engine.interrupts import RememberedInterrupt
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, nearest, printable
-from zoo.report.console import set_up_console
+from zoo.run.console import set_up_console
 
 COMMANDS = (
     list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,

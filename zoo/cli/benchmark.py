@@ -302,7 +302,7 @@ def run(args: argparse.Namespace) -> int:
 
     from zoo.benchmark.results import Results
     from zoo.benchmark.timing import Clock, describe_timing, involuntary_switches, keep_heap
-    from zoo.report.environment import warn_of_changes
+    from zoo.run.environment import warn_of_changes
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no CUDA device; leave --device out, or say --device cpu")
@@ -346,7 +346,7 @@ def _measure_pareto(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.model import measure_strategies
     from zoo.benchmark.pareto_plot import write_plots
     from zoo.benchmark.strategies import all_strategies, choose_strategies
-    from zoo.report.plot_style import check_matplotlib
+    from zoo.run.plot_style import check_matplotlib
 
     with_plot = not args.no_picture and args.rounds > 0
     if with_plot:
@@ -381,7 +381,7 @@ def _measure_lean(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.lean_networks import measure_lean_network, measure_overhead, summarise_networks
     from zoo.benchmark.network_setup import Setup
     from zoo.models.external import list_networks, smallest_of_each_family, split_name
-    from zoo.ops.lean.budget import Budget
+    from zoo.remat.budget import Budget
 
     found = [each for name in args.models for each in ([name] if split_name(name) is None else list_networks(name))]
     if args.one_per_family:
@@ -407,7 +407,7 @@ def _measure_data(args: argparse.Namespace, results: Results) -> None:
     from zoo.benchmark.input_pipeline import draw_plot, measure_input_pipeline
     from zoo.config import load_experiment
     from zoo.files import write_json
-    from zoo.report.plot_style import check_matplotlib
+    from zoo.run.plot_style import check_matplotlib
 
     if not args.no_picture:
         check_matplotlib()

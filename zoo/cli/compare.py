@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from zoo.files import write_json
-    from zoo.report.environment import describe_environment
-    from zoo.report.paired_predictions import score_files
+    from zoo.run.environment import describe_environment
+    from zoo.run.paired_predictions import score_files
 
     check_writable(args.json)
     inputs = [file for file in (args.first, args.second) if file is not None]

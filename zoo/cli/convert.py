@@ -358,7 +358,7 @@ def _measure_accuracy(
     from zoo.convert.conversion import build_with_weights, compare_outputs, state_dict_like
     from zoo.data.loader import build_train_loader
     from zoo.engine.reestimate import reestimate_statistics
-    from zoo.scoring import LoadedNetwork, score
+    from zoo.run.scoring import LoadedNetwork, score
     from zoo.weights.load import num_outputs
 
     if ARCHITECTURES[source.arch].task == "segmentation":

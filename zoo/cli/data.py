@@ -13,8 +13,8 @@ from zoo.errors import DataError, printable
 
 if TYPE_CHECKING:
     from zoo.data.check import SplitReport
-    from zoo.report.console import Progress
-    from zoo.report.tables import Cell
+    from zoo.run.console import Progress
+    from zoo.tables import Cell
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -145,7 +145,7 @@ def _splits(data: Path) -> list[Path]:
 
 
 def _progress(split: str, total: int) -> Progress:
-    from zoo.report.console import Progress
+    from zoo.run.console import Progress
 
     return Progress(split, total, unit="images")
 
@@ -154,7 +154,7 @@ def _write_source(args: argparse.Namespace, md5s: dict[str, str]) -> None:
     """Write OUT/KIND.json, which says what the class folders were made of and by which version."""
     from zoo.engine.program import version_of
     from zoo.files import write_json
-    from zoo.report.environment import checkout_commit, utc_now
+    from zoo.run.environment import checkout_commit, utc_now
 
     content = {"made_by": f"zoo data {args.kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
                "date": utc_now(), "md5_of_source": md5s}  # fmt: skip
@@ -189,7 +189,7 @@ def _sizes(sizes: Counter[tuple[int, int]]) -> str:
 
 def _table(report: SplitReport) -> str:
     """Return the classes with the images that hold them, and with the share of the pixels that they have."""
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
 
     counted = zip(report.classes, report.images, strict=True)
     rows: list[list[Cell]] = [[printable(name), int(count)] for name, count in counted]

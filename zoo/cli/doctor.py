@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 def _versions() -> dict[str, str]:
     import torch
 
-    from zoo.report.environment import describe_environment
+    from zoo.run.environment import describe_environment
 
     described = describe_environment(torch.device("cpu"))
     names = ("zoo", "commit", "python", "torch", "torchvision", "pillow", "libjpeg", "platform")
@@ -39,7 +39,7 @@ def _versions() -> dict[str, str]:
 def _devices() -> dict[str, str]:
     import torch
 
-    from zoo.report.environment import cpu_model, device_name
+    from zoo.run.environment import cpu_model, device_name
 
     gpus = [device_name(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
     built = torch.version.cuda or torch.version.hip

@@ -58,7 +58,7 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
     from zoo.weights.cache import weights_dir, weights_path
     from zoo.weights.published import published
 
@@ -77,7 +77,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
     Raises VerificationError if a file is damaged, or one that was named is missing or partial.
     """
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
     from zoo.weights.cache import audit_cache, weights_dir
 
     findings = audit_cache(args.names)

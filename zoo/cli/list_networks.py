@@ -30,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Print one line per network whose name matches; returns 0."""
     from zoo.registry import list_models
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
 
     patterns = []
     for word in args.patterns:

@@ -15,7 +15,7 @@ from zoo.cli.options import positive
 from zoo.errors import MAX_LISTED, ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from zoo.report.tables import Cell
+    from zoo.tables import Cell
     from zoo.tasks.prediction import Prediction
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from zoo.data.scan import find_images
     from zoo.data.transforms import ValTransform
     from zoo.engine.process import open_process
-    from zoo.report.console import Progress
-    from zoo.scoring import load_network
+    from zoo.run.console import Progress
+    from zoo.run.scoring import load_network
     from zoo.tasks.prediction import BATCH_SIZE, predict
 
     # The files of all arguments in their order, those of a folder in the order of a data set.
@@ -121,7 +121,7 @@ def _named(prediction: Prediction, names: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
 
     rows: list[list[Cell]] = []
     for prediction in predictions:
@@ -135,7 +135,7 @@ def _as_table(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 def _draw(path: Path, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
     from zoo.data.reading import read_image
-    from zoo.report.predictions import write_grid
+    from zoo.run.predictions import write_grid
 
     if len(predictions) > GRID_IMAGES:
         logger.warning("the grid shows the first %d of %d images; %s", GRID_IMAGES, len(predictions), printable(path))

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from zoo.config import Experiment
     from zoo.engine.process import Process
     from zoo.engine.task import Result
-    from zoo.report.cost import CostMeter
-    from zoo.report.seeds import SeedRun
-    from zoo.scoring import LoadedNetwork
+    from zoo.run.cost import CostMeter
+    from zoo.run.scoring import LoadedNetwork
+    from zoo.run.seeds import SeedRun
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
     from zoo.data.sample import unpack_sample
     from zoo.data.scenes import unpack_scenes
     from zoo.engine.process import open_process
-    from zoo.report.cost import CostMeter
-    from zoo.report.seeds import seeds_table
-    from zoo.report.tables import results_table
-    from zoo.training import seed_configs
+    from zoo.run.cost import CostMeter
+    from zoo.run.results_table import results_table
+    from zoo.run.seeds import seeds_table
+    from zoo.run.training import seed_configs
 
     experiment, default_dir = EXPERIMENTS[args.task], LOG_DIRS[args.task]
     if args.log_dir is not None and args.seed is not None and len(args.seed) > 1:
@@ -107,7 +107,7 @@ class Run(NamedTuple):
 
 def _by_protocol(runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, list[SeedRun]]:
     """Return the scores of all seeds by the name of the protocol."""
-    from zoo.report.seeds import SeedRun
+    from zoo.run.seeds import SeedRun
 
     seeds: dict[str, list[SeedRun]] = {}
     for run, folder in zip(runs, folders, strict=True):
@@ -121,8 +121,8 @@ def _train_and_score(config: Experiment, log_dir: Path, data: Path, process: Pro
     from zoo.data.scenes import ALONE
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
-    from zoo.scoring import load_network
-    from zoo.training import TrainOptions, train_experiment
+    from zoo.run.scoring import load_network
+    from zoo.run.training import TrainOptions, train_experiment
 
     is_new, start_s = not (log_dir / CHECKPOINT).exists(), time.monotonic()
     weights = None
@@ -139,7 +139,7 @@ def _train_body(config: Experiment, data: Path, log_dir: Path, process: Process)
     from zoo.config import experiments_dir, load_experiment
     from zoo.engine.checkpoint import CHECKPOINT
     from zoo.engine.start import AUTO
-    from zoo.training import TrainOptions, train_experiment
+    from zoo.run.training import TrainOptions, train_experiment
 
     body = load_experiment(experiments_dir() / f"{BODY_EXPERIMENT}.json").model_copy(update={"seed": config.seed})
     logger.info(
@@ -158,7 +158,7 @@ def _score_garments(
     subject: LoadedNetwork, log_dir: Path, data: Path, process: Process
 ) -> tuple[Sequence[Result], str]:
     """Return the scores of the centre crop and of ten crops."""
-    from zoo.scoring import score
+    from zoo.run.scoring import score
     from zoo.tasks.protocols import center_crop
 
     center = center_crop(subject.experiment)
@@ -167,9 +167,9 @@ def _score_garments(
 
 def _score_scenes(subject: LoadedNetwork, log_dir: Path, data: Path, process: Process) -> tuple[Sequence[Result], str]:
     """Return the scores of whole images and a table of the classes; write the first images with what was found."""
-    from zoo.report.label_images import palette_of
-    from zoo.report.segmentation_scores import class_table, write_examples
-    from zoo.scoring import score
+    from zoo.run.label_images import palette_of
+    from zoo.run.scoring import score
+    from zoo.run.segmentation_scores import class_table, write_examples
     from zoo.tasks.segmentation import SegmentationResult
 
     names = subject.class_names
@@ -190,8 +190,8 @@ def _write_json(
     cost: CostMeter,
 ) -> None:
     from zoo.files import write_json
-    from zoo.report.environment import describe_environment, warn_of_changes
-    from zoo.report.seeds import seeds_json
+    from zoo.run.environment import describe_environment, warn_of_changes
+    from zoo.run.seeds import seeds_json
 
     warn_of_changes()
     words = ["zoo", "quickstart", *(["--task", args.task] if args.task != "classification" else [])]

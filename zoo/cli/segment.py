@@ -15,7 +15,7 @@ from zoo.cli.options import add_process_options, add_weights_option, check_writa
 from zoo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from zoo.segmenting import Summary
+    from zoo.run.segmenting import Summary
 
 VISTAS = "wider_resnet38_deeplab_vistas"
 VISTAS_SCALES = "0.7, 1, 1.2"  # the original's default
@@ -152,9 +152,9 @@ def run_segment(args: argparse.Namespace) -> int:
     """Write the files and print what was done; returns 0. Raises DataError if images are left out."""
     from zoo.engine.process import open_process
     from zoo.limits import MAX_SIDE
-    from zoo.report.label_images import palette_of
-    from zoo.scoring import load_network
-    from zoo.segmenting import SETTINGS_FILE, Folders, check_segments, segment_images
+    from zoo.run.label_images import palette_of
+    from zoo.run.scoring import load_network
+    from zoo.run.segmenting import SETTINGS_FILE, Folders, check_segments, segment_images
     from zoo.tasks.views import ImageViews
 
     views = ImageViews(args.scales, args.flip, args.fusion, args.tile)
@@ -186,9 +186,9 @@ def run_test_vistas(args: argparse.Namespace) -> int:
     import torch
 
     from zoo.engine.process import open_process
-    from zoo.report.label_images import palette_of
-    from zoo.scoring import load_network
-    from zoo.segmenting import OriginalFiles, segment_images
+    from zoo.run.label_images import palette_of
+    from zoo.run.scoring import load_network
+    from zoo.run.segmenting import OriginalFiles, segment_images
     from zoo.tasks.views import ImageViews
 
     views = ImageViews(args.scales, args.flip, args.fusion_mode, args.tile)
@@ -239,7 +239,7 @@ def _start_processes(args: argparse.Namespace, num_processes: int) -> int:
 
 def _report(summary: Summary) -> int:
     """Print how many images were segmented, how fast and in how much memory; DataError if some could not be."""
-    from zoo.report.console import format_duration
+    from zoo.run.console import format_duration
 
     num_images = summary.written + len(summary.faults)
     speed = f"{summary.written / summary.elapsed_s:.2f} images/s, " if summary.written else ""

@@ -101,7 +101,7 @@ def _show_network(name: str, as_json: bool) -> None:
     from zoo.architectures import ARCHITECTURES, OPTIONS
     from zoo.layers.conv import counting
     from zoo.registry import get, published
-    from zoo.report.tables import markdown_table
+    from zoo.tables import markdown_table
 
     with counting():
         model = get(name)

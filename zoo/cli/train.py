@@ -98,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     from zoo.engine.process import open_process
-    from zoo.report.seeds import seeds_table
+    from zoo.run.seeds import seeds_table
+    from zoo.run.training import TrainOptions, train_experiment, train_seeds
     from zoo.tasks import task_of
-    from zoo.training import TrainOptions, train_experiment, train_seeds
 
     config = _experiment(args.config, args.data, args.epochs)
     options = TrainOptions(
@@ -132,7 +132,7 @@ def _experiment(name: str, data: Place, epochs: int | None) -> Experiment:
     from zoo.architectures import ARCHITECTURES, is_external
     from zoo.config import differences, experiment_names, find_experiment, load_experiment
     from zoo.registry import default_experiment
-    from zoo.training import with_epochs
+    from zoo.run.training import with_epochs
 
     is_file = find_experiment(name) is not None or (Path(name).exists() and not Path(name).is_dir())
     if not is_file and name not in ARCHITECTURES and not is_external(name):
@@ -166,8 +166,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     """Score the given weights by the experiment's own protocol; the original would silently score random weights."""
     from zoo.engine.process import open_process
     from zoo.engine.start import AUTO
-    from zoo.report.tables import results_table
-    from zoo.scoring import load_network, score
+    from zoo.run.results_table import results_table
+    from zoo.run.scoring import load_network, score
 
     sources = [path for path in (args.resume, args.weights) if path]
     if len(sources) != 1:

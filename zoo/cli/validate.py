@@ -15,7 +15,7 @@ from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zoo.scoring import LoadedNetwork
+    from zoo.run.scoring import LoadedNetwork
     from zoo.tasks.segmentation import SegmentationResult
 
 PROTOCOL_HELP = (
@@ -119,10 +119,10 @@ def run(args: argparse.Namespace) -> int:
         )
     from zoo.engine.process import open_process
     from zoo.files import write_json
-    from zoo.report.plot_style import check_matplotlib
-    from zoo.report.predictions import write_predictions
-    from zoo.report.tables import results_table
-    from zoo.scoring import load_network, score
+    from zoo.run.plot_style import check_matplotlib
+    from zoo.run.predictions import write_predictions
+    from zoo.run.results_table import results_table
+    from zoo.run.scoring import load_network, score
     from zoo.tasks.prediction import Recorder
     from zoo.tasks.segmentation import SegmentationResult
 
@@ -167,9 +167,9 @@ def _report_classes(network: LoadedNetwork, result: SegmentationResult, plot: Pa
     import numpy as np
 
     from zoo.files import write_bytes
-    from zoo.report.confusion_plot import confusion_plot
-    from zoo.report.label_images import palette_of
-    from zoo.report.segmentation_scores import class_table
+    from zoo.run.confusion_plot import confusion_plot
+    from zoo.run.label_images import palette_of
+    from zoo.run.segmentation_scores import class_table
 
     names = palette_of(network.experiment, network.class_names).names
     print(f"\n{class_table(result, names)}")

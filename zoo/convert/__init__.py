@@ -10,6 +10,7 @@ for an unknown architecture or option, and WeightsError for a state dict that do
 from zoo.convert.conversion import ConversionReport
 from zoo.convert.export import export
 from zoo.convert.fold import fold, fold_network
+from zoo.convert.norm_conversion import convert_norm
 from zoo.convert.norms import convert_network, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import backbone_dilation, from_torchvision, to_torchvision
 
@@ -17,6 +18,7 @@ __all__ = [
     "ConversionReport",
     "backbone_dilation",
     "convert_network",
+    "convert_norm",
     "export",
     "fold",
     "fold_network",

@@ -49,7 +49,7 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
     if path.suffix == ".onnx" and any(isinstance(part, InPlaceABN) for part in model.modules()):
         raise ConversionError(
             f"{type(model).__name__} has in-place norms, which are operators of zoo that ONNX does not have; export "
-            'zoo.convert.fold_network(model), or zoo.layers.convert_norm(model, "standard"), or write a .pt2 file, '
+            'zoo.convert.fold_network(model), or zoo.convert.convert_norm(model, "standard"), or write a .pt2 file, '
             "which runs where zoo is imported"
         )
     model = model.eval().float()

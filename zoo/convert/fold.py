@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
+from zoo.convert.norm_conversion import NormPlan, apply_plans, replace_modules
+from zoo.convert.trace import Trace
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, InPlaceABN, activate_
-from zoo.layers.norm_conversion import NormPlan, apply_plans, replace_modules
-from zoo.layers.trace import Trace
 from zoo.torch_internals import forward_hooks
 
 

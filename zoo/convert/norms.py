@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.convert.conversion import ConversionReport, StateDict, build_with_weights, compare_outputs, state_dict_like
+from zoo.convert.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.layers.norm import ABN
-from zoo.layers.norm_conversion import NormPlan, apply_plans, plan_norms
 from zoo.spec import merge, parse_spec
 
 
@@ -23,7 +23,7 @@ def convert_network(
     compare_with_source: bool = True,
     images: Tensor | None = None,
 ) -> tuple[nn.Module, ConversionReport]:
-    """Return a copy of any network with norms of the kind, as `zoo.layers.convert_norm` makes them, and the report.
+    """Return a copy of any network with norms of the kind, as `zoo.convert.convert_norm` makes them, and the report.
 
     Args:
     - `model`: the network, which stays as it is.

@@ -11,8 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from zoo.engine.partitioning import random_saving_partitioner
 from zoo.engine.process import Process
+from zoo.remat.partitioning import random_saving_partitioner
 from zoo.torch_internals import ALL_GATHER, list_mode_options, lookup_backend, uncompiled
 from zoo.torch_internals import activation_memory_budget as memory_budget
 

@@ -12,7 +12,6 @@ from zoo.layers.norm import (
     norm_act,
     set_active_group,
 )
-from zoo.layers.norm_conversion import convert_norm
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.ops.abn import inplace_abn, inplace_abn_sync
 
@@ -25,7 +24,6 @@ __all__ = [
     "ReversibleSequential",
     "active_group",
     "checkpoint",
-    "convert_norm",
     "freeze_norms",
     "init_weights",
     "inplace_abn",

@@ -12,9 +12,9 @@ from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
-from zoo.layers.lean import lean
 from zoo.limits import MAX_CLASSES, is_whole
 from zoo.ops.context import is_fx_proxy
+from zoo.remat.lean import lean
 
 BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads

@@ -11,7 +11,6 @@ from torch import nn
 from zoo.architectures import LEAN, SIZES, Architecture, architecture
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
-from zoo.layers.lean import lean
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
 from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network
@@ -26,6 +25,7 @@ from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
 from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
+from zoo.remat.lean import lean
 from zoo.spec import NetworkSpec
 from zoo.torch_internals import NormBase
 

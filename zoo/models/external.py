@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
 from zoo.errors import ConfigError, brief, listed, nearest
-from zoo.layers.lean import lean
+from zoo.remat.lean import lean
 
 
 def split_name(name: str) -> tuple[str, str] | None:

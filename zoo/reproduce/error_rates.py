@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
-from zoo.report.seeds import spread_of
 from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
+from zoo.run.seeds import spread_of
 from zoo.tasks import significance
 
 CLOSE = 0.5  # points, by which single runs of the same settings differ (two implementations in the README of memcnn)

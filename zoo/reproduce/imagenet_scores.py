@@ -11,17 +11,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zoo import scoring
 from zoo.data.folder import OnBadImage
 from zoo.data.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
-from zoo.report.cost import CostMeter
-from zoo.report.environment import describe_environment, utc_now, warn_of_changes
 from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
+from zoo.run import scoring
+from zoo.run.cost import CostMeter
+from zoo.run.environment import describe_environment, utc_now, warn_of_changes
 from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zoo.data.validation_set import NUM_IMAGES, ValidationSet
-from zoo.report.tables import Cell, markdown_table
 from zoo.reproduce.comparison import Verdict
+from zoo.tables import Cell, markdown_table
 from zoo.tasks.significance import standard_error
 
 TOLERANCE = 0.1  # percentage points

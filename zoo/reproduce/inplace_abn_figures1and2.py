@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.benchmark.memory_use import StorageLog, count_memory
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.benchmark.variants import STRATEGIES, Block
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
+from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Comparison, Section, Verdict, unpublished
 from zoo.reproduce.inplace_abn_table2 import PLAIN
 from zoo.reproduce.published_numbers import published

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import clear_gradients
 from zoo.benchmark.results import median_and_spread
 from zoo.benchmark.timing import Clock, Step, keep_heap, time_interleaved
 from zoo.benchmark.variants import STRATEGIES, Block
 from zoo.models.resnext import GROUPS
+from zoo.remat.memory_use import clear_gradients
 from zoo.reproduce.comparison import Comparison, Section, Verdict
 from zoo.reproduce.published_numbers import PublishedNumber, published
 

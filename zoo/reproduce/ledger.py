@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from zoo.report.tables import number_text
 from zoo.reproduce.comparison import Comparison, State, Verdict, not_measured
 from zoo.reproduce.published_numbers import Kind, PublishedNumber, published_numbers
+from zoo.tables import number_text
 
 #: What can become of a published number, in the order in which they are counted.
 STATES: tuple[State, ...] = (

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from urllib.parse import urlencode
 
-from zoo.report.tables import number_text
 from zoo.reproduce.ledger import STATES, Row, by_item, count_sentence, count_states
 from zoo.reproduce.ledger_page import KINDS, MEANINGS, TITLE, environment_text, measured_with, with_unit
+from zoo.tables import number_text
 
 TEMPLATE = Path(__file__).with_name("ledger.html")
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from zoo.report.tables import Cell, markdown_table, number_text
 from zoo.reproduce.ledger import STATES, Row, by_item, count_sentence, count_states
+from zoo.tables import Cell, markdown_table, number_text
 
 JSON, CSV, HTML = "reproduction.json", "reproduction.csv", "reproduction.html"
 TITLE = "Every published number, and what is measured here"

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.benchmark.memory_use import count_memory
 from zoo.layers.init import init_weights
 from zoo.models import build_network
+from zoo.remat.memory_use import count_memory
 from zoo.spec import merge, parse_spec
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from zoo.files import write_bytes, write_json, write_text
-from zoo.report.cost import CostMeter
-from zoo.report.tables import markdown_table, number_text
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.plot import draw
+from zoo.run.cost import CostMeter
+from zoo.tables import markdown_table, number_text
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
 # Of the environment, in the Markdown file.

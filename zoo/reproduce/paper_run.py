@@ -14,9 +14,6 @@ import torch
 
 from zoo.engine.process import open_process
 from zoo.errors import ConfigError, DataError, listed, printable
-from zoo.report.cost import CostMeter
-from zoo.report.environment import describe_environment, warn_of_changes
-from zoo.report.plot_style import check_matplotlib
 from zoo.reproduce import OUT
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_scores import ImageNetOptions, read_scores, reproduce_imagenet
@@ -25,6 +22,9 @@ from zoo.reproduce.ledger_files import read_rows, write_ledger
 from zoo.reproduce.paper_report import Report, write_report
 from zoo.reproduce.papers import PAPERS, ImageSet, Inputs, Measurement
 from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
+from zoo.run.cost import CostMeter
+from zoo.run.environment import describe_environment, warn_of_changes
+from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
 

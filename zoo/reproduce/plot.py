@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.files import write_bytes
-from zoo.report.plot_style import COLORS, LABEL_SIZE, MARKERS, TITLE_SIZE, new_figure, png_of, style_axes
 from zoo.reproduce.comparison import Line, Panel, Section
+from zoo.run.plot_style import COLORS, LABEL_SIZE, MARKERS, TITLE_SIZE, new_figure, png_of, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from zoo.benchmark.largest_batch import constant_bytes
-from zoo.benchmark.memory_use import Memory, count_memory, measure_memory
 from zoo.benchmark.network_setup import Setup
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
 from zoo.ops.abn.backend import forced, name_for
+from zoo.remat.memory_use import Memory, count_memory, measure_memory
 from zoo.reproduce.comparison import (
     Comparison,
     Line,

@@ -14,11 +14,11 @@ from typing import Any
 
 from zoo.benchmark.results import markdown
 from zoo.errors import listed, printable
-from zoo.report.environment import DIRTY
 from zoo.reproduce.ledger import Row
 from zoo.reproduce.ledger_files import forms_of
 from zoo.reproduce.paper_report import report_text
 from zoo.reproduce.papers import PAPERS
+from zoo.run.environment import DIRTY
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHOWN_DIGITS = 10
@@ -35,7 +35,7 @@ SOURCES = {
     "layer": (*KERNELS, "zoo/benchmark"),
     **dict.fromkeys(("model", "pareto", "fit", "lean", "predict"), (*NETWORKS, "zoo/benchmark")),
     "quickstart": (*TRAINING, "experiments/quickstart*"),
-    "imagenet": (*TRAINING, "zoo/scoring.py"),
+    "imagenet": (*TRAINING, "zoo/run/scoring.py"),
     **{paper: (*NETWORKS, "zoo/benchmark", f"zoo/reproduce/{paper}_*") for paper in PAPERS},
     **{f"{paper} runs": TRAINING for paper in PAPERS},
 }

@@ -21,11 +21,11 @@ from zoo.config import Experiment, experiments_dir, load_experiment, parse_exper
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
-from zoo.report.cost import total_cost
-from zoo.report.environment import describe_environment
-from zoo.report.log_folder import METRICS_FILE
 from zoo.reproduce.comparison import Line, Panel, Section
 from zoo.reproduce.plot import draw
+from zoo.run.cost import total_cost
+from zoo.run.environment import describe_environment
+from zoo.run.log_folder import METRICS_FILE
 
 # Numbers of records kept per run, evenly spread over its steps: of reconstruction errors and of angles.
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
@@ -61,7 +61,7 @@ class TrainingRun:
     - `num_training_images`: None where it was not recorded.
     - `num_validation_images`: None where it was not recorded.
     - `data`: digests of the names of its images for training and validation; empty where they were not recorded.
-    - `cost`: what training took, see `zoo.report.cost.CostMeter`; None where a part of it was not recorded.
+    - `cost`: what training took, see `zoo.run.cost.CostMeter`; None where a part of it was not recorded.
     - `experiment`: the stem of the experiment file with these settings, once the run has been matched to one.
     """
 

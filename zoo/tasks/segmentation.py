@@ -22,8 +22,8 @@ from zoo.data.segmentation_loader import build_segmentation_train_loader, build_
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
 from zoo.errors import ConfigError, DataError
-from zoo.layers.lean import is_lean, lean
 from zoo.ops.upsampling import upsample
+from zoo.remat.lean import is_lean, lean
 from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
 from zoo.tasks.protocols import WHOLE_IMAGES, WholeImage
 

@@ -1,0 +1,541 @@
+"""convert_norm replaces the norms of any model where that is safe, and otherwise lists them and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+import zoo
+from tests.convert.networks import IMAGES, scramble
+from zoo.convert import convert_norm, fold_network
+from zoo.convert.norm_conversion import plan_norms
+from zoo.errors import ConversionError
+from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
+
+KINDS = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
+
+
+def chain(activation: nn.Module) -> nn.Sequential:
+    """Two convolutions with norms of both signs; the second norm has no activation."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), activation, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4))
+    return scramble(nn.Sequential(*layers)).double()
+
+
+def kept_tensors(module, *inputs):
+    """Return the tensors that backward keeps of one call, each memory once; the module stays as it is."""
+    kept, module = {}, copy.deepcopy(module)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+        module(*inputs)
+    return list(kept.values())
+
+
+class Tail(nn.Module):
+    """A convolution and a norm, called by a function of the test."""
+
+    def __init__(self, rest, activation=None):
+        super().__init__()
+        self.conv, self.bn, self.rest = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), rest
+        self.gelu, self.same = nn.GELU(), nn.Identity()
+        self.act = activation if activation is not None else nn.LeakyReLU(0.1)
+
+    def forward(self, x):
+        return self.rest(self, self.conv(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(0.2), nn.LeakyReLU(0.2, inplace=True), nn.ELU(0.7)])
+@pytest.mark.parametrize("training", [True, False])
+def test_outputs_gradients_and_statistics_stay(kind, activation, training):
+    model = chain(copy.deepcopy(activation)).train(training)
+    twin = copy.deepcopy(model)
+    weights = list(twin.parameters())
+    assert convert_norm(twin, kind) is twin
+    assert [type(part) for part in twin] == [nn.Conv2d, KINDS[kind], nn.Identity, nn.Conv2d, KINDS[kind]]
+    assert all(a is b for a, b in zip(twin.parameters(), weights, strict=True))
+    expected, found = model(IMAGES), twin(IMAGES.clone())
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    assert torch.allclose(twin[1].bias.grad, model[1].bias.grad, rtol=1e-7, atol=1e-8)
+    assert torch.allclose(twin[1].running_var, model[1].running_var, rtol=1e-9)
+    assert twin[1].training == training
+
+
+def test_relu_goes_into_the_standard_norm_only():
+    model = chain(nn.ReLU())
+    twin = convert_norm(copy.deepcopy(model), "standard")
+    assert twin[1].activation == "relu"
+    assert torch.allclose(twin(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
+    with pytest.raises(
+        ConversionError, match=r"1 \(BatchNorm2d\): its activation 2 \(ReLU\) has no in-place form"
+    ) as e:
+        convert_norm(model, "inplace")
+    assert 'relu="leaky_relu"' in str(e.value)
+    assert "converts the other norms, and zoo.lean" in str(e.value)
+
+
+UNSAFE = {
+    "another reader of its input": (lambda m, y: m.act(m.bn(y)) + y, r"the output of 3\.conv, is also read by add"),
+    "a producer that keeps its output": (lambda m, y: m.act(m.bn(torch.sigmoid(y))), r"comes from sigmoid"),
+    "a view": (lambda m, y: m.act(m.bn(y[:, :, 1:])), r"comes from getitem"),
+    "an activation without in-place form": (lambda m, y: m.gelu(m.bn(y)), r"3\.gelu \(GELU\) has no in-place form"),
+    "a function without in-place form": (lambda m, y: F.gelu(m.bn(y)), r"its activation gelu has no in-place form"),
+    "an output that is overwritten": (lambda m, y: m.act(m.bn(y)).add_(1), r"is overwritten by add_"),
+    "a flag without a name": (lambda m, y: F.threshold(m.bn(y), 0.1, 0, True), r"is overwritten by _threshold"),
+    "a view that is overwritten": (lambda m, y: m.act(m.bn(y))[:, 1:].flatten(1).mul_(2), r"is overwritten by mul_"),
+    "the same tensor, overwritten": (lambda m, y: F.dropout(m.same(m.bn(y))).relu_(), r"is overwritten by relu_"),
+    "two calls": (lambda m, y: m.bn(m.conv(m.bn(y)[:, :3])), r"calls it 2 times"),
+    "no call": (lambda m, y: y, r"calls it 0 times"),
+}
+ADVICE = {
+    "another reader of its input": "let the others read the norm's output",
+    "an activation without in-place form": r"nn\.LeakyReLU or nn\.ELU in its place, and train again",
+    "an output that is overwritten": r"write x = x \+ y for x \+= y",
+    "two calls": "a norm of its own for each call",
+}
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_unsafe_neighbours_are_refused_by_name_and_nothing_is_converted(case):
+    rest, message = UNSAFE[case]
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(), Tail(rest))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ConversionError, match=f"3.bn.*{message}"):
+        convert_norm(model, "inplace")
+    assert [type(part) for part in model.modules()].count(nn.BatchNorm2d) == 2
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_every_cause_comes_with_what_to_do_about_it_and_with_no_other_advice(case):
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(), Tail(UNSAFE[case][0]))
+    with pytest.raises(ConversionError, match=ADVICE[case]) as error:
+        convert_norm(model, "inplace")
+    assert str(error.value).count("\n- ") == 1
+
+
+def test_a_long_list_of_norms_is_cut_and_the_advice_counts_them_all():
+    model = torchvision.models.resnet50()
+    with pytest.raises(ConversionError) as error:
+        convert_norm(model, "inplace")
+    lines = str(error.value).splitlines()
+    assert len([line for line in lines if "(BatchNorm2d): " in line]) == 10
+    assert "  and 39 more" in lines
+    counts = [int(line.rpartition("(")[2].partition(" ")[0]) for line in lines if line.startswith("- ")]
+    assert sum(counts) == 49  # all but those of the shortcuts
+
+
+def test_names_from_outside_cannot_forge_lines_of_the_message():
+    model = nn.Sequential()
+    model.add_module("conv", nn.Conv2d(3, 4, 3))
+    model.add_module("evil\n\x1b[31m", nn.BatchNorm2d(4))
+    model.add_module("relu", nn.ReLU())
+    with pytest.raises(ConversionError) as error:
+        convert_norm(model, "inplace")
+    assert r"evil\n\x1b[31m (BatchNorm2d)" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_without_norms_to_convert_is_refused_and_its_frozen_norms_are_named(kind):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), torchvision.ops.FrozenBatchNorm2d(4))
+    with pytest.raises(ConversionError, match=r"no norm to convert.*1 \(FrozenBatchNorm2d\): it is frozen and keeps"):
+        convert_norm(model, kind)
+    with pytest.raises(ConversionError, match=r"Linear has no norm to convert: neither"):
+        convert_norm(nn.Linear(2, 2), kind)
+
+
+def test_frozen_norms_stay_because_they_keep_no_map_and_are_named_in_the_log(caplog):
+    frozen = torchvision.ops.FrozenBatchNorm2d(4).double()
+    model = chain(nn.LeakyReLU()).append(frozen)
+    with caplog.at_level(logging.WARNING, "zoo"):
+        convert_norm(model, "inplace")
+    assert isinstance(model[1], InPlaceABN)
+    assert model[-1] is frozen
+    assert "1 norms of Sequential are left as they are: 5 (FrozenBatchNorm2d): it is frozen" in caplog.text
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    assert all(kept.numel() <= 4 for kept in kept_tensors(frozen, x))
+
+
+def test_an_output_overwritten_by_a_sum_is_refused_because_backward_would_fail():
+    model = torchvision.models.resnet18()
+    with pytest.raises(ConversionError) as error:
+        convert_norm(model, "inplace")
+    assert "layer1.0.bn2 (BatchNorm2d): its output, which backward needs, is overwritten by iadd" in str(error.value)
+    assert "bn1 (BatchNorm2d): its activation relu (ReLU) has no in-place form" in str(error.value)
+
+
+def test_torchvision_networks_become_standard_norms_with_shared_activations_left_alone():
+    model = scramble(torchvision.models.resnet18(num_classes=10)).double().eval()
+    twin = convert_norm(copy.deepcopy(model), "standard")
+    assert (twin.bn1.activation, twin.layer1[0].bn1.activation) == ("relu", "identity")
+    assert torch.allclose(twin(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
+    twin.train()(IMAGES).sum().backward()
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnext50", "densenet121"])
+def test_networks_of_this_package_turn_both_ways_with_the_same_gradients(arch):
+    torch.manual_seed(0)
+    model = scramble(zoo.get(arch, num_classes=3), positive=True).double()
+    built = zoo.get(arch, num_classes=3, norm="inplace")
+    twin = convert_norm(copy.deepcopy(model), "inplace")
+    for (name, part), other in zip(twin.named_modules(), built.modules(), strict=True):
+        assert type(part) is type(other), name
+    back = convert_norm(copy.deepcopy(twin), "standard")
+    for net in (model, twin, back):
+        net(IMAGES.clone()).square().sum().backward()
+    for other in (twin, back):
+        for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+            assert (p.grad - q.grad).norm() <= 1e-6 * p.grad.norm() + 1e-12, name
+
+
+def test_scales_that_cannot_be_represented_are_refused_or_become_eps():
+    model = chain(nn.LeakyReLU())
+    with torch.no_grad():
+        model[1].weight[0] = 0
+    with pytest.raises(ConversionError, match=r"1 \(BatchNorm2d\): 1 scales with \|scale\| < eps = 1e-05"):
+        convert_norm(model, "inplace")
+    twin = convert_norm(copy.deepcopy(model), "inplace", allow_approximate=True)
+    assert twin[1].weight[0] == 0
+    assert torch.allclose(twin(IMAGES.clone()), model(IMAGES), atol=1e-3)
+
+
+def test_norms_of_the_kind_asked_for_stay_as_they_are():
+    model = zoo.get("resnet18", norm="inplace")
+    norm = model.mod1.bn1
+    assert convert_norm(model, "inplace").mod1.bn1 is norm
+    with pytest.raises(ConversionError, match="'batch' is not one of standard, inplace, sync"):
+        convert_norm(model, "batch")
+
+
+def test_models_that_cannot_be_traced_are_refused():
+    model = Tail(lambda m, y: m.bn(y) if y.sum() > 0 else y)
+    with pytest.raises(ConversionError, match="Tail cannot be traced"):
+        convert_norm(model, "inplace")
+
+
+class Resting(nn.Module):
+    """A module of the test: its parts, and a forward pass that is a function of it and the input."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+class Block(Resting):
+    """As in torchvision: one activation, behind two norms and behind the sum, and a function behind a third."""
+
+    def __init__(self, activation):
+        conv = [nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3)]
+        super().__init__(act=activation, conv1=conv[0], conv2=conv[1], conv3=conv[2])
+        self.bn1, self.bn2, self.bn3 = (nn.BatchNorm2d(4) for _ in range(3))
+
+    def forward(self, x):
+        y = self.act(self.bn1(self.conv1(x)))
+        y = self.act(self.bn2(self.conv2(y)))
+        y = F.elu(self.bn3(self.conv3(y)), alpha=0.5)
+        return self.act(y + x)
+
+
+class Blocks(nn.Module):
+    """Two blocks, and a function behind a norm in the forward pass of the whole network."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.one, self.two = Block(activation), Block(copy.deepcopy(activation))
+
+    def forward(self, x):
+        return self.two(self.one(torch.relu(F.leaky_relu(self.bn(self.conv(x)), 0.2))))
+
+
+def assert_same_training(model, twin, images=IMAGES):
+    """Outputs, gradients of all parameters and running statistics of both agree, up to the rounding of float64."""
+    for net in (model, twin):
+        net.train().zero_grad()
+    expected, found = (net(images.clone()) for net in (model, twin))
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9)
+    for output in (expected, found):
+        (output * output.detach().cos()).sum().backward()
+    parameters = dict(twin.named_parameters())
+    for name, p in model.named_parameters():
+        q = parameters[name]
+        close = (p.grad.abs() - q.grad.abs()).norm() <= 1e-6 * p.grad.norm() + 1e-9  # filters may be negated
+        assert close, name
+    buffers = dict(twin.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.allclose(buffers[name].double().abs(), buffer.double().abs(), rtol=1e-8, atol=1e-9), name
+    with torch.no_grad():
+        assert torch.allclose(twin.eval()(images.clone()), model.eval()(images), rtol=1e-8, atol=1e-9)
+
+
+def blocks(activation):
+    torch.manual_seed(0)
+    return scramble(Blocks(activation)).double()
+
+
+def test_functions_and_shared_activations_go_into_the_norms_by_rewriting_the_forward_pass():
+    model = blocks(nn.LeakyReLU(0.1))
+    twin = convert_norm(copy.deepcopy(model), "inplace")
+    assert [norm.activation for norm in twin.one.children() if isinstance(norm, InPlaceABN)] == [
+        "leaky_relu", "leaky_relu", "elu",
+    ]  # fmt: skip
+    assert (twin.bn.activation, twin.bn.activation_param, twin.one.bn3.activation_param) == ("leaky_relu", 0.2, 0.5)
+    assert type(twin.one) is Block
+    assert list(twin.state_dict()) == list(model.state_dict())
+    assert len(kept_tensors(twin, IMAGES.clone())) < len(kept_tensors(model, IMAGES.clone()))
+    assert_same_training(model, twin)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_of_rewritten_networks_are_rewritten_and_have_parts_of_their_own(duplicate):
+    model = blocks(nn.LeakyReLU(0.1))
+    twin = duplicate(convert_norm(copy.deepcopy(model), "inplace"))
+    assert twin.forward.owner is twin
+    assert twin.one.forward.owner is twin.one
+    assert_same_training(model, twin)
+
+
+def test_rewritten_networks_turn_back_and_can_be_folded():
+    model = blocks(nn.LeakyReLU(0.1))
+    twin = convert_norm(copy.deepcopy(model), "inplace")
+    folded = fold_network(twin)
+    back = convert_norm(twin, "standard")
+    assert {type(part) for part in back.modules() if isinstance(part, ABN)} == {ABN}
+    with torch.no_grad():
+        assert torch.allclose(folded(IMAGES), model.eval()(IMAGES), rtol=1e-9)
+    assert_same_training(model, back)
+
+
+class Optional(Block):
+    """Its calls depend on an argument that may be left out."""
+
+    def forward(self, x, more=None):
+        y = F.leaky_relu(self.bn1(self.conv1(x)))
+        return y if more is None else y + more
+
+
+class Asking(Block):
+    """Its calls depend on the type of its input."""
+
+    def forward(self, x):
+        return x[0] if isinstance(x, list) else F.leaky_relu(self.bn1(self.conv1(x)))
+
+
+class Moody(Block):
+    """Its calls depend on the mode."""
+
+    def forward(self, x):
+        y = F.leaky_relu(self.bn1(self.conv1(x)))
+        return self.conv2(y) if self.training else y
+
+
+class Counting(Block):
+    """It does something besides calls."""
+
+    def forward(self, x):
+        self.count = 1
+        return F.leaky_relu(self.bn1(self.conv1(x)))
+
+
+NOT_REWRITABLE = {
+    Optional: "takes optional arguments",
+    Asking: "calls isinstance",
+    Moody: "does something else in evaluation than in training",
+    Counting: "sets attributes",
+}
+
+
+@pytest.mark.parametrize("kind", NOT_REWRITABLE)
+def test_forward_passes_that_a_recording_would_not_repeat_are_not_rewritten(kind):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), kind(nn.ReLU()).train())
+    with pytest.raises(ConversionError, match=rf"2.bn1.*leaky_relu is a function.*2 \({kind.__name__}\) cannot be "):
+        convert_norm(model, "inplace")
+    plans, left = plan_norms(model, "inplace", partial=True)
+    assert [plan.name for plan in plans] == ["1"]
+    assert NOT_REWRITABLE[kind] in left["2.bn1 (BatchNorm2d)"]
+    assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_partial_converts_what_can_be_and_names_the_rest_with_the_reasons(caplog):
+    model = scramble(torchvision.models.resnet18(num_classes=4)).double()
+    twin = copy.deepcopy(model)
+    with caplog.at_level(logging.WARNING, "zoo"):
+        convert_norm(twin, "inplace", partial=True)
+    kinds = [type(part) for name, part in twin.named_modules() if "downsample.1" in name]
+    assert kinds == [InPlaceABN] * 3
+    assert "17 norms of ResNet are left as they are: bn1 (BatchNorm2d): its activation relu (ReLU)" in caplog.text
+    assert list(twin.state_dict()) == list(model.state_dict())
+    assert_same_training(model, twin)
+    with pytest.raises(ConversionError, match="1 of 1 norms of Sequential cannot become InPlaceABN"):
+        convert_norm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()), "inplace", partial=True)
+
+
+def test_relu_becomes_leaky_relu_behind_converted_norms_and_stays_elsewhere():
+    model = blocks(nn.ReLU(inplace=True))
+    twin = convert_norm(copy.deepcopy(model), "inplace", relu="leaky_relu")
+    assert [norm.activation for norm in twin.one.children() if isinstance(norm, ABN)] == [
+        "leaky_relu", "leaky_relu", "elu",
+    ]  # fmt: skip
+    assert type(twin.one.act) is nn.ReLU
+    reference = copy.deepcopy(model)
+    for block in (reference.one, reference.two):
+        block.bn1 = nn.Sequential(block.bn1, nn.LeakyReLU(0.01))
+        block.bn2 = nn.Sequential(block.bn2, nn.LeakyReLU(0.01))
+        block.forward = lambda x, b=block: F.relu(
+            F.elu(b.bn3(b.conv3(b.bn2(b.conv2(b.bn1(b.conv1(x)))))), alpha=0.5) + x
+        )
+    assert torch.allclose(twin(IMAGES.clone()), reference(IMAGES.clone()), rtol=1e-8)
+    for kind, relu in (("inplace", "elu"), ("standard", "leaky_relu")):
+        with pytest.raises(ConversionError, match=f"relu={relu!r} with norm {kind!r}"):
+            convert_norm(model, kind, relu=relu)
+
+
+KEEPING = [nn.SiLU(inplace=True), nn.Hardswish(inplace=True), nn.GELU(), nn.Mish(), nn.PReLU(8)]
+
+
+@pytest.mark.parametrize("activation", KEEPING, ids=lambda activation: type(activation).__name__)
+def test_before_activations_that_keep_their_input_a_norm_in_place_keeps_one_map_less(activation):
+    model = chain(copy.deepcopy(activation).double())
+    twin = convert_norm(copy.deepcopy(model), "inplace", partial=True)
+    assert isinstance(twin[1], InPlaceABN)
+    assert type(twin[2]) is type(activation)
+    size = model[0](IMAGES).numel()
+    before, after = (sum(t.numel() >= size for t in kept_tensors(net, IMAGES.clone())) for net in (model, twin))
+    assert (before, after) == (3, 2)
+    assert_same_training(model, twin)
+    assert_same_training(model, convert_norm(twin, "standard"))
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_function_that_keeps_its_input_may_follow_unless_it_overwrites_it(inplace):
+    torch.manual_seed(0)
+    model = scramble(Tail(lambda m, y: m.act(F.silu(m.bn(y), inplace=inplace)))).double()
+    if inplace:
+        with pytest.raises(ConversionError, match="is overwritten by silu"):
+            convert_norm(model, "inplace", partial=True)
+    else:
+        assert_same_training(model, convert_norm(copy.deepcopy(model), "inplace", partial=True))
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_norms_of_series_and_volumes_are_converted_with_negative_scales(dims):
+    torch.manual_seed(0)
+    conv, norm = {1: (nn.Conv1d, nn.BatchNorm1d), 3: (nn.Conv3d, nn.BatchNorm3d)}[dims]
+    model = scramble(nn.Sequential(conv(2, 4, 3), norm(4), nn.ELU(), conv(4, 3, 1), norm(3))).double()
+    images = torch.randn(3, 2, *[6] * dims, dtype=torch.float64)
+    twin = convert_norm(copy.deepcopy(model), "inplace")
+    assert isinstance(twin[1], InPlaceABN)
+    assert_same_training(model, twin, images)
+    with torch.no_grad():
+        assert torch.allclose(fold_network(model)(images), model(images), rtol=1e-9)
+
+
+def test_synchronised_norms_become_synchronised_ones_only():
+    torch.manual_seed(0)
+    model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4, process_group="group"), nn.ELU())).double()
+    with pytest.raises(ConversionError, match=r'it takes the statistics of all processes(.|\n)*"sync"'):
+        convert_norm(model, "inplace")
+    expected = model.eval()(IMAGES)
+    twin = convert_norm(model, "sync")
+    assert (type(twin[1]), twin[1].group) == (InPlaceABNSync, "group")
+    assert torch.allclose(twin(IMAGES.clone()), expected, rtol=1e-9)
+
+
+class Deciding(Resting):
+    """A part whose calls depend on values, and which overwrites what its first part returns."""
+
+    def forward(self, x):
+        y = self.first(x)
+        y += 1 if y.sum() > 0 else 2
+        return self.last(self.second(y))
+
+
+def test_what_cannot_be_traced_is_left_and_the_parts_around_and_in_it_are_converted():
+    torch.manual_seed(0)
+
+    def part(*layers):
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), *layers)
+
+    opaque = Deciding(first=part(), second=part(nn.ELU(), nn.Conv2d(4, 4, 1)), last=nn.BatchNorm2d(4))
+    model = scramble(
+        nn.Sequential(nn.Conv2d(3, 4, 1), *part(nn.ELU(), nn.Conv2d(4, 4, 1)), opaque, *part(), opaque.second)
+    ).double()
+    _, left = plan_norms(model, "inplace", partial=True)
+    assert list(left) == ["5.first.1 (BatchNorm2d)", "5.second.1 (BatchNorm2d)", "5.last (BatchNorm2d)"]
+    first, second, last = left.values()
+    assert "is overwritten by what reads the output of 5.first, which is not known" in first
+    assert "5 cannot be traced (TraceError: symbolically traced" in second  # it has two names
+    assert "5 cannot be traced (TraceError: symbolically traced" in last
+    with pytest.raises(ConversionError, match="5 cannot be traced"):
+        convert_norm(model, "inplace")
+    assert_same_training(model, convert_norm(copy.deepcopy(model), "inplace", partial=True))
+    whole = Deciding(first=part(), second=part(nn.ELU(), nn.Conv2d(4, 4, 1)), last=part())
+    with pytest.raises(ConversionError, match="Deciding cannot be traced"):
+        convert_norm(whole, "inplace")
+    plans, _ = plan_norms(whole, "inplace", partial=True)
+    assert [plan.name for plan in plans] == ["second.1"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_only_training_does_between_norm_and_activation_is_seen_in_evaluation_too(training):
+    class Dropping(nn.Module):
+        def forward(self, x):
+            return x * 2 if self.training else x
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), Dropping(), nn.ELU()).train(training)
+    convert_norm(model, "inplace")
+    assert (model[1].activation, type(model[3]), model[2].training) == ("identity", nn.ELU, training)
+
+
+def test_a_flag_that_is_not_inplace_does_not_overwrite():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), torchvision.ops.StochasticDepth(0.5, "row"))
+    assert isinstance(convert_norm(model, "inplace")[1], InPlaceABN)
+
+
+TIMM = {"ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "SiLU": nn.SiLU, "PReLU": nn.PReLU, "none": None}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_norms_of_timm_that_call_their_activation_are_converted(name):
+    layers = pytest.importorskip("timm.layers")
+    torch.manual_seed(0)
+    options = {"apply_act": False} if TIMM[name] is None else {"act_layer": TIMM[name]}
+    norm = layers.BatchNormAct2d(4, **options)
+    model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Conv2d(4, 3, 1))).double()
+    twin = copy.deepcopy(model)
+    if name == "ReLU":
+        with pytest.raises(ConversionError, match=r"1 \(BatchNormAct2d\): its activation 1.act \(ReLU\) has no"):
+            convert_norm(twin, "inplace", partial=True)
+        convert_norm(twin, "inplace", relu="leaky_relu")
+        model[1].act = nn.LeakyReLU(0.01)
+    else:
+        convert_norm(twin, "inplace", partial=True)
+    assert type(twin[1]) is InPlaceABN
+    assert list(twin.state_dict()) == list(model.state_dict())
+    size = model[0](IMAGES).numel()
+    expected = 1 if name == "none" else 2 if name in ("SiLU", "PReLU") else 1
+    assert sum(kept.numel() >= size for kept in kept_tensors(twin, IMAGES.clone())) == expected
+    for net in (pickle.loads(pickle.dumps(twin)), fold_network(twin)):
+        with torch.no_grad():
+            assert torch.allclose(net.eval()(IMAGES.clone()), model.eval()(IMAGES), rtol=1e-8, atol=1e-9)
+    assert_same_training(model, twin)
+    assert_same_training(model, convert_norm(twin, "standard"))
+
+
+def test_norms_of_timm_that_drop_or_are_frozen_stay():
+    layers = pytest.importorskip("timm.layers")
+    dropping = layers.BatchNormAct2d(4, act_layer=nn.ELU, drop_layer=nn.Dropout)
+    frozen = layers.FrozenBatchNormAct2d(4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ELU(), nn.Conv2d(4, 4, 1), dropping, frozen)
+    _, left = plan_norms(model, "inplace", partial=True)
+    assert "it drops values, with Dropout" in left["4 (BatchNormAct2d)"]
+    assert "it is frozen" in left["5 (FrozenBatchNormAct2d)"]

@@ -1,0 +1,102 @@
+"""Most networks of timm and torchvision can be converted, and train as before."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from zoo.benchmark.lean_networks import SEED, step_of
+from zoo.convert.norm_conversion import apply_plans, plan_norms
+from zoo.errors import ConversionError
+from zoo.models.external import build_external, image_shape, list_networks, smallest_of_each_family
+
+MAX_PARAMETERS = 10e6  # of the networks that are trained here
+SIZE = 64
+
+
+def difference(model, twin, images):
+    """Return the largest difference of outputs, gradients and buffers after a step, relative to the norm of each.
+
+    Only magnitudes are compared, as filters before norms with negative scales are negated.
+    """
+    found = ([each.double().abs() for each in step_of(network, images)] for network in (model, twin))
+    pairs = list(zip(*found, strict=True))
+    largest = max(a.norm() for a, _ in pairs)
+    return max(((a - b).norm() / (a.norm() + 1e-6 * largest)).item() for a, b in pairs)
+
+
+def converted(model, relu):
+    """Return an in-place twin of a network, or None if no norm can be converted."""
+    twin = copy.deepcopy(model)
+    try:
+        plans, _ = plan_norms(twin, "inplace", partial=True, relu=relu)
+    except ConversionError:
+        return None
+    apply_plans(twin, plans, "inplace")
+    return twin
+
+
+def standard_twin(model):
+    """Return the network with norms that are not in place."""
+    twin = copy.deepcopy(model)
+    plans, _ = plan_norms(twin, "standard", partial=True)
+    apply_plans(twin, plans, "standard")
+    return twin
+
+
+def check_training(name, model: nn.Module, images) -> str:
+    """Compare a step of the network with that of its converted twins; return how far off they are."""
+    told = []
+    exact = converted(model, relu=None)
+    if exact is not None:
+        told.append(difference(model, exact, images))
+    leaky = converted(model, relu="leaky_relu")
+    told.append(difference(standard_twin(leaky), leaky, images))
+    assert max(told) < 1e-5, f"{name}: {told}"
+    return ", ".join(f"{each:.1e}" for each in told)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of other packages
+def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
+    """Prints what was converted, with -s, and why other norms were left. Takes many minutes."""
+    pytest.importorskip("timm")
+    accepted, refused, failed, why, norms = [], [], {}, Counter(), Counter()
+    names = smallest_of_each_family(list_networks("timm:*")) + smallest_of_each_family(list_networks("torchvision:*"))
+    for name in names:
+        torch.manual_seed(SEED)
+        model, images = build_external(name).train(), torch.randn(2, *image_shape(name, SIZE))
+        num_norms = sum(isinstance(part, _BatchNorm) for part in model.modules())
+        if num_norms == 0:
+            continue
+        try:
+            plans, left = plan_norms(model, "inplace", partial=True, relu="leaky_relu")
+        except ConversionError as error:
+            refused.append(name)
+            print(f"{name}: refused: {str(error).splitlines()[1].strip()}", flush=True)
+            continue
+        accepted.append(name)
+        norms.update(all=num_norms, converted=len(plans))
+        why.update(reason.partition(",")[0].partition(" (")[0] for reason in left.values())
+        told = "not trained, for its size"
+        if sum(p.numel() for p in model.parameters()) <= MAX_PARAMETERS:
+            model, images = model.double(), images.double()
+            try:
+                step_of(copy.deepcopy(model), images)
+            except Exception as error:  # whatever another package raises: its inputs are no plain batch of this size
+                told = f"not trained, as the network itself raises {type(error).__name__}"
+            else:
+                try:
+                    told = check_training(name, model, images)
+                except Exception as error:
+                    told = failed[name] = f"{type(error).__name__}: {error}"
+        print(f"{name}: {len(plans)} of {num_norms} norms; {told}", flush=True)
+    print(f"{len(accepted)} accepted, {len(refused)} refused ({refused}); norms: {dict(norms)}; failed: {failed}")
+    print("\n".join(f"{count:5} {reason}" for reason, count in why.most_common(20)))
+    assert not failed
+    assert len(accepted) >= 0.9 * (len(accepted) + len(refused))

@@ -1,0 +1,1073 @@
+"""Random programs that are trained plainly, with recipes, and with a clone of whatever autograd saves.
+
+The third run is the truth: what is written into a tensor after autograd saved it never reaches its clone, so that the
+gradients are those of the values of the forward pass. A program is *silently wrong* if its results with recipes are not
+the truth, and plain training has the truth or an error.
+
+    python -m tests.remat.hunt --programs 20000 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import zoo
+from zoo.remat import Rematerializer
+from zoo.remat.recipes import RecipeError
+
+SHAPE = (2, 4, 4, 4)
+#: Names of the tensors of a program: x, y and e require gradients, u (uint8) and f are views of numpy arrays.
+INPUTS = "xyeuf"
+OWN = "abcdghkl"
+NAMES = INPUTS + OWN
+
+
+# ------------------------------------------------------------------------------------------- functions and operators
+class Saves(torch.autograd.Function):
+    """y = x^2 / 2 + x, which saves x and y."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * x / 2 + x
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        x, y = ctx.saved_tensors
+        return dy * (1 + x) + 0 * y
+
+
+class Overwrites(torch.autograd.Function):
+    """y = x^2 / 2, whose backward writes into the x that it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x / 2
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return x.mul_(dy)
+
+
+class OverwritesOutput(torch.autograd.Function):
+    """y = exp(x / 4), whose backward writes into the y that it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = (x / 4).exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y.mul_(dy).div_(4)
+
+
+class Dirty(torch.autograd.Function):
+    """Doubles x in place, and saves it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * dy + 0 * x
+
+
+class Side(torch.autograd.Function):
+    """Returns x |x|, and |x| as an output without gradients; it saves both."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        size = x.abs()
+        y = x * size
+        ctx.mark_non_differentiable(size)
+        ctx.save_for_backward(size, y)
+        return y, size
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> Tensor:
+        size, y = ctx.saved_tensors
+        return 2 * dy * size + 0 * y
+
+
+class Middle(torch.autograd.Function):
+    """y = x sigmoid(x), which saves sigmoid(x) and x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        gate = x.sigmoid()
+        ctx.save_for_backward(gate, x)
+        return gate * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        gate, x = ctx.saved_tensors
+        return dy * (gate + x * gate * (1 - gate))
+
+
+class Shows(torch.autograd.Function):
+    """Returns a view of x, and saves x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return dy * (1 + x.sign())
+
+
+@torch.library.custom_op("hunt::half_square", mutates_args=())
+def half_square(x: Tensor) -> Tensor:
+    return x * x / 2
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+half_square.register_autograd(
+    lambda ctx, dy: dy * ctx.saved_tensors[0] + 0 * ctx.saved_tensors[1], setup_context=_setup
+)
+
+
+@torch.library.custom_op("hunt::grow_", mutates_args=("x",))
+def grow_(x: Tensor, by: float) -> None:
+    x.mul_(by)
+
+
+def _shrink(x: Tensor) -> None:
+    x.mul_(0.5)
+
+
+_library = torch.library.Library("hunt_quiet", "DEF")
+_library.define("shrink_(Tensor(a!) x) -> ()")
+_library.impl("shrink_", _shrink, "CPU")
+
+
+# --------------------------------------------------------------------------------------------------------- operations
+class Network(nn.Module):
+    """What layers of programs share: parameters, buffers, and the steps of the program in ``forward``."""
+
+    def __init__(self, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in weights.items():
+            self.register_parameter(name, nn.Parameter(tensor.clone()))
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor.clone())
+        self.body: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+        self.arrays: list[Any] = []  # numpy's, whose memory is that of u and f
+
+    def forward(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the program returns, of its inputs."""
+        return self.body(tensors)
+
+
+class At(NamedTuple):
+    """What an operation is given: the network, two tensors, and a small number."""
+
+    net: Any
+    a: Tensor
+    b: Tensor
+    k: int
+
+
+def _function(function: Any) -> Callable[[At], Any]:
+    return lambda at: function.apply(_float(at.a))
+
+
+def _float(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        raise TypeError("no floating type")
+    return x
+
+
+def _without(change: Callable[[At], Any]) -> Callable[[At], None]:
+    def run(at: At) -> None:
+        with torch.no_grad():
+            change(at)
+
+    return run
+
+
+def _half(x: Tensor, k: int) -> Tensor:
+    return x.narrow(1 % x.ndim, k % 2, max(1, x.shape[1 % x.ndim] // 2))
+
+
+def _inference(at: At) -> Tensor:
+    with torch.inference_mode():
+        return at.a.detach() * 0.5
+
+
+def _gradient_inside(at: At) -> Tensor:
+    weight = at.net.w1[:, :, 0, 0]
+    return torch.func.grad(lambda x: (x @ weight).tanh().sum())(_float(at.a))
+
+
+def _nested(at: At) -> Tensor:
+    with Rematerializer(smallest_bytes=0):
+        return _float(at.a).sigmoid() * at.a.tanh()
+
+
+def _autocast(at: At) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.silu(F.conv2d(at.a, at.net.w3, at.net.b3, padding=1))
+
+
+def _norm(net: Any, x: Tensor, which: str, training: bool = True) -> Tensor:
+    return F.batch_norm(
+        x, getattr(net, f"mean{which}"), getattr(net, f"var{which}"), net.gamma, net.beta, training, 0.3
+    )
+
+
+def _track(at: At) -> None:
+    """Move a running mean as code without a norm of torch's does."""
+    with torch.no_grad():
+        at.net.scale.mul_(0.9).add_(at.a.detach().float().mean((0, 2, 3)).view(4, 1, 1), alpha=0.1)
+
+
+def _refill(array: Any) -> None:
+    array[...] = array[::-1].copy()
+
+
+def _halve(array: Any) -> None:
+    array[...] = array // 2
+
+
+def _swap(at: At) -> None:
+    at.net.w3.data = at.net.w3.data * 1.1
+
+
+Operations = dict[str, Callable[[At], Any]]
+#: By kind: operations that return one tensor or several. What one with a name in "_" returns is not used.
+KINDS: dict[str, Operations] = {
+    "layer": {
+        "conv": lambda at: F.conv2d(at.a, at.net.w3, at.net.b3, padding=1),
+        "conv1": lambda at: F.conv2d(at.a, at.net.w1),
+        "conv_depthwise": lambda at: F.conv2d(at.a, at.net.wd, padding=1, groups=4),
+        "conv_transposed": lambda at: F.conv_transpose2d(at.a, at.net.w3, at.net.b3, padding=1),
+        "linear": lambda at: F.linear(at.a, at.net.w1[:, :, 0, 0], at.net.b3),
+        "matmul": lambda at: 0.3 * (at.a @ at.b),
+        "attention": lambda at: F.scaled_dot_product_attention(at.a, at.a * 0.5, at.a),
+    },
+    "norm": {
+        "norm": lambda at: _norm(at.net, at.a, "1"),
+        "norm2": lambda at: _norm(at.net, at.a, "2"),
+        "norm_eval": lambda at: _norm(at.net, at.a, "1", training=False),
+        "norm_plain": lambda at: F.batch_norm(at.a, None, None, training=True),
+        "layer_norm": lambda at: F.layer_norm(at.a, (4,), at.net.gamma, at.net.beta),
+        "group_norm": lambda at: F.group_norm(at.a, 2, at.net.gamma, at.net.beta),
+        "instance_norm": lambda at: F.instance_norm(at.a),
+    },
+    "activation": {
+        "relu": lambda at: F.relu(at.a), "silu": lambda at: F.silu(at.a), "gelu": lambda at: F.gelu(at.a),
+        "sigmoid": lambda at: at.a.sigmoid(), "tanh": lambda at: at.a.tanh(), "hardswish": lambda at: F.hardswish(at.a),
+        "leaky": lambda at: F.leaky_relu(at.a, 0.1), "softplus": lambda at: F.softplus(at.a),
+        "elu": lambda at: F.elu(at.a), "mish": lambda at: F.mish(at.a), "softmax": lambda at: at.a.softmax(1),
+        "logsigmoid": lambda at: F.logsigmoid(at.a), "glu": lambda at: F.glu(at.a, 1),
+    },
+    "elementwise": {
+        "add": lambda at: at.a + at.b, "sub": lambda at: at.a - at.b, "mul": lambda at: 0.5 * at.a * at.b,
+        "product": lambda at: at.a * at.b, "div": lambda at: at.a / (2 + at.b * at.b), "half": lambda at: at.a * 0.5,
+        "shift": lambda at: at.a + 0.5, "square": lambda at: 0.1 * at.a.square(), "pow": lambda at: 0.1 * at.a**3,
+        "exp": lambda at: at.a.clamp(-2, 2).exp(), "abs": lambda at: at.a.abs(), "clamp": lambda at: at.a.clamp(-1, 1),
+        "clamp_by": lambda at: at.a.clamp(min=at.b), "sqrt": lambda at: (at.a.square() + 1).sqrt(),
+        "maximum": lambda at: torch.maximum(at.a, at.b), "lerp": lambda at: torch.lerp(at.a, at.b, 0.3),
+        "where": lambda at: torch.where(at.a > 0, at.a, 2 * at.b), "greater": lambda at: at.a > at.b,
+        "addcmul": lambda at: torch.addcmul(at.a, at.a, at.b, value=0.3), "neg": lambda at: -at.a,
+        "sin": lambda at: at.a.sin(), "cumsum": lambda at: 0.3 * at.a.cumsum(-1),
+        "masked_fill": lambda at: at.a.masked_fill(at.b > 0, 0.5), "logit": lambda at: at.a.sigmoid().logit(),
+    },
+    "promotion": {
+        "float": lambda at: at.a.float(), "double": lambda at: at.a.double(), "bfloat16": lambda at: at.a.bfloat16(),
+        "scaled": lambda at: at.a / 255, "normalized": lambda at: (at.a.float() / 255 - 0.5) / 0.25,
+        "signs": lambda at: at.a.sign().to(torch.int8), "type_as": lambda at: at.a.type_as(at.b),
+        "integers": lambda at: at.a.to(torch.int64),
+    },
+    "shape": {
+        "cat": lambda at: torch.cat([at.a, at.b], 1), "stack": lambda at: torch.stack([at.a, at.b]).sum(0),
+        "flip": lambda at: at.a.flip(-1), "roll": lambda at: at.a.roll(1, 1), "pad": lambda at: F.pad(at.a, (1, 1)),
+        "avg_pool": lambda at: F.avg_pool2d(at.a, 2), "max_pool": lambda at: F.max_pool2d(at.a, 3, 1, 1),
+        "upsample": lambda at: F.interpolate(at.a, scale_factor=2), "resize": lambda at: F.interpolate(at.a, size=4),
+        "pooled": lambda at: at.a.mean((2, 3), keepdim=True), "sum": lambda at: at.a.sum(1, keepdim=True),
+        "amax": lambda at: at.a.amax(1, keepdim=True), "var": lambda at: torch.var_mean(at.a, 1, keepdim=True),
+        "channels_last": lambda at: at.a.contiguous(memory_format=torch.channels_last),
+        "contiguous": lambda at: at.a.transpose(-1, -2).contiguous(), "clone": lambda at: at.a.clone(),
+        "gather": lambda at: at.a[:, [1, 0, 3, 2]], "max": lambda at: at.a.max(1, keepdim=True)[0],
+        "repeat": lambda at: at.a[:, :1].repeat(1, 4, 1, 1),
+    },
+    "view": {
+        "view": lambda at: at.a.view(2, -1), "unflatten": lambda at: at.a.view(SHAPE),
+        "transpose": lambda at: at.a.transpose(-1, -2), "permute": lambda at: at.a.permute(0, 2, 1, 3),
+        "slice": lambda at: _half(at.a, at.k), "select": lambda at: at.a.select(1, at.k % 2),
+        "unsqueeze": lambda at: at.a.unsqueeze(1), "squeeze": lambda at: at.a.squeeze(1), "row": lambda at: at.a[:1],
+        "diagonal": lambda at: at.a.diagonal(0, -2, -1), "unfold": lambda at: at.a.unfold(-1, 2, 1 + at.k % 2),
+        "strided": lambda at: at.a.as_strided((2, 4, 4, 4), (64, 16, 4, 1)), "movedim": lambda at: at.a.movedim(1, 3),
+        "swapped": lambda at: at.a.swapaxes(0, 0), "bits": lambda at: at.a.detach().view(torch.int32),
+        "complex": lambda at: torch.view_as_complex(at.a.unflatten(-1, (2, 2))),
+        "real": lambda at: torch.view_as_real(at.a).flatten(-2),
+    },
+    "several views": {
+        "chunk": lambda at: at.a.chunk(2, 1), "split": lambda at: at.a.split(2, at.k % at.a.ndim),
+        "split_sizes": lambda at: at.a.split([1, 3], 1), "unbind": lambda at: at.a.unbind(0),
+        "unbind1": lambda at: at.a.unbind(1), "tensor_split": lambda at: at.a.tensor_split(2, at.k % at.a.ndim),
+        "hsplit": lambda at: at.a.hsplit(2), "iterate": lambda at: tuple(at.a),
+    },
+    "alias": {
+        "detach": lambda at: at.a.detach(), "data": lambda at: at.a.data, "view_as": lambda at: at.a.view_as(at.a),
+        "reshape": lambda at: at.a.reshape(at.a.shape), "all": lambda at: at.a[:], "same": lambda at: at.a,
+        "expand": lambda at: at.a[:, :1].expand(-1, 4, *at.a.shape[2:]), "expand_as": lambda at: at.a.expand_as(at.b),
+        "detached_clone": lambda at: at.a.detach().clone(), "alias": lambda at: torch.ops.aten.alias(at.a),
+    },
+    "in place": {
+        "relu_": lambda at: F.relu_(at.a), "add_": lambda at: at.a.add_(0.5), "mul_": lambda at: at.a.mul_(0.7),
+        "sigmoid_": lambda at: at.a.sigmoid_(), "tanh_": lambda at: at.a.tanh_(), "exp_": lambda at: at.a.exp_(),
+        "silu_": lambda at: F.silu(at.a, inplace=True), "leaky_": lambda at: F.leaky_relu_(at.a, 0.1),
+        "clamp_": lambda at: at.a.clamp_(0, 1), "neg_": lambda at: at.a.neg_(), "add2_": lambda at: at.a.add_(at.b),
+        "mul2_": lambda at: at.a.mul_(at.b), "sub2_": lambda at: at.a.sub_(at.b, alpha=2),
+        "lerp_": lambda at: at.a.lerp_(at.b, 0.3), "sqrt_": lambda at: at.a.abs_().sqrt_(),
+        "addcmul_": lambda at: at.a.addcmul_(at.b, at.b, value=0.1), "pow_": lambda at: at.a.pow_(2),
+        "cumsum_": lambda at: at.a.cumsum_(-1), "sin_": lambda at: at.a.sin_(),
+        "clamp_by_": lambda at: at.a.clamp_(at.b),
+        "foreach_": lambda at: torch._foreach_mul_([at.a, at.b], 1.1),
+        "transpose_": lambda at: at.a.transpose_(-1, -2), "unsqueeze_": lambda at: at.a.unsqueeze_(0),
+    },
+    "write": {
+        "copy_": lambda at: at.a.copy_(at.b), "fill_": lambda at: at.a.fill_(0.5 * at.k),
+        "zero_": lambda at: at.a.zero_(),
+        "masked_fill_": lambda at: at.a.masked_fill_(at.b > 0, 0.5),
+        "index_put_": lambda at: at.a.index_put_((torch.tensor([0]),), at.b[1:]),
+        "set": lambda at: at.a.__setitem__((slice(None), 1), at.b[:, 0]),
+        "set_all": lambda at: at.a.__setitem__(slice(None), at.b),
+        "set_masked": lambda at: at.a.__setitem__(at.a > 1, 1),
+        "index_add_": lambda at: at.a.index_add_(1, torch.tensor([1]), at.b[:, :1]),
+        "scatter_": lambda at: at.a.scatter_(1, torch.zeros(at.a.shape, dtype=torch.int64), at.b),
+        "out": lambda at: torch.add(at.b.detach(), 1.0, out=at.a.detach()),
+        "out_mul": lambda at: torch.mul(at.a.detach(), at.b.detach(), out=at.a.detach()),
+        "cat_out": lambda at: torch.cat([at.b.detach()], out=at.a.detach()),
+    },
+    "write into a view": {
+        "relu_row_": lambda at: at.a[:1].relu_(), "fill_row_": lambda at: at.a[0].fill_(0.5 * at.k),
+        "mul_flat_": lambda at: at.a.view(-1)[:9].mul_(0.7), "add_column_": lambda at: at.a[..., 0].add_(0.5),
+        "copy_half_": lambda at: _half(at.a, at.k).copy_(_half(at.b, 0)), "mul_t_": lambda at: at.a.mT.mul_(0.7),
+        "tanh_half_": lambda at: _half(at.a, at.k).tanh_(),
+        "zero_diagonal_": lambda at: at.a.diagonal(0, -2, -1).zero_(),
+        "add_to_half_": lambda at: _half(at.a, at.k).add_(_half(at.b, 1)),
+        "mul_part_": lambda at: at.a.unbind(0)[0].detach().mul_(0.5),
+    },
+    "write through an alias": {
+        "detach_mul_": lambda at: at.a.detach().mul_(0.7), "detach_fill_": lambda at: at.a.detach().fill_(0.5 * at.k),
+        "no_grad_add_": _without(lambda at: at.a.add_(0.5)), "no_grad_copy_": _without(lambda at: at.a.copy_(at.b)),
+        "no_grad_half_": _without(lambda at: _half(at.a, at.k).mul_(0.5)),
+        "set_": _without(lambda at: at.a.detach().set_(at.b.detach().clone())),
+        "shrink_": lambda at: torch.ops.hunt_quiet.shrink_(at.a.detach()),
+    },
+    "write behind autograd": {
+        "data_mul_": lambda at: at.a.data.mul_(0.7), "data_half_": lambda at: _half(at.a.data, at.k).zero_(),
+        "data_copy_": lambda at: at.a.data.copy_(at.b), "numpy_": lambda at: _halve(at.a.detach().numpy()),
+    },
+    "refill": {"refill_u_": lambda at: _refill(at.net.arrays[0]), "refill_f_": lambda at: _refill(at.net.arrays[1])},
+    "buffer": {
+        "read_scale": lambda at: at.net.scale, "read_mean": lambda at: at.net.mean1.view(4, 1, 1),
+        "times_scale": lambda at: at.a * at.net.scale, "minus_mean": lambda at: at.a - at.net.mean1.view(4, 1, 1),
+        "plus_scale": lambda at: at.a + at.net.scale, "scale_mul_": lambda at: at.net.scale.mul_(0.9),
+        "track_": _track, "big_copy_": lambda at: at.net.big.copy_(at.a.detach()), "read_big": lambda at: at.net.big,
+        "times_big": lambda at: at.a * at.net.big, "plus_big": lambda at: at.a + at.net.big,
+        "big_add_": lambda at: at.net.big.add_(0.1),
+        "replace_scale_": lambda at: setattr(at.net, "scale", at.net.scale * 0.9),
+    },
+    "parameter": {
+        "times_parameter": lambda at: at.a * at.net.p, "plus_parameter": lambda at: at.a + at.net.p,
+        "parameter": lambda at: at.net.p, "parameter_by_channel": lambda at: at.a * at.net.gamma.view(4, 1, 1),
+        "normed_weight": lambda at: F.conv2d(at.a, F.normalize(at.net.w3.flatten(1), dim=1).view_as(at.net.w3)),
+        "parameter_mul_": _without(lambda at: at.net.p.mul_(0.9)),
+        "vector_mul_": _without(lambda at: at.net.gamma.mul_(0.9)),
+    },
+    "parameter behind autograd": {
+        "parameter_data_": lambda at: at.net.p.data.mul_(0.9), "parameter_swap_": _swap,
+        "scale_data_": lambda at: at.net.scale.data.mul_(0.9),
+    },
+    "function": {
+        "saves": _function(Saves), "overwrites": _function(Overwrites), "dirty": _function(Dirty),
+        "overwrites_output": _function(OverwritesOutput), "side": _function(Side), "middle": _function(Middle),
+        "shows": _function(Shows),
+    },
+    "inference": {"inference": _inference},
+    "random": {
+        "dropout": lambda at: F.dropout(_float(at.a), 0.3), "dropout2d": lambda at: F.dropout2d(_float(at.a), 0.3),
+        "dropout_": lambda at: F.dropout(_float(at.a), 0.3, inplace=True),
+        "rand": lambda at: torch.rand_like(_float(at.a)),
+        "noise": lambda at: at.a + torch.randn_like(_float(at.a)),
+        "normal_": lambda at: _float(at.a).detach().normal_(),
+        "bernoulli": lambda at: torch.bernoulli(_float(at.a).sigmoid()),
+        "alpha_dropout": lambda at: F.alpha_dropout(_float(at.a), 0.3, True),
+        "drop_path": lambda at: at.a.div(0.7) * at.a.new_empty(_float(at.a).shape[0], 1, 1, 1).bernoulli_(0.7),
+        "bernoulli_": lambda at: _float(at.a).detach().bernoulli_(0.7),
+    },
+    "operator": {
+        "half_square": lambda at: half_square(_float(at.a)), "grow_": lambda at: grow_(_float(at.a).detach(), 1.1),
+    },
+    "context": {
+        "checkpoint": lambda at: checkpoint(lambda x: F.silu(F.conv2d(x, at.net.w1)) * x, at.a, use_reentrant=False),
+        "nested": _nested, "autocast": _autocast,
+        "no_grad_mean": torch.no_grad()(lambda at: at.a.sigmoid() * at.a.mean()),
+    },
+    "transform": {"func_grad": _gradient_inside},
+}  # fmt: skip
+#: How often a kind is drawn.
+WEIGHTS: dict[str, float] = {
+    "layer": 16, "norm": 10, "activation": 14, "elementwise": 22, "promotion": 4, "shape": 10, "view": 10,
+    "several views": 9, "alias": 9, "in place": 10, "write": 6, "write into a view": 6, "write through an alias": 3,
+    "write behind autograd": 0.2, "refill": 0.3, "buffer": 6, "parameter": 4, "parameter behind autograd": 0.2,
+    "function": 4, "inference": 1, "random": 4, "operator": 1.5, "context": 2, "transform": 0.05,
+}  # fmt: skip
+ORDINARY = ("layer", "norm", "activation", "elementwise", "shape", "view", "several views", "alias")
+#: The same between forward and backward.
+BETWEEN: dict[str, float] = {
+    "in place": 8, "write": 6, "write into a view": 5, "write through an alias": 4, "write behind autograd": 1,
+    "refill": 4, "buffer": 5, "parameter": 1, "parameter behind autograd": 0.2, "norm": 2, "random": 1, "operator": 1,
+    "layer": 1, "alias": 2, "several views": 1, "view": 1,
+}  # fmt: skip
+OPERATIONS: Operations = {name: call for operations in KINDS.values() for name, call in operations.items()}
+KIND_OF = {name: kind for kind, operations in KINDS.items() for name in operations}
+#: What overwrites memory, where a RecipeError may be right.
+WRITES = {
+    "in place", "write", "write into a view", "write through an alias", "write behind autograd", "buffer", "parameter",
+    "function", "operator", "norm", "random", "refill", "parameter behind autograd",
+}  # fmt: skip
+
+
+#: What no version tells of.
+HIDES = {"write behind autograd", "parameter behind autograd"}
+
+
+class Step(NamedTuple):
+    """An operation of two tensors and a small number; it replaces the tensors of these names, as many as it returns."""
+
+    to: str
+    name: str
+    a: str
+    b: str
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.to} = {self.name}({self.a}, {self.b}, {self.k})"
+
+    @classmethod
+    def parse(cls, line: str) -> Step:
+        """Return the step of a line as `str` writes it."""
+        to, _, rest = line.partition(" = ")
+        name, _, arguments = rest.strip().rstrip(")").partition("(")
+        a, b, k = arguments.split(", ")
+        return cls(to.strip(), name, a, b, int(k))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training step: a forward pass, writes before backward, and backward.
+
+    Args:
+    - `forward`: steps of the forward pass.
+    - `between`: steps after it, of the inputs and of what it returned.
+    - `later`: steps between two backward passes.
+    - `returns`: the names of what forward returns.
+    - `loss`: of them, those that the loss is made of.
+    - `backward`: "once", "retained" (twice), "double" (of a gradient) or "parts" (one for each output).
+    - `is_early`: whether the loss is computed before the steps between.
+    - `forwards`: passes before the first backward.
+    - `is_module`: whether the network itself is made lean, and not what is inside of a `Rematerializer`.
+    - `is_inside`: whether backward runs in a `Rematerializer` too.
+    - `smallest_bytes`, `depth`, `budget`: of the recording.
+    - `knows_parameters`: whether the `Rematerializer` is told the parameters.
+    - `seed`: of inputs and random numbers.
+    """
+
+    forward: tuple[Step, ...]
+    returns: str
+    loss: str
+    between: tuple[Step, ...] = ()
+    later: tuple[Step, ...] = ()
+    backward: str = "once"
+    is_early: bool = True
+    forwards: int = 1
+    is_module: bool = False
+    is_inside: bool = False
+    smallest_bytes: int = 0
+    depth: int = 4
+    budget: float | str | None = None
+    knows_parameters: bool = False
+    seed: int = 0
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*self.forward, *self.between, *self.later)
+
+    def __str__(self) -> str:
+        """Return the program as an expression of Python, with a line for each step."""
+        lines = ["program("]
+        has = {"forward", *(name for name in ("between", "later") if getattr(self, name))}
+        for name in ("forward", "between", "later"):
+            steps = getattr(self, name)
+            if name in has:
+                lines += [f'    {name}="""', *(f"        {step}" for step in steps), '    """,']
+        others = [f"{name}={value!r}" for name, value in self._settings()]
+        return "\n".join([*lines, f"    {', '.join(others)},", ")"])
+
+    def _settings(self) -> Iterator[tuple[str, Any]]:
+        for name, each in self.__dataclass_fields__.items():
+            value = getattr(self, name)
+            if name not in ("forward", "between", "later") and value != each.default:
+                yield name, value
+
+
+def program(forward: str, between: str = "", later: str = "", **settings: Any) -> Program:
+    """Return the program that `Program.__str__` writes."""
+    parts = [tuple(Step.parse(line) for line in text.strip().splitlines()) for text in (forward, between, later)]
+    return Program(forward=parts[0], between=parts[1], later=parts[2], **settings)
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+def _templates(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Return inputs, parameters and buffers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inputs = {
+            "x": torch.randn(SHAPE), "y": torch.randn(SHAPE), "e": torch.randn(2, 4, 1, 1),
+            "u": torch.randint(0, 256, SHAPE, dtype=torch.uint8), "f": torch.randn(SHAPE),
+        }  # fmt: skip
+        weights = {
+            "w3": 0.2 * torch.randn(4, 4, 3, 3), "b3": torch.randn(4), "w1": 0.5 * torch.randn(4, 4, 1, 1),
+            "wd": 0.3 * torch.randn(4, 1, 3, 3), "gamma": 1 + 0.1 * torch.randn(4), "beta": torch.randn(4),
+            "p": torch.randn(SHAPE),
+        }  # fmt: skip
+        buffers = {
+            "mean1": torch.randn(4), "var1": torch.rand(4) + 0.5, "mean2": torch.randn(4), "var2": torch.rand(4) + 0.5,
+            "scale": torch.rand(4, 1, 1) + 0.5, "big": torch.randn(SHAPE),
+        }  # fmt: skip
+    return inputs, weights, buffers
+
+
+TEMPLATES = [_templates(seed) for seed in range(4)]
+_weights: dict[Any, Tensor] = {}
+
+
+def _weight_of(x: Tensor) -> Tensor:
+    """Return the gradient of the loss by a tensor."""
+    key = x.shape, x.dtype
+    if key not in _weights:
+        _weights[key] = torch.arange(1, x.numel() + 1).view(x.shape).to(torch.float64).cos().to(x.dtype)
+    return _weights[key]
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a copy that lies in memory in the same way."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous() or tensor.layout is not torch.strided:
+        return tensor.clone()
+    storage = tensor.untyped_storage().clone()
+    return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def clones_of_saved() -> AbstractContextManager[Any]:
+    """Return a context in which autograd keeps a clone of what it saves, and hands out a clone of that each time."""
+    return torch.autograd.graph.saved_tensors_hooks(copied, copied)
+
+
+@contextmanager
+def smallest(size: int) -> Iterator[None]:
+    """Let recordings keep smaller tensors than these many bytes themselves, if they are not told otherwise."""
+    defaults = Rematerializer.__init__.__kwdefaults__
+    before = defaults["smallest_bytes"]
+    defaults["smallest_bytes"] = size
+    try:
+        yield
+    finally:
+        defaults["smallest_bytes"] = before
+
+
+@dataclass
+class Result:
+    """What a run computed, in order, or its error and where it was raised."""
+
+    tensors: list[tuple[str, Tensor]] = field(default_factory=list)
+    error: Exception | None = None
+    stage: str = ""
+
+    def add(self, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self.tensors.append((name, copied(tensor)))
+
+
+def execute(step: Step, net: Network, tensors: dict[str, Tensor]) -> None:
+    """Run a step."""
+    out = OPERATIONS[step.name](At(net, tensors[step.a], tensors[step.b], step.k))
+    if isinstance(out, Tensor):
+        if not step.name.endswith("_"):
+            tensors[step.to[0]] = out
+    elif isinstance(out, (tuple, list)):
+        tensors.update(zip(step.to, out, strict=False))
+
+
+class DoNothing(TorchDispatchMode):
+    """Runs operations as they are."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operation(*args, **(kwargs or {}))
+
+
+class Runner:
+    """Runs a program in one of the three ways: "plain", "lean" or "truth"."""
+
+    def __init__(self, program: Program, way: str) -> None:
+        self.program, self.way = program, way
+        self.result = Result()
+
+    def forward(self, net: Network, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors = dict(tensors)
+        for step in self.program.forward:
+            execute(step, net, tensors)
+        return {name: tensors[name] for name in self.program.returns if name in tensors}
+
+    def change(self, net: Network, tensors: dict[str, Tensor], stage: str) -> None:
+        for step in getattr(self.program, stage):
+            execute(step, net, tensors)
+
+    def run(self) -> Result:
+        is_truth = self.way == "truth"
+        try:
+            with warnings.catch_warnings(), clones_of_saved() if is_truth else nullcontext():
+                warnings.simplefilter("ignore")
+                self._run()
+        except Exception as error:
+            self.result.error = error.with_traceback(None)
+        return self.result
+
+    def _run(self) -> None:
+        result = self.result
+        result.stage = "forward"
+        seed = self.program.seed
+        inputs, weights, buffers = TEMPLATES[seed % len(TEMPLATES)]
+        torch.default_generator.manual_seed(seed)  # manual_seed() notes a traceback for each kind of device
+        net = Network(weights, buffers)
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        for name in "xye":
+            given[name].requires_grad_()
+        net.arrays = [given[name].numpy() for name in "uf"]
+        given |= {name: torch.from_numpy(array) for name, array in zip("uf", net.arrays, strict=True)}
+        leaves = [(name, given[name]) for name in "xye"] + list(net.named_parameters())
+        passes = [self._pass(net, given) for _ in range(self.program.forwards)]
+        for outputs in passes:
+            for name, tensor in outputs.items():
+                result.add(f"output {name}", tensor)
+        losses = [self._losses(outputs) for outputs in passes] if self.program.is_early else []
+        result.stage = "between"
+        for outputs in passes:
+            tensors = {**given, **outputs}
+            self.change(net, tensors, "between")
+        if not self.program.is_early:
+            losses = [self._losses(outputs) for outputs in passes]
+        del outputs, passes
+        result.stage = "backward"
+        self._backward([loss for each in losses for loss in each], leaves, net, given)
+        for name, leaf in leaves:
+            result.add(f"gradient of {name}", leaf.grad)
+        for name, buffer in net.named_buffers():
+            result.add(f"buffer {name}", buffer)
+        result.add("random numbers", torch.rand(1))
+        result.stage = ""
+
+    def _context(self, net: Network) -> AbstractContextManager[Any]:
+        if self.way != "lean" or self.program.is_module:
+            return nullcontext()
+        program = self.program
+        parameters = net.parameters() if program.knows_parameters else ()
+        return Rematerializer(
+            program.budget, depth=program.depth, smallest_bytes=program.smallest_bytes, parameters=parameters
+        )
+
+    def _pass(self, net: Network, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        net.body = lambda tensors: self.forward(net, tensors)
+        if self.way == "lean" and self.program.is_module:
+            zoo.lean(net, self.program.budget)
+            with smallest(self.program.smallest_bytes):
+                return net(given)
+        with self._context(net):
+            return net(given)
+
+    def _losses(self, outputs: dict[str, Tensor]) -> list[Tensor]:
+        return [(outputs[name] * _weight_of(outputs[name])).sum() for name in self.program.loss if name in outputs]
+
+    def _backward(
+        self, losses: list[Tensor], leaves: list[tuple[str, Tensor]], net: Network, given: dict[str, Tensor]
+    ) -> None:
+        how = self.program.backward
+        # torch takes other kernels in backward while any dispatch mode is active.
+        inside = self._context(net) if self.way == "lean" else DoNothing()
+        with inside if self.program.is_inside else nullcontext():
+            if how == "once":
+                torch.autograd.backward(losses)
+            elif how == "retained":
+                torch.autograd.backward(losses, retain_graph=True)
+                for name, leaf in leaves:
+                    self.result.add(f"first gradient of {name}", leaf.grad)
+                self.change(net, given, "later")
+                torch.autograd.backward(losses)
+            elif how == "parts":
+                for loss in losses:
+                    loss.backward(retain_graph=True)
+            else:
+                gradients = torch.autograd.grad(
+                    losses, [leaf for _, leaf in leaves], create_graph=True, allow_unused=True
+                )
+                found = [each for each in gradients if each is not None]
+                for each in found:
+                    self.result.add("gradient", each)
+                self.change(net, given, "later")
+                torch.autograd.backward([each.sin().sum() for each in found if each.requires_grad])
+
+
+# ------------------------------------------------------------------------------------------------------------- judging
+def same(a: Result, b: Result) -> str:
+    """Return "" if two results have the same bits, NaNs being equal; the name of the first tensor that differs."""
+    if len(a.tensors) != len(b.tensors):
+        return "number of gradients"
+    for (name, left), (_, right) in zip(a.tensors, b.tensors, strict=True):
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return name
+        if left.is_complex():
+            left, right = torch.view_as_real(left), torch.view_as_real(right)
+        is_same = left == right
+        if left.is_floating_point():
+            is_same = is_same & (left.signbit() == right.signbit()) | left.isnan() & right.isnan()
+        if not is_same.all():
+            return name
+    return ""
+
+
+#: HIDDEN: wrong where plain training is right, after a write through ``.data`` or numpy into what was computed, which
+#: nothing can see. INVALID: without a truth.
+RIGHT, BOTH_RAISE, ALLOWED, FAILS, WRONG, HIDDEN, LIKE_PLAIN, OTHERWISE, INVALID = VERDICTS = (
+    "right", "both raise", "raises RecipeError", "fails when lean", "silently wrong", "hidden write",
+    "wrong like plain", "wrong, not like plain", "invalid",
+)  # fmt: skip
+FAILURES = (FAILS, WRONG)
+
+
+class Verdict(NamedTuple):
+    """A verdict, and what was wrong."""
+
+    verdict: str
+    detail: str
+
+    @property
+    def is_failure(self) -> bool:
+        return self.verdict in FAILURES
+
+    @property
+    def reason(self) -> str:
+        """What distinguishes failures of different causes, as far as it is known without shrinking."""
+        return self.detail if self.verdict == FAILS else self.verdict
+
+
+def judge(program: Program, truth: Result | None = None) -> Verdict:
+    """Return whether a program trains rightly with recipes."""
+    plain = Runner(program, "plain").run()
+    lean = Runner(program, "lean").run()
+    truth = truth or Runner(program, "truth").run()
+    if truth.error is not None:
+        return Verdict(INVALID, _told(truth)) if plain.error is not None else Verdict(INVALID, "only the truth raises")
+    if lean.error is not None:
+        if plain.error is not None:
+            return Verdict(BOTH_RAISE, _told(lean))
+        if isinstance(lean.error, RecipeError) and lean.stage == "backward" and _may_raise(program):
+            return Verdict(ALLOWED if not same(plain, truth) else LIKE_PLAIN, _told(lean))
+        return Verdict(FAILS, _told(lean))
+    wrong = same(lean, truth)
+    if not wrong:
+        return Verdict(RIGHT, "")
+    kinds = {"write behind autograd" if step.name == "data" else KIND_OF[step.name] for step in program.steps}
+    if plain.error is not None:
+        # A refill could have made it wrong, if it had gone on, and so could statistics that move: torch's norm in
+        # evaluation saves them, and its norm in training moves them without a version.
+        has_unseen = bool(kinds & {*HIDES, "refill"}) or any(step.name == "norm_eval" for step in program.steps)
+        return Verdict(HIDDEN if has_unseen else WRONG, f"{wrong}; plain: {_told(plain)}")
+    if not same(plain, truth):
+        return Verdict(HIDDEN if kinds & HIDES else WRONG, wrong)
+    return Verdict(OTHERWISE if same(lean, plain) else LIKE_PLAIN, wrong)
+
+
+def _told(result: Result) -> str:
+    return f"{type(result.error).__name__} in {result.stage}: {str(result.error).splitlines()[0][:160]}"
+
+
+def _may_raise(program: Program) -> bool:
+    """Return whether a program overwrites anything after forward, or behind autograd."""
+    steps = program.between + program.later
+    if program.forwards > 1:
+        steps += program.forward
+    return (
+        any(KIND_OF[step.name] in WRITES for step in steps)
+        or any("behind" in KIND_OF[step.name] or KIND_OF[step.name] == "refill" for step in program.forward)
+        or any(step.name.startswith("overwrites") for step in program.forward)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- generating
+class Writer(Runner):
+    """Writes a program while it runs it for its truth: steps that torch refuses are left out."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        r = self.random
+        backward = r.choices(["once", "retained", "parts", "double"], [12, 3, 3, 2])[0]
+        is_module = r.random() < 0.25
+        program = Program(
+            (), "", "", backward=backward, is_early=r.random() < 0.6, forwards=2 if r.random() < 0.12 else 1,
+            is_module=is_module, is_inside=not is_module and r.random() < 0.08,
+            smallest_bytes=r.choices([0, 100, 300, 600, 2**16], [8, 3, 3, 1, 1])[0],
+            depth=4 if is_module else r.choice([0, 1, 4, 4, 100]),
+            budget=r.choices([None, "40 FLOP/B", 0.3], [7, 2, 1])[0],
+            knows_parameters=r.random() < 0.5, seed=r.randrange(1000),
+        )  # fmt: skip
+        super().__init__(program, "truth")
+        self.count = r.choice([4, 6, 8, 10, 12, 16, 24, 32])
+        # Each program has a few kinds more often. A third of them does what most networks do and writes nothing.
+        favorites = r.sample(list(WEIGHTS), 3)
+        self.weights = {kind: weight * (3 if kind in favorites else 1) for kind, weight in WEIGHTS.items()}
+        if r.random() < 0.35:
+            self.weights = {kind: self.weights[kind] for kind in ORDINARY}
+        self.last = ""
+        self.between_count = r.choice([0, 0, 0, 1, 1, 2])
+
+    def _draw(self, weights: dict[str, float], tensors: dict[str, Tensor]) -> Step:
+        r = self.random
+        kind = r.choices(list(weights), list(weights.values()))[0]
+        name = r.choice(list(KINDS[kind]))
+        to = r.sample(OWN, 4 if kind == "several views" or name in ("side", "var") else 1)
+        own = [name for name in tensors if name in OWN]
+        names = own * 3 + [name for name in INPUTS if name in tensors]
+        a, b = r.choice(names), r.choice(names)
+        if self.last in tensors and r.random() < 0.3:  # tensors with several readers are where faults are
+            a = self.last
+        self.last = a
+        if r.random() < 0.7:  # most pairs of other shapes would be refused
+            b = r.choice([name for name in names if tensors[name].shape == tensors[a].shape])
+        return Step("".join(to), name, a, b, r.randrange(3))
+
+    def _grow(
+        self, count: int, weights: dict[str, float], net: Network, tensors: dict[str, Tensor]
+    ) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        for _ in range(6 * count):
+            if len(steps) == count:
+                break
+            step = self._draw(weights, tensors)
+            try:
+                execute(step, net, tensors)
+            except (RuntimeError, TypeError, IndexError, ValueError):
+                continue
+            steps.append(step)
+        return tuple(steps)
+
+    def forward(self, net: Network, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.program.forward:
+            return super().forward(net, tensors)
+        tensors = dict(tensors)
+        steps = self._grow(self.count, self.weights, net, tensors)
+        own = [name for name in tensors if name in OWN]
+        returns = [name for name in own if self.random.random() < 0.6] or own[-1:]
+        differentiable = [name for name in own if tensors[name].requires_grad and tensors[name].is_floating_point()]
+        loss = [name for name in returns if name in differentiable]
+        if len(loss) > 1:
+            loss = [name for name in loss if self.random.random() < 0.8] or loss[:1]
+        elif not loss and differentiable:
+            loss = differentiable[-1:]
+            returns += loss
+        self.program = replace(self.program, forward=steps, returns="".join(returns), loss="".join(loss))
+        if not loss:
+            raise RuntimeError("nothing has a gradient")
+        return {name: tensors[name] for name in returns}
+
+    def change(self, net: Network, tensors: dict[str, Tensor], stage: str) -> None:
+        steps = getattr(self.program, stage)
+        if steps or self.between_count == 0:
+            return super().change(net, tensors, stage)
+        steps = self._grow(self.between_count, BETWEEN, net, tensors)
+        self.program = replace(self.program, **{stage: steps})
+
+
+def write(seed: int) -> tuple[Program, Result]:
+    """Return a random program, and its truth."""
+    writer = Writer(seed)
+    truth = writer.run()
+    return writer.program, truth
+
+
+def programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]]:
+    """Yield random programs and their verdicts."""
+    for index in range(count):
+        program, truth = write(seed * 10**9 + index)
+        if truth.error is not None:
+            yield program, Verdict(INVALID, _told(truth))
+            continue
+        verdict = judge(program, truth)
+        if verdict.is_failure:
+            verdict = judge(program)  # on its own
+        yield program, verdict
+
+
+# ----------------------------------------------------------------------------------------------------------- shrinking
+def _smaller(program: Program) -> Iterator[Program]:
+    """Yield programs that are a little simpler."""
+    for name in ("later", "between", "forward"):
+        steps = getattr(program, name)
+        for size in (len(steps) // 2, len(steps) // 4, 2, 1):
+            if size > 0:
+                for start in range(len(steps) - size, -1, -1):
+                    yield replace(program, **{name: steps[:start] + steps[start + size :]})
+    for name in (
+        "backward",
+        "is_early",
+        "forwards",
+        "is_module",
+        "is_inside",
+        "smallest_bytes",
+        "depth",
+        "budget",
+        "seed",
+    ):
+        default = Program.__dataclass_fields__[name].default
+        if getattr(program, name) != default:
+            yield replace(program, **{name: default})
+    for name in ("returns", "loss"):
+        letters = getattr(program, name)
+        for letter in letters:
+            left = letters.replace(letter, "")
+            if left:
+                yield replace(program, **{name: left})
+    for name in ("forward", "between", "later"):
+        steps = getattr(program, name)
+        for position, step in enumerate(steps):
+            simpler = [step._replace(k=0)] if step.k else []
+            simpler += [step._replace(b=step.a)] if step.b != step.a else []
+            simpler += [step._replace(to=step.to[:-1])] if len(step.to) > 1 else []
+            simpler += [step._replace(a=other) for other in "xa" if step.a not in ("x", other)]
+            simpler += [step._replace(name="shift", b=step.a)] if KIND_OF[step.name] not in ("elementwise",) else []
+            simpler += [step._replace(name="sigmoid", b=step.a)] if step.name not in ("sigmoid", "shift") else []
+            for each in simpler:
+                yield replace(program, **{name: (*steps[:position], each, *steps[position + 1 :])})
+
+
+def _size(program: Program) -> tuple[int, ...]:
+    return (len(program.steps), sum(len(step.to) for step in program.steps), len(program.returns))
+
+
+def shrink(program: Program, seconds: float = 20.0) -> Program:
+    """Return the simplest program found that fails in the same way."""
+    wanted = judge(program).reason
+    seen: set[str] = set()
+    end = time.monotonic() + seconds
+    is_smaller = True
+    while is_smaller and time.monotonic() < end:
+        is_smaller = False
+        for each in _smaller(program):
+            if str(each) in seen or _size(each) > _size(program):
+                continue
+            seen.add(str(each))
+            if judge(each).reason == wanted:
+                program, is_smaller = each, True
+                break
+    return program
+
+
+# ------------------------------------------------------------------------------------------------------------- telling
+class Report:
+    """Counts verdicts of programs by ingredient, and errors by type."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self.by_kind: dict[str, Counter[str]] = {}
+        self.errors: Counter[str] = Counter()
+        self.failed = 0
+
+    def add(self, program: Program, verdict: Verdict) -> None:
+        self.total[verdict.verdict] += 1
+        kinds = {KIND_OF[step.name] for step in program.forward}
+        kinds |= {f"before backward: {KIND_OF[step.name]}" for step in program.between + program.later}
+        kinds |= {f"backward {program.backward}", "zoo.lean" if program.is_module else "Rematerializer"}
+        kinds |= {f"smallest {program.smallest_bytes}", f"budget {program.budget}", f"forwards {program.forwards}"}
+        for kind in kinds:
+            self.by_kind.setdefault(kind, Counter())[verdict.verdict] += 1
+        if verdict.verdict in (ALLOWED, FAILS, BOTH_RAISE):
+            self.errors[f"{verdict.verdict}: {verdict.detail[:110]}"] += 1
+        self.failed += verdict.is_failure
+
+    def __str__(self) -> str:
+        shown = [verdict for verdict in VERDICTS if self.total[verdict]]
+        width = max(len(kind) for kind in self.by_kind)
+        lines = [" ".join([" " * width, *(f"{verdict:>{len(verdict)}}" for verdict in shown)])]
+        for kind in [*sorted(self.by_kind), "all"]:
+            counts = self.total if kind == "all" else self.by_kind[kind]
+            lines.append(" ".join([kind.ljust(width), *(f"{counts[verdict]:>{len(verdict)}}" for verdict in shown)]))
+        lines += ["", *(f"{count:6}  {error}" for error, count in self.errors.most_common(25))]
+        return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run programs, print small ones of those that fail, and a table; returns 1 if any failed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=int, default=20000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shrink", type=int, default=40, metavar="N", help="failed programs to shrink")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    report, found = Report(), set()
+    start, shrinking = time.monotonic(), 0.0
+    shrunk: Counter[str] = Counter()
+    for program, verdict in programs(options.programs, options.seed):
+        report.add(program, verdict)
+        shrunk[verdict.reason] += verdict.is_failure
+        if not verdict.is_failure or shrunk[verdict.reason] > (options.shrink if verdict.verdict == WRONG else 3):
+            continue
+        begin = time.monotonic()
+        program = shrink(program)
+        names = frozenset(step.name for step in program.steps)
+        if names not in found:
+            found.add(names)
+            verdict = judge(program)
+            print(f"# {verdict.verdict}: {verdict.detail[:150]}\n{program}\n", flush=True)
+        shrinking += time.monotonic() - begin
+    seconds = time.monotonic() - start - shrinking
+    print(f"{report}\n\n{options.programs} programs in {seconds:.0f} s, {options.programs / seconds:.0f} a second")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

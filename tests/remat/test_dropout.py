@@ -1,0 +1,69 @@
+"""The mask of a dropout is kept as bits: exactly, in a thirty-second of its memory, and drawn once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.remat.programs import assert_same
+from zoo.remat import Rematerializer
+from zoo.remat.budget import Decision
+from zoo.remat.operations import bits_of, mask_of
+
+X, Y = torch.randn(2, 2, 4, 5, 7, generator=torch.Generator().manual_seed(0))
+DROPOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "dropout": F.dropout, "dropout_": lambda x, p: F.dropout(x * 1, p, inplace=True), "alpha": F.alpha_dropout,
+    "dropout2d": F.dropout2d, "native": lambda x, p: torch.native_dropout(x, p, True)[0],
+    "of a view": lambda x, p: F.dropout(x.transpose(1, 2), p),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (3, 5, 7), (0, 3)])
+def test_bits_give_the_mask_again(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    mask = (torch.rand(shape) < 0.3).to(dtype)
+    bits = bits_of(mask)
+    assert bits.nbytes == -(-mask.numel() // 8)
+    again = mask_of(bits, mask.shape, dtype)
+    assert again.dtype == dtype
+    assert torch.equal(again, mask)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_gradients_and_random_numbers_are_the_same(name: str, p: float, layout: torch.memory_format) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        dropped = DROPOUTS[name]((x * y).sigmoid(), p)
+        return dropped * torch.rand(())  # which tells how many numbers were drawn before
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert_same(program, *(each.to(dtype=dtype, memory_format=layout) for each in (X, Y)))
+
+
+def held_bytes(program: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=0):
+        program(x)
+    return sum(decision.lean_bytes for decision in log)
+
+
+def test_a_mask_takes_a_bit_for_each_element() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    assert held_bytes(lambda x: F.dropout(x, 0.5), x) == x.numel() / 8
+    assert held_bytes(lambda x: torch.native_dropout(x, 0.5, True)[0], x) == x.numel() / 8
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_transformer_with_dropout_trains_with_the_same_bits(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return layer(F.dropout(layer(x), 0.2)) * y
+
+    assert_same(program, torch.randn(2, 5, 16), torch.randn(2, 5, 16))

@@ -1,0 +1,444 @@
+"""Programs in which memory is shared, overwritten, interrupted or not torch's own train lean as they train plain."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DeviceMesh, DTensor
+from torch.distributed.tensor.placement_types import Shard
+
+from zoo.remat.lean import lean
+from zoo.remat.recipes import RecipeError
+
+SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
+
+
+def images(channels: int = 3) -> Tensor:
+    torch.manual_seed(3)
+    return torch.randn(2, channels, SIZE_PX, SIZE_PX)
+
+
+class Network(nn.Module):
+    """A convolution and a norm, then what a test gives, then another convolution."""
+
+    def __init__(self, middle: Callable[..., Any], channels: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.out = nn.Conv2d(channels, 4, 3, padding=1)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.middle(self.norm(self.conv(x))))
+
+
+def train(model: nn.Module, *inputs: Any, between: Callable[..., Any] = lambda *_: None) -> list[Tensor]:
+    """Return the gradients of a step; `between` is called with the output between forward and backward."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    out = model(*inputs)
+    loss = (out[0] if isinstance(out, tuple) else out).square().mean()
+    between(out)
+    loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def assert_lean_is_plain(model: nn.Module, *inputs: Any, between: Callable[..., Any] = lambda *_: None) -> None:
+    plain = copy.deepcopy(model)
+    expected = train(plain, *copy.deepcopy(inputs), between=between)
+    found = train(lean(model), *copy.deepcopy(inputs), between=between)
+    assert expected
+    assert len(expected) == len(found)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), model.buffers(), strict=True))
+
+
+# --------------------------------------------------------------------------------------------- recomputed memory
+MULTIPLE_VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "chunk": lambda h: h.chunk(2, 1),
+    "split": lambda h: h.split(4, 1),
+    "split_with_sizes": lambda h: h.split([4, 4], 1),
+    "tensor_split": lambda h: h.tensor_split(2, 1),
+    "unbind": lambda h: [each.squeeze(1) for each in h.unflatten(1, (2, 4)).unbind(1)],
+    "slices": lambda h: (h[:, :4], h[:, 4:]),
+}
+
+
+@pytest.mark.parametrize("views", MULTIPLE_VIEWS)
+def test_recomputed_memory_that_a_view_shows_is_not_overwritten(views: str) -> None:
+    def middle(h: Tensor) -> Tensor:
+        a, _ = MULTIPLE_VIEWS[views](h)
+        b, _ = MULTIPLE_VIEWS[views](h * 0.5)
+        return b + a
+
+    assert_lean_is_plain(Network(middle, channels=4), images())
+
+
+class Overwriting(torch.autograd.Function):
+    """Doubles x; its backward overwrites what it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        x.zero_()
+        return gradient * 2
+
+
+@pytest.mark.parametrize("view", [lambda h: h, lambda h: h[:, :4]], ids=["itself", "a view of it"])
+def test_a_saved_tensor_that_a_backward_overwrites_is_recomputed_for_the_next_reader(view: Any) -> None:
+    def middle(h: Tensor, function: Callable[[Tensor], Tensor] = Overwriting.apply) -> Tensor:
+        h = h.relu()
+        return h.sin() + h * h + function(view(h)).repeat(1, h.shape[1] // view(h).shape[1], 1, 1)
+
+    expected = train(Network(lambda h: middle(h, lambda x: x * 2)), images())
+    found = train(lean(Network(middle)), images())
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(expected, found, strict=True))
+
+
+# -------------------------------------------------------------------------------------- writes that no one notices
+class Conditioned(nn.Module):
+    """A network that adds an embedding to its features and returns both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+        self.embed = nn.Linear(5, 8)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        e = self.embed(condition)
+        return self.out((self.norm(self.conv(x)) + e[:, :, None, None]).sigmoid()), e
+
+
+@pytest.mark.parametrize("write", [lambda e: e.mul_(2), lambda e: e.clamp_(0), lambda e: e.data.zero_()])
+def test_a_small_tensor_may_be_overwritten_after_forward(write: Callable[[Tensor], Any]) -> None:
+    assert_lean_is_plain(Conditioned(), images(), torch.randn(2, 5), between=lambda out: write(out[1].detach()))
+    assert_lean_is_plain(Conditioned(), images(), torch.randn(2, 5), between=lambda out: _without_grad(write, out[1]))
+
+
+def _without_grad(write: Callable[[Tensor], Any], e: Tensor) -> None:
+    with torch.no_grad():
+        write(e)
+
+
+def test_a_small_tensor_may_be_overwritten_through_an_alias_within_forward() -> None:
+    class Alias(Conditioned):
+        def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+            e = self.embed(condition)
+            h = self.norm(self.conv(x)) + e[:, :, None, None]
+            e.data.mul_(3)
+            return self.out(h.sigmoid()), e
+
+    assert_lean_is_plain(Alias(), images(), torch.randn(2, 5))
+
+
+def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None:
+    def middle(h: Tensor) -> Tensor:
+        y = h.sin()
+        z = y * 2
+        y.data.zero_()
+        return z.sigmoid() + y.cumsum(1).exp().relu()
+
+    plain = Network(middle)
+    expected = []
+    for model in (plain, lean(copy.deepcopy(plain))):
+        torch.manual_seed(1)
+        model(images()).square().mean().backward()
+        expected.append([model.out.weight.grad, model.out.bias.grad])
+    assert all(torch.equal(a, b) for a, b in zip(*expected, strict=True))
+
+
+class Statistics(nn.Module):
+    """Reads running statistics that its own norm moves, which does not count as a modification in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x)
+        shift = self.norm.running_mean[None, :, None, None]
+        before = h + shift
+        h = self.norm(before)
+        return self.out((h.sigmoid() - shift) * before)
+
+
+def test_running_statistics_that_forward_reads_and_moves() -> None:
+    assert_lean_is_plain(Statistics(), images())
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_running_statistics_that_move_between_forward_and_backward(is_training: bool) -> None:
+    def gradients(model: nn.Module) -> list[Tensor]:
+        model.train(is_training)
+        loss = model(images()).square().mean()
+        model.train()
+        model(5 + images())
+        loss.backward()
+        return [model.out.weight.grad, model.out.bias.grad]
+
+    model = Network(F.relu)
+    expected = gradients(copy.deepcopy(model))
+    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(lean(model)), strict=True))
+
+
+LOADERS: dict[str, Callable[[np.ndarray], Tensor]] = {
+    "numpy": torch.from_numpy,
+    "dlpack": torch.from_dlpack,
+    "frombuffer": lambda array: torch.frombuffer(array, dtype=torch.uint8).view(array.shape),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_input_buffer_may_be_refilled_from_outside_of_torch(loader: str) -> None:
+    class Normalizing(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x.float() / 255 - 0.5) / 0.25)
+
+    def gradients(model: nn.Module, is_refilled: bool) -> list[Tensor]:
+        buffer = np.random.default_rng(0).integers(0, 255, (2, 3, SIZE_PX, SIZE_PX), dtype=np.uint8)
+        return train(model, LOADERS[loader](buffer), between=lambda _: buffer.fill(7) if is_refilled else None)
+
+    expected = gradients(Normalizing(F.relu), is_refilled=False)
+    found = gradients(lean(Normalizing(F.relu)), is_refilled=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_memory_that_autograd_keeps_and_others_refill_starts_no_recipe() -> None:
+    def gradients(is_lean: bool) -> Tensor:
+        buffer = np.random.default_rng(0).standard_normal((1, 3, SIZE_PX, SIZE_PX), dtype=np.float32)
+        weight = torch.ones(3, 1, 1, requires_grad=True)
+        module = nn.Module()
+        module.forward = lambda x: ((x * weight).sum() * 0, (x.sigmoid() * 2) * weight)
+        x = torch.from_numpy(buffer)
+        _, out = (lean(module) if is_lean else module)(x)
+        buffer.fill(0)
+        out.sum().backward()
+        return weight.grad
+
+    assert torch.equal(gradients(False), gradients(True))
+
+
+# ------------------------------------------------------------------------------------------- tensors it leaves alone
+def test_distributed_tensors_train_as_they_are() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = DeviceMesh("cpu", [0])
+
+        def middle(h: Tensor) -> Tensor:
+            rows = DTensor.from_local(h.flatten(1), mesh, [Shard(0)])
+            rows = (rows.relu() * 2).sigmoid() * rows
+            return rows.to_local().view_as(h).tanh()
+
+        assert_lean_is_plain(Network(middle), images())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "grad": lambda f, h: torch.func.grad(lambda x: f(x).sum())(h),
+    "jacrev": lambda f, h: torch.func.jacrev(lambda x: f(x).sum((2, 3)))(h[:1, :2, :2, :2]).sum() * h,
+    "vjp": lambda f, h: torch.func.vjp(f, h)[1](h)[0],
+    "vmap of grad": lambda f, h: torch.func.vmap(torch.func.grad(lambda x: f(x[None]).sum()))(h),
+    "jvp": lambda f, h: torch.func.jvp(f, (h,), (h,))[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # from torch, which prepares jvp
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_inside_of_forward(transform: str) -> None:
+    def middle(h: Tensor) -> Tensor:
+        h = h.relu() + 1
+        return (TRANSFORMS[transform](lambda x: (x * x).sin(), h).sigmoid() * h).tanh()
+
+    assert_lean_is_plain(Network(middle), images())
+
+
+@pytest.mark.parametrize("size", [1, SIZE_PX])
+def test_inference_tensors_are_read(size: int) -> None:
+    with torch.inference_mode():
+        mask = torch.rand(1, 8, size, size)
+    assert_lean_is_plain(Network(lambda h: torch.cat([(h.relu() + mask).sigmoid() + mask[:, :1], h])[:2]), images())
+
+
+def test_lazy_modules() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.LazyConv2d(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    torch.manual_seed(1)
+    expected = train(Lazy(), images())
+    torch.manual_seed(1)
+    found = train(lean(Lazy()), images())
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors(layout: torch.layout) -> None:
+    def middle(h: Tensor) -> Tensor:
+        rows = h.flatten(2)
+        nested = torch.nested.as_nested_tensor([rows[0, :, :5000].T, rows[1, :, :].T], layout=layout)
+        nested = F.silu(nested * 2)
+        return torch.nested.to_padded_tensor(nested, 0.0).transpose(1, 2).reshape_as(h).relu()
+
+    assert_lean_is_plain(Network(middle), images())
+
+
+# ------------------------------------------------------------------------------------------------------ interruptions
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
+@pytest.mark.parametrize("exact", [True, False])
+def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseException], exact: bool) -> None:
+    is_interrupted = True
+
+    def middle(h: Tensor) -> Tensor:
+        if is_interrupted:
+            raise error
+        return h.relu()
+
+    model = lean(Network(middle), exact=exact)
+    with pytest.raises(error):
+        model(images())
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    torch.func.grad(lambda x: x.sin())(torch.tensor(1.0))
+    is_interrupted = False
+    expected = train(Network(F.relu), images())
+    if exact:
+        assert all(torch.equal(a, b) for a, b in zip(expected, train(model, images()), strict=True))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_step_leaves_no_reference_cycle(exact: bool) -> None:
+    model = lean(Network(F.relu), exact=exact)
+    model(images())
+    while gc.collect():  # finalizers of what other tests left may leave garbage of their own
+        pass
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        model(images()).square().mean().backward()
+        gc.collect()
+        leaked = [type(found) for found in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert [kind for kind in leaked if issubclass(kind, Tensor) or kind.__module__.startswith("zoo.")] == []
+
+
+def test_what_is_not_a_module_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"zoo\.lean takes a torch\.nn\.Module, not str 'resnet50'.*zoo\.get"):
+        lean("resnet50")
+
+
+# --------------------------------------------------------------------------------------------------------- memory
+def test_the_parts_of_a_concatenation_on_the_way_of_a_recipe_are_freed() -> None:
+    references = []
+
+    def rotary(h: Tensor) -> Tensor:
+        a, b = h.chunk(2, 1)
+        turned = torch.cat([-b, a], 1)
+        parts = -b
+        references.append(weakref.ref(parts.untyped_storage()))
+        whole = torch.cat([parts, a], 1)
+        del parts
+        return whole * 2 + turned
+
+    out = lean(Network(rotary))(images())
+    assert references[0]() is None
+    out.sum().backward()
+
+
+def test_a_hook_may_read_a_fused_norm_in_another_thread() -> None:
+    read: list[Tensor] = []
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        thread = threading.Thread(target=lambda: read.append(output.detach().clone()))
+        thread.start()
+        thread.join()
+
+    plain, model = Network(F.relu), lean(Network(F.relu), exact=False)
+    model(images())
+    model(images())  # from now on the norm's output is not written, as an activation follows
+    for each in (plain, model):
+        each.norm.momentum = 0.0
+        each.norm.register_forward_hook(hook)
+        each(images())
+    torch.testing.assert_close(*read)
+
+
+def test_an_operator_whose_schema_hides_a_write() -> None:
+    @torch.library.custom_op("zoo_tests::hidden_write", mutates_args=())
+    def hidden_write(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.sum((2, 3), keepdim=True)
+
+    @hidden_write.register_fake
+    def _(x: Tensor) -> Tensor:
+        return x.new_empty((*x.shape[:2], 1, 1))
+
+    hidden_write.register_autograd(lambda ctx, gradient: None, setup_context=lambda ctx, inputs, output: None)
+
+    def middle(h: Tensor) -> Tensor:
+        y = (h * 0.5).relu()
+        z = y.sigmoid() + hidden_write(y.detach())
+        return z * y.exp() + y * y
+
+    assert_true_or_refused(middle)
+
+
+def assert_true_or_refused(middle: Callable[[Tensor], Tensor]) -> None:
+    """Assert that lean training has the gradients of a run that copies all that it saves, or says that it cannot."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor):
+        expected = train(Network(middle), images())
+    with pytest.raises(RuntimeError, match="modified"):
+        train(Network(middle), images())
+    try:
+        found = train(lean(Network(middle)), images())
+    except RecipeError:
+        return
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "write", [lambda y: torch._foreach_mul_([y], 1.1), lambda y: y.mul_(1.1)], ids=["foreach", "mul"]
+)
+def test_an_operation_that_overwrites_what_autograd_saved(write: Callable[[Tensor], Any]) -> None:
+    def middle(h: Tensor) -> Tensor:
+        y = h.sigmoid()
+        z = y.exp()
+        with torch.no_grad():
+            write(y)
+        return z * y.cos() + y * y
+
+    assert_true_or_refused(middle)
+
+
+def test_recomputation_of_integers_that_become_floats() -> None:
+    def middle(h: Tensor) -> Tensor:
+        u = (h.detach() * 10).to(torch.uint8)
+        return F.layer_norm((u.square() + 1).sqrt() * h, (SIZE_PX,)) + (u.square() + 1).sqrt()
+
+    assert_lean_is_plain(Network(middle), images())

@@ -1,0 +1,198 @@
+"""Lean networks trained in the ways in which networks are trained, against the same without lean, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+import zoo
+from tests.remat.programs import step
+from tests.remat.test_rematerializer import images, network
+from zoo.remat import Rematerializer
+from zoo.remat import lean as lean_module
+from zoo.remat.lean import lean
+
+SIZE_PX = 12
+Way = Callable[[nn.Module, Callable[[nn.Module], nn.Module]], list[Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def keep_nothing_for_being_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lean modules record their small maps too, so that recipes are followed at all."""
+    monkeypatch.setattr(
+        lean_module, "Rematerializer", lambda *args, **kw: Rematerializer(*args, **kw, smallest_bytes=0)
+    )
+
+
+def train(model: nn.Module, forward: Callable[[Tensor], Tensor], steps: int = 2, micro_steps: int = 1) -> list[Tensor]:
+    """Return the losses of some steps of SGD, and the parameters and buffers after them."""
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(micro_steps):
+            loss = forward(torch.randn(2, 3, SIZE_PX, SIZE_PX)).float().square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+    return [*losses, *(each.detach().clone() for each in model.state_dict().values())]
+
+
+def averaged(model: nn.Module, lean: Any) -> list[Tensor]:
+    lean(model)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    result: list[Tensor] = []
+    for _ in range(3):
+        result += train(model, model, steps=1)
+        average.update_parameters(model)
+    return [*result, *average.state_dict().values(), average(images()).detach()]
+
+
+def hooked(model: nn.Module, lean: Any) -> list[Tensor]:
+    """Hooks that look at features, that change them in place, and that see gradients."""
+    features: list[Tensor] = []
+    lean(model)
+    model[1].norms[0].register_forward_hook(lambda module, args, out: features.append(out.detach().clone()))
+    model[1].norms[1].register_forward_hook(lambda module, args, out: out.mul_(0.5))
+    model[2].register_forward_hook(lambda module, args, out: 2 * out)
+    model[2].register_full_backward_hook(lambda module, dx, dy: features.append(dx[0].clone()))
+    model.register_forward_hook(lambda module, args, out: out + 1)
+    return [*train(model, model), *features]
+
+
+def by_function(model: nn.Module, lean: Any) -> list[Tensor]:
+    lean(model)
+    weights = {name: (1.5 * each).detach().requires_grad_() for name, each in model.named_parameters()}
+    torch.func.functional_call(model, weights, images()).square().sum().backward()
+    return [each.grad for each in weights.values() if each.grad is not None]
+
+
+def interleaved(model: nn.Module, lean: Any) -> list[Tensor]:
+    """Two networks, whose passes forward and backward alternate, and a tensor that both graphs use."""
+    other = lean(copy.deepcopy(model))
+    lean(model)
+    x = images().requires_grad_()
+    first = model(x)
+    second = other(x * first.mean())
+    third = model(2 * x)
+    first.square().sum().backward(retain_graph=True)
+    third.square().sum().backward()
+    second.square().sum().backward()
+    return [x.grad, *(each.grad for part in (model, other) for each in part.parameters())]
+
+
+def in_threads(model: nn.Module, lean: Any) -> list[Tensor]:
+    """Two threads that train networks of their own."""
+    models = [lean(copy.deepcopy(model)) for _ in range(2)]
+    x = images()
+    losses: list[Tensor] = []
+
+    def forward(model: nn.Module) -> None:
+        losses.append(model(x).square().sum())
+        losses[-1].backward()
+
+    threads = [threading.Thread(target=forward, args=(each,)) for each in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [*losses, *(each.grad for model in models for each in model.parameters())]
+
+
+def shared(model: nn.Module, lean: Any) -> list[Tensor]:
+    """A block that is used twice, lean by itself inside of a lean network."""
+    model[2] = model[1]
+    lean(model[1])
+    return train(lean(model), model)
+
+
+def checkpointed_inside(model: nn.Module, lean: Any) -> list[Tensor]:
+    class Checkpointed(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.module, x, use_reentrant=False)
+
+    model[1] = Checkpointed(model[1])
+    return train(lean(model), model)
+
+
+WAYS: dict[str, Way] = {
+    "averaged": averaged, "hooked": hooked, "functional_call": by_function, "interleaved": interleaved,
+    "threads": in_threads, "shared": shared, "checkpoint inside": checkpointed_inside,
+    "accumulation": lambda model, lean: train(lean(model), model, micro_steps=3),
+    "checkpoint around": lambda model, lean: train(model, lambda x: checkpoint(lean(model), x, use_reentrant=False)),
+    "reentrant checkpoint around": lambda model, lean: train(
+        model, lambda x: checkpoint(lean(model), x.requires_grad_(), use_reentrant=True)
+    ),
+    "bfloat16": lambda model, lean: train(lean(model.bfloat16()), lambda x: model(x.bfloat16())),
+    "channels_last": lambda model, lean: train(
+        lean(model.to(memory_format=torch.channels_last)), lambda x: model(x.to(memory_format=torch.channels_last))
+    ),
+    "evaluation": lambda model, lean: train(lean(model.eval()), model),
+    "parts": lambda model, lean: train(nn.ModuleList([lean(model[1]), lean(model[3]), model]), model),
+    "dropout": lambda model, lean: train(model, lean(nn.Sequential(nn.Dropout2d(0.3), model, nn.Dropout(0.5)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_has_the_same_bits(way: str) -> None:
+    expected = WAYS[way](network(), lambda module: module)
+    found = WAYS[way](network(), lean)
+    assert len(found) == len(expected) > 0
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [("resnet18", {"norm": "inplace"}), ("densenet121", {"norm": "inplace"}), ("revnet38_cifar", {})],
+)
+def test_networks_that_save_memory_themselves_have_the_same_bits(
+    arch: str, options: dict[str, Any], autocast: bool
+) -> None:
+    torch.manual_seed(0)
+    plain = zoo.get(arch, num_classes=5, **options)
+    other = lean(copy.deepcopy(plain))
+    x = torch.randn(2, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert all(torch.equal(a, b) for a, b in zip(step(plain, x), step(other, x), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("arch", ["resnet18", "convnext_atto"])
+def test_networks_of_timm_train_for_steps_with_the_same_bits(arch: str, autocast: bool) -> None:
+    timm = pytest.importorskip("timm")
+    states = []
+    for is_lean in (False, True):
+        torch.manual_seed(0)
+        model = timm.create_model(arch, num_classes=5, drop_rate=0.2, drop_path_rate=0.2)
+        lean(model, enabled=is_lean)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+        for _ in range(25 if arch == "convnext_atto" else 5):
+            x, labels = torch.randn(2, 3, 32, 32), torch.randint(5, (2,))
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = F.cross_entropy(model(x), labels)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+        states.append((losses, model.state_dict()))
+    (losses, expected), (found_losses, found) = states
+    assert found_losses == losses
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

@@ -1,0 +1,197 @@
+"""Bytes of a step: two independent counters agree with each other, with hand calculation and with the process's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from zoo.architectures import ARCHITECTURES
+from zoo.layers import InPlaceABN, norm_act
+from zoo.models import build_network
+from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarize
+
+Counter = Callable[..., Memory]
+COUNTERS = [measure_memory, count_memory]
+CHANNELS = 8
+UNIT = 4 * CHANNELS * 64 * 64 * 4  # bytes of one activation of the net below
+NORMS: dict[str, Callable[[], list[nn.Module]]] = {
+    "out of place": lambda: [nn.BatchNorm2d(CHANNELS), nn.LeakyReLU(0.01)],
+    "in-place activation": lambda: [nn.BatchNorm2d(CHANNELS), nn.LeakyReLU(0.01, inplace=True)],
+    "in-place norm": lambda: [InPlaceABN(CHANNELS)],
+}
+
+
+def net(norm: str, device: str = "cpu") -> Callable[[], Tensor]:
+    """Return the forward of six times convolution -> norm -> activation, and a last convolution."""
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        layers += [nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False), *NORMS[norm]()]
+    model = nn.Sequential(*layers, nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)).to(device)
+    x = torch.randn(4, CHANNELS, 64, 64, device=device)
+    forward = lambda: model(x).square().mean()  # noqa: E731
+    forward.parameters = list(model.parameters())  # type: ignore[attr-defined]
+    return forward
+
+
+def count(counter: Counter, forward: Callable[[], Tensor]) -> Memory:
+    return counter(forward, forward.parameters)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+@pytest.mark.parametrize(("norm", "units"), [("out of place", 18), ("in-place activation", 12), ("in-place norm", 6)])
+def test_held_bytes_are_those_counted_by_hand(counter: Counter, norm: str, units: int) -> None:
+    # The last convolution's output is saved by the square; the image is not counted, statistics are vectors.
+    assert count(counter, net(norm)).held / UNIT == pytest.approx(units + 1, abs=0.01)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_meta_device_holds_the_same_bytes_as_a_real_one(norm: str) -> None:
+    # An allocator rounds nothing up on the CPU; only the 4-byte scratch of reductions differs.
+    assert count(count_memory, net(norm, "meta")).held == pytest.approx(count(measure_memory, net(norm)).held, abs=256)
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_the_peak_of_elementwise_operations_is_that_counted_by_hand(counter: Counter) -> None:
+    weight = nn.Parameter(torch.ones(1000))
+    memory = counter(lambda: weight.exp().sum(), [weight])
+    # The exponential is kept, and alive while the gradient is computed from it.
+    assert memory.held == pytest.approx(4000, abs=64)
+    assert memory.gradients == 4000
+    assert memory.peak == pytest.approx(8000, abs=64)
+    assert memory.peak_without_gradients == pytest.approx(4000, abs=64)
+
+
+class _Hiding(torch.autograd.Function):
+    """Multiplies by two, and hides a copy of its input from autograd."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        hidden = x.clone()
+        ctx.recompute = lambda: hidden  # type: ignore[attr-defined]
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return 2 * grad + 0 * ctx.recompute()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_tensors_hidden_in_closures_are_counted(counter: Counter) -> None:
+    weight = nn.Parameter(torch.ones(1000))
+    assert counter(lambda: _Hiding.apply(weight).sum(), [weight]).held == pytest.approx(4000, abs=64)
+
+
+def test_tensors_inside_a_compiled_graph_are_counted() -> None:
+    first, second, x = nn.Parameter(torch.ones(64, 512)), nn.Parameter(torch.ones(512, 64)), torch.ones(256, 64)
+    compiled = torch.compile(lambda: ((x @ first) @ second).square().sum(), backend="aot_eager", fullgraph=True)
+    held = measure_memory(compiled, [first, second]).held
+    assert held == pytest.approx(4 * (256 * 512 + 256 * 64), abs=64)  # both products, nothing else
+
+
+def test_gradients_are_none_afterwards_and_older_tensors_do_not_count() -> None:
+    weight = nn.Parameter(torch.ones(1000))
+    older = [torch.ones(10_000)]
+
+    def forward() -> Tensor:
+        older.clear()
+        return weight.exp().sum()
+
+    assert measure_memory(forward, [weight], warmup=0).held == pytest.approx(4000, abs=64)
+    assert weight.grad is None
+
+
+def test_an_address_that_is_used_again_counts_while_it_is_alive() -> None:
+    changes = [Change(1, 100), Change(1, 0), Change(1, 70), Change(2, 20), Change(2, 0), Change(9, 0), Change(3, 50)]
+    assert summarize(changes, 4, set()) == Memory(held=90, peak=120, peak_without_gradients=120, gradients=0)
+    assert summarize(changes, 4, {3}) == Memory(held=90, peak=120, peak_without_gradients=100, gradients=50)
+    assert summarize(changes, 7, {1}) == Memory(held=120, peak=120, peak_without_gradients=100, gradients=70)
+
+
+PROCESS = """
+import gc, re, torch
+from torch import nn
+from zoo.remat.memory_use import measure_memory
+from zoo.layers import InPlaceABN
+
+def status(key):
+    return 1024 * int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read()).group(1))
+
+norm = {norm}
+model = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(64, 64, bias=False), norm())])
+x = torch.randn(100_000, 64)
+memory = measure_memory(lambda: model(x).square().sum(), model.parameters())
+gc.collect()
+before = status("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+loss = model(x).square().sum()
+held = status("VmRSS") - before
+loss.backward()
+print(memory.held, held, memory.peak, status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("norm", ["lambda: nn.BatchNorm1d(64)", "lambda: InPlaceABN(64)"])
+def test_the_operating_system_sees_the_same_bytes(norm: str) -> None:
+    # Every tensor in pages of its own, given back when it is freed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    script = PROCESS.replace("{norm}", norm)
+    finished = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    held, held_seen, peak, peak_seen = map(int, finished.stdout.split())
+    assert held_seen == pytest.approx(held, rel=0.01)
+    assert peak_seen == pytest.approx(peak, rel=0.01)
+
+
+def test_the_standard_norm_takes_what_pytorchs_own_batch_norm_with_an_activation_in_place_takes() -> None:
+    norms = {
+        "ours": norm_act("standard"),
+        "torch's": lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.LeakyReLU(0.01, inplace=True)),
+    }
+    memories = []
+    for norm in norms.values():
+        with torch.device("meta"):
+            model = build_network("resnext50", norm, structure=(2, 1, 1, 1), memory="plain")
+            images = torch.empty(4, 3, 64, 64)
+        memories.append(count_memory(lambda: model(images).sum(), model.parameters()))  # noqa: B023
+    assert memories[0] == memories[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_caching_allocator_of_a_gpu_counts_the_same() -> None:
+    forward = net("in-place norm", "cuda")
+    memory = count(measure_memory, forward)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = forward()
+    held = torch.cuda.memory_allocated() - before
+    loss.backward()
+    assert memory.held == held
+    assert memory.peak == torch.cuda.max_memory_allocated() - before
+
+
+# Measured with another counter, once: MB of the standard norm, and the share of the in-place one, both unfused.
+PUBLISHED = {"resnet18": (86.4, 0.712), "resnet50": (341.7, 0.808), "resnext101": (598.4, 0.516)}
+
+
+@pytest.mark.parametrize(("arch", "megabytes", "ratio"), [(arch, *row) for arch, row in PUBLISHED.items()])
+def test_the_held_bytes_of_whole_networks_are_those_known(arch: str, megabytes: float, ratio: float) -> None:
+    if "memory" not in list(ARCHITECTURES[arch].options):
+        pytest.skip("the networks have no memory option")
+    held = []
+    for norm in ("standard", "inplace"):
+        model = zoo.get(arch, norm=norm, memory="plain").to("meta")
+        x = torch.empty(4, 3, 224, 224, device="meta")
+        held.append(count_memory(lambda: model(x).sum(), model.parameters()).held)  # noqa: B023
+    assert held[0] / 1e6 == pytest.approx(megabytes, rel=0.001)  # vectors of the norms aside
+    assert held[1] / held[0] == pytest.approx(ratio, abs=0.001)

@@ -1,0 +1,535 @@
+"""A recording keeps less than plain autograd, gives the same bits, and fails with a named error or not at all."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from tests.remat.programs import assert_same, runs, step
+from zoo.remat import Rematerializer
+from zoo.remat.budget import Decision
+from zoo.remat.operations import BATCH_NORMS, IN_PLACE, RULES, apply_line, aten, line_is_exact
+from zoo.remat.recipes import RecipeError
+
+
+class Block(nn.Module):
+    """A residual block as torchvision writes it: two convolutions with norms, and ReLUs in place."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norms[0](self.first(x)))
+        return self.relu(self.norms[1](self.second(y)) + x)
+
+
+def network(blocks: int = 3, channels: int = 8) -> nn.Module:
+    """Return a small residual network with the same weights each time."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, channels, 3, padding=1), *(Block(channels) for _ in range(blocks))]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5))
+
+
+class Recorded(nn.Module):
+    """Runs a module in a recording."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.module, self.options = module, {"smallest_bytes": 0, **options}
+
+    def forward(self, *args: Any) -> Any:
+        with Rematerializer(**self.options):
+            return self.module(*args)
+
+
+def images(size: int = 12, **options: Any) -> Tensor:
+    torch.manual_seed(3)
+    return torch.randn(2, 3, size, size, **options)
+
+
+def bytes_held(forward: Callable[[], Tensor], *modules: nn.Module) -> int:
+    """Return the bytes of the distinct memory that autograd's saved tensors hold, without that of the modules."""
+    log: list[Decision] = []
+    own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+    with Rematerializer(log=log, smallest_bytes=0, parameters=own):
+        forward()
+    return sum(decision.bytes for decision in log if decision.is_kept)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "strided": lambda x: x[:, :, ::2, 1:],
+}
+X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
+# One call of each operation that is repeated, by the name in the tables of `zoo.remat.operations`.
+CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda x, y: F.relu(x), "relu6": lambda x, y: F.relu6(x), "silu": lambda x, y: F.silu(x),
+    "gelu": lambda x, y: F.gelu(x, approximate="tanh"), "hardswish": lambda x, y: F.hardswish(x),
+    "hardsigmoid": lambda x, y: F.hardsigmoid(x), "sigmoid": lambda x, y: x.sigmoid(),
+    "leaky_relu": lambda x, y: F.leaky_relu(x), "elu": lambda x, y: F.elu(x), "celu": lambda x, y: F.celu(x, 1.3),
+    "selu": lambda x, y: F.selu(x), "mish": lambda x, y: F.mish(x), "tanh": lambda x, y: x.tanh(),
+    "hardtanh": lambda x, y: F.hardtanh(x), "softplus": lambda x, y: F.softplus(x),
+    "softsign": lambda x, y: F.softsign(x), "threshold": lambda x, y: F.threshold(x, 0.1, 0.2),
+    "log_sigmoid": lambda x, y: F.logsigmoid(x), "neg": lambda x, y: -x, "abs": lambda x, y: x.abs(),
+    "square": lambda x, y: x.square(), "sqrt": lambda x, y: (x * x + 1).sqrt(),
+    "rsqrt": lambda x, y: (x * x + 1).rsqrt(),
+    "exp": lambda x, y: x.exp(), "reciprocal": lambda x, y: (x * x + 1).reciprocal(),
+    "clamp": lambda x, y: x.clamp(-0.5, 0.5), "clamp_min": lambda x, y: x.clamp_min(0.1),
+    "clamp_max": lambda x, y: x.clamp_max(0.1), "add": lambda x, y: torch.add(x, y, alpha=3),
+    "sub": lambda x, y: x - 2 * y, "rsub": lambda x, y: torch.rsub(x, y), "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / (y * y + 1), "pow": lambda x, y: x**3, "addcmul": lambda x, y: torch.addcmul(x, x, y),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y * y + 1), "lerp": lambda x, y: x.lerp(y, 0.3),
+    "maximum": lambda x, y: torch.maximum(x, y), "minimum": lambda x, y: torch.minimum(x, y),
+    "where": lambda x, y: torch.where(x > 0, x, y), "eq": lambda x, y: x * (x == y), "ne": lambda x, y: x * (x != y),
+    "gt": lambda x, y: x * (x > y), "ge": lambda x, y: x * (x >= y), "lt": lambda x, y: x * (x < y),
+    "le": lambda x, y: x * (x <= y), "masked_fill": lambda x, y: x.masked_fill(y > 0, 0.5),
+    "logical_not": lambda x, y: x * (x > 0).logical_not(), "bitwise_not": lambda x, y: x * ~(x > 0),
+    "clone": lambda x, y: x.clone(), "_to_copy": lambda x, y: x.to(torch.bfloat16).to(x.dtype),
+    "cat": lambda x, y: torch.cat([x, y, x], 1), "stack": lambda x, y: torch.stack([x, y], 1),
+    "roll": lambda x, y: x.roll(1, 2), "flip": lambda x, y: x.flip(2),
+    "constant_pad_nd": lambda x, y: F.pad(x, (1, 2, 0, 1)), "reflection_pad2d": lambda x, y: F.pad(x, (1,) * 4,
+    "reflect"),
+    "replication_pad2d": lambda x, y: F.pad(x, (1,) * 4, "replicate"), "im2col": lambda x, y: F.unfold(x, 2),
+    "pixel_shuffle": lambda x, y: F.pixel_shuffle(x, 2),
+    "pixel_unshuffle": lambda x, y: F.pixel_unshuffle(x[..., :2, :2], 2),
+    "channel_shuffle": lambda x, y: F.channel_shuffle(x, 2),
+    "upsample_bilinear2d": lambda x, y: F.interpolate(x, size=(9, 7), mode="bilinear"),
+    "upsample_nearest2d": lambda x, y: F.interpolate(x, scale_factor=2), "avg_pool2d": lambda x, y: F.avg_pool2d(x, 2),
+    "avg_pool3d": lambda x, y: F.avg_pool3d(x, 2), "_adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(x, 2),
+    "_adaptive_avg_pool3d": lambda x, y: F.adaptive_avg_pool3d(x, 2),
+    "mean": lambda x, y: x.mean((2, 3), keepdim=True) * x,
+    "sum": lambda x, y: x.sum(1, keepdim=True) * x, "amax": lambda x, y: x.amax(1, keepdim=True) * x,
+    "amin": lambda x, y: x.amin(1, keepdim=True) * x,
+    "var_mean": lambda x, y: x * torch.var_mean(x, 1, keepdim=True)[0],
+    "std_mean": lambda x, y: x * torch.std_mean(x, 1, keepdim=True)[0],
+    "linalg_vector_norm": lambda x, y: x / torch.linalg.vector_norm(x, dim=1, keepdim=True),
+    "native_layer_norm": lambda x, y: F.layer_norm(x, x.shape[3:], y[0, 0, 0], y[0, 0, 1]),
+    "native_group_norm": lambda x, y: F.group_norm(x, 2, y[0, :, 0, 0], y[0, :, 0, 1]),
+    "max_pool2d_with_indices": lambda x, y: F.max_pool2d(x, 2),
+    "max_pool3d_with_indices": lambda x, y: F.max_pool3d(x, 2),
+    "view": lambda x, y: x.reshape(2, -1).view(-1), "transpose": lambda x, y: x.transpose(1, 2),
+    "permute": lambda x, y: x.permute(0, 2, 3, 1), "t": lambda x, y: x[0, 0].t(), "slice": lambda x, y: x[:, 1:3],
+    "select": lambda x, y: x[:, 1], "unsqueeze": lambda x, y: x.unsqueeze(1), "squeeze": lambda x, y: x[:1].squeeze(0),
+    "expand": lambda x, y: x[:, :1].expand(x.shape) * x, "detach": lambda x, y: x * x.detach(),
+    "unbind": lambda x, y: x.unbind(1)[1] * x.unbind(1)[0], "split": lambda x, y: x.split(2, 1)[1],
+    "split_with_sizes": lambda x, y: x.split([1, 3], 1)[1], "unfold": lambda x, y: x.unfold(3, 2, 1),
+    "narrow": lambda x, y: x.narrow(1, 1, 2), "chunk": lambda x, y: x.chunk(2, 1)[1],
+    "diagonal": lambda x, y: x[0, 0].diagonal(), "movedim": lambda x, y: x.movedim(1, 3),
+    "swapaxes": lambda x, y: x.swapaxes(1, 2), "unflatten": lambda x, y: x.unflatten(1, (2, 2)),
+    "batch_norm": lambda x, y: F.batch_norm(x, None, None, y[0, :, 0, 0], y[0, :, 0, 1], training=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+def test_every_repeated_operation_gives_the_bits_of_plain_autograd(dtype: torch.dtype, layout: str) -> None:
+    """Its output is saved by a product, so that backward asks for it, and its inputs are products themselves."""
+    torch.manual_seed(0)
+    x, y = (LAYOUTS[layout](each.to(dtype)) for each in (X, Y))
+    for name, call in CALLS.items():
+
+        def program(x: Tensor, y: Tensor, call: Any = call) -> Tensor:
+            out = call(x * y, y * 1.5)
+            return (out * out).sin()
+
+        if runs(program, x, y):
+            try:
+                assert_same(program, x, y)
+            except AssertionError as error:
+                raise AssertionError(name) from error
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_under_autocast(layout: str) -> None:
+    for name, call in CALLS.items():
+
+        def program(x: Tensor, y: Tensor, call: Any = call) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                mixed = torch.matmul(x, y.transpose(2, 3)) + x.mean()
+                out = call(mixed, mixed * 1.5)
+                return (out * out).sin()
+
+        x, y = (LAYOUTS[layout](each[..., :4]) if layout == "strided" else LAYOUTS[layout](each) for each in (X, Y))
+        if x.shape[2] != x.shape[3]:
+            x, y = x[:, :, :3, :3], y[:, :, :3, :3]
+        if runs(program, x, y):
+            try:
+                assert_same(program, x, y)
+            except AssertionError as error:
+                raise AssertionError(name) from error
+
+
+def test_an_operation_that_is_not_in_the_table_is_kept() -> None:
+    log: list[Decision] = []
+    x = torch.randn(8, 8, requires_grad=True)
+    with Rematerializer(log=log, smallest_bytes=0):
+        x.cumsum(0).square().sin()
+    assert [d.made_by for d in log if d.is_kept and d.bytes] == ["aten.cumsum"]
+    assert aten.cumsum.default not in RULES
+
+
+def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
+    for rule in RULES.values():
+        assert not rule.repeat._schema.is_mutable
+        assert torch.Tag.nondeterministic_seeded not in rule.repeat.tags
+    assert all(operation._schema.is_mutable for operation in IN_PLACE.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_line_of_a_batch_norm_is_exact_here(dtype: torch.dtype) -> None:
+    assert line_is_exact(dtype)
+    assert aten.native_batch_norm.default in BATCH_NORMS
+
+
+class Counted(TorchDispatchMode):
+    """Counts the calls of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[operation._schema.name.removeprefix("aten::")] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_value_on_the_way_to_several_recipes_is_computed_once() -> None:
+    convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
+    first = nn.Conv2d(3, 8, 3)
+    with Rematerializer(smallest_bytes=0):
+        features = [F.avg_pool2d(first(images()), 2)]
+        for convolution in convolutions:
+            features.append(convolution(torch.cat(features, 1).relu()))
+        loss = torch.cat(features, 1).square().sum()
+    with Counted() as counted:
+        loss.backward()
+    assert counted.counts["avg_pool2d"] == 1
+    assert counted.counts["relu"] + counted.counts["relu_"] == 4
+
+
+def test_sparse_tensors_are_kept_as_they_are() -> None:
+    def forward(x: Tensor) -> Tensor:
+        rows = x.relu().flatten(1)
+        return (
+            torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T).sum() + (rows.to_sparse() * 2).to_dense().sum()
+        )
+
+    gradients = []
+    for recorded in (False, True):
+        x = images().requires_grad_()
+        with Rematerializer(smallest_bytes=0) if recorded else nullcontext():
+            loss = forward(x.sin())
+        loss.backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
+    first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+    log: list[Decision] = []
+    with Rematerializer(log=log, smallest_bytes=4096):
+        # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
+        second(
+            F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
+        )
+    (large,) = [decision for decision in log if decision.bytes > 4096]
+    assert not large.is_kept, large
+
+
+@pytest.mark.parametrize("is_rectified", [False, True])
+@pytest.mark.parametrize("has_shortcut", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 5, 9, 7), (2, 5, 3, 1), (2, 5, 8, 8, 2), (70, 5), (0, 5, 4, 4)], ids=str)
+def test_the_compiled_line_gives_the_bits_of_each_step(
+    shape: tuple[int, ...], dtype: torch.dtype, has_shortcut: bool, is_rectified: bool
+) -> None:
+    torch.manual_seed(0)
+    x, shortcut = torch.randn((2, *shape), dtype=dtype)
+    alpha, beta = torch.randn(2, 5, dtype=dtype)
+    alpha[0] = beta[0] = -0.0
+    x.view(-1)[::11] = torch.nan
+    with torch.no_grad():
+        expected = torch.addcmul(*(each.view(5, *[1] * (x.ndim - 2)) for each in (beta, alpha)), x)
+        expected = expected + shortcut if has_shortcut else expected
+        expected = expected.relu() if is_rectified else expected
+    for layout in (torch.contiguous_format, torch.channels_last)[: 2 if x.ndim == 4 else 1]:
+        term = shortcut.contiguous(memory_format=layout) if has_shortcut else None
+        out = apply_line(x.contiguous(memory_format=layout), alpha, beta, term, is_rectified)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out.nan_to_num(), expected.nan_to_num())
+        assert torch.equal(out.nan_to_num().signbit(), expected.nan_to_num().signbit())
+
+
+def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
+    norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
+    with Rematerializer(smallest_bytes=0) as recording:
+        x, kept_shortcut = (convolution(images()) for convolution in convolutions)
+        z = torch.relu_(norm(x) + kept_shortcut.relu() * kept_shortcut)
+        value = recording._find(z)
+        assert value is not None
+        assert value.recipe is not None
+        assert value.recipe.operation is apply_line
+        assert value.recipe.args[4] is True
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_residual_network_trains_with_the_same_bits(dtype: torch.dtype, layout: str) -> None:
+    plain = network().to(dtype)
+    recorded = Recorded(copy.deepcopy(plain))
+    x = LAYOUTS[layout](images(dtype=dtype))
+    for _ in range(2):  # the statistics of the second step depend on those of the first
+        for a, b in zip(step(plain, x), step(recorded, x), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("mode", ["evaluation", "frozen trunk", "autocast", "bfloat16"])
+def test_other_ways_to_train_have_the_same_bits(mode: str) -> None:
+    plain = network()
+    x = images()
+    if mode == "evaluation":
+        plain.eval()
+    if mode == "frozen trunk":
+        plain[1].requires_grad_(False)
+    if mode == "bfloat16":
+        plain, x = plain.to(torch.bfloat16), x.to(torch.bfloat16)
+    recorded = Recorded(copy.deepcopy(plain))
+    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+        expected, found = step(plain, x), step(recorded, x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_norms_and_activations_are_not_held() -> None:
+    model = network(blocks=4, channels=16)
+    x = images(32)
+    held = bytes_held(lambda: model(x), model)
+    maps = 4 * 2 * 16 * 32 * 32
+    convolutions = 1 + 2 * 4
+    assert convolutions * maps <= held < (convolutions + 1) * maps
+
+
+def test_parts_of_a_dense_block_are_held_once() -> None:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(4 * (n + 1), 4, 3, padding=1) for n in range(6)]
+
+    def forward() -> Tensor:
+        features = [X.clone().requires_grad_()]
+        for conv in convs:
+            joined = torch.cat(features, 1)
+            features.append(conv(F.relu(F.batch_norm(joined, None, None, training=True))))
+        return torch.cat(features, 1).square().sum()
+
+    held = bytes_held(forward, *convs)
+    assert held < 1.2 * 7 * X.nbytes
+
+
+def test_everything_that_was_held_is_freed_by_backward() -> None:
+    model = network()
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    anchors: list[weakref.ref[Any]] = []
+    original = Rematerializer._decide
+    gc.disable()  # nothing may wait for the collector of cycles
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+
+            def decide(self: Rematerializer, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+                if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
+                    anchors.append(weakref.ref(tensor.untyped_storage()))
+                original(self, tensor, *args, **kwargs)
+
+            patch.setattr(Rematerializer, "_decide", decide)
+            with Rematerializer(smallest_bytes=0):
+                out = model(images())
+        out.sum().backward()
+        del out
+        assert anchors
+        assert all(reference() is None for reference in anchors)
+    finally:
+        gc.enable()
+
+
+def test_a_graph_that_is_never_run_backward_is_freed_too() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    gc.disable()
+    try:
+        with Rematerializer(smallest_bytes=0):
+            y = (x.cumsum(0).relu() + 1).sigmoid()
+            out = y * y
+        reference = weakref.ref(y)
+        del y, out
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_backward_may_run_inside_of_the_context_and_in_another_thread() -> None:
+    expected = step(network(), images())
+    model, x = network(), images().requires_grad_()
+    torch.manual_seed(1)
+    with Rematerializer(smallest_bytes=0):
+        model(x).square().mean().backward()
+    assert torch.equal(x.grad, expected[1])
+    model, y = network(), images().requires_grad_()
+    torch.manual_seed(1)
+    with Rematerializer(smallest_bytes=0):
+        loss = model(y).square().mean()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    assert torch.equal(y.grad, expected[1])
+
+
+def test_a_retained_graph_gives_the_same_gradient_twice_and_double_backward_is_right() -> None:
+    x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        return (x.sigmoid() * x.tanh()).exp().sum()
+
+    with Rematerializer(smallest_bytes=0):
+        out = f(x)
+    first = torch.autograd.grad(out, x, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(out, x, retain_graph=True)[0])
+    gradient = torch.autograd.grad(out, x, create_graph=True)[0]
+    second = torch.autograd.grad(gradient.square().sum(), x)[0]
+    plain = torch.autograd.grad(f(x), x, create_graph=True)[0]
+    assert torch.equal(second, torch.autograd.grad(plain.square().sum(), x)[0])
+
+
+def test_gradients_by_tensors_in_the_middle() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+
+    def run(context: Any) -> list[Tensor]:
+        with context:
+            middle = x.cumsum(0).relu() * 2
+            out = middle.sigmoid() * middle
+        return [*torch.autograd.grad(out.sum(), [middle, x])]
+
+    plain, found = run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0))
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+
+
+class Doubled(torch.autograd.Function):
+    """A foreign autograd function that saves its input and its output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = 2 * x
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        x, y = ctx.saved_tensors
+        return dy * y / x
+
+
+def test_tensors_that_a_foreign_function_saves_are_repeated_too() -> None:
+    assert_same(lambda x, y: Doubled.apply((x * y).sigmoid() + 1).tanh(), X, Y)
+
+
+def test_checkpoints_inside_and_around_have_the_same_bits() -> None:
+    def inner(x: Tensor) -> Tensor:
+        return (x.sigmoid() * x).relu()
+
+    assert_same(lambda x, y: checkpoint(inner, x * y, use_reentrant=False) * y, X, Y)
+
+    def around(x: Tensor, y: Tensor) -> Tensor:
+        def recorded(x: Tensor) -> Tensor:
+            with Rematerializer(smallest_bytes=0):
+                return inner(x) * x
+
+        return checkpoint(recorded, x * y, use_reentrant=False) * y
+
+    assert_same(around, X, Y)
+
+
+def test_recordings_within_recordings_have_the_same_bits() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        middle = (x * y).sigmoid()
+        with Rematerializer(smallest_bytes=0):
+            middle = (middle * y).tanh() * middle
+        return (middle * x).relu() * middle
+
+    assert_same(program, X, Y)
+
+
+def test_parts_without_gradients_and_exceptions_leave_nothing_behind() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = (x * y).sigmoid().mean()
+        return (x * scale).tanh() * x
+
+    assert_same(program, X, Y)
+
+    def fail() -> None:
+        with Rematerializer():
+            _ = X.clone().requires_grad_().sigmoid()
+            raise ValueError("in the middle of forward")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        fail()
+    assert_same(program, X, Y)
+
+
+def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wrong_gradient() -> None:
+    x = torch.randn(8, 8)
+    weight = torch.randn(8, 8, requires_grad=True)
+    with Rematerializer(smallest_bytes=0):
+        out = (weight * x + weight * (x + 1).sigmoid()).sum()  # x is kept, so that the second product keeps a recipe
+    x.add_(1)
+    with pytest.raises(RecipeError, match=r"\(8, 8\).*modified in place.*version 1, not 0"):
+        out.backward()
+
+
+def test_what_recipes_start_from_is_copied_before_forward_overwrites_it() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        base = x.cumsum(0)
+        product = (base + 1) * y  # base + 1 is saved, and repeated from base, which autograd does not need
+        base.relu_()
+        return product * base
+
+    assert_same(program, X, Y)
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    x = torch.randn(16, 16, requires_grad=True)
+
+    def run(context: Any) -> Tensor:
+        torch.manual_seed(5)
+        with context:
+            out = F.dropout(x.sigmoid(), 0.5) * x
+        out.sum().backward()
+        return torch.rand(3)
+
+    assert torch.equal(run(torch.enable_grad()), run(Rematerializer(smallest_bytes=0)))
+
+
+def test_a_recipe_starts_from_a_parameter_that_was_initialised_in_place_and_tells_when_it_is_overwritten() -> None:
+    norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
+    assert norm.weight._version > 0
+    log: list[Decision] = []
+    with Rematerializer(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024, log=log):
+        out = last(norm(torch.randn(32, 64, requires_grad=True) * 2))
+    of_norm = [each.reason for each in log if each.made_by == "aten.native_layer_norm" and each.bytes > 1024]
+    assert of_norm == ["recomputed in backward"]
+    with torch.no_grad():
+        norm.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified"):
+        out.sum().backward()

@@ -1,0 +1,131 @@
+"""A result can be traced to its machine and versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+
+import PIL
+import pytest
+import torch
+
+from zoo.ops.abn import backend
+from zoo.run import environment
+
+
+def test_the_description_is_json_and_names_versions_and_machine() -> None:
+    described = environment.describe_environment(torch.device("cpu"))
+    assert json.loads(json.dumps(described)) == described
+    assert described["torch"] == torch.__version__
+    assert described["device"] == "cpu"
+    assert described["cpu"]
+    assert described["threads"] == torch.get_num_threads()
+    assert [described[key] for key in ("cuda", "cudnn", "tf32")] == [None, None, None]
+    assert described["pillow"] == PIL.__version__
+    assert described["norms"] == backend.name_for(torch.device("cpu"))
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(str(described["date"]))
+    assert timedelta(0) <= age < timedelta(hours=1)
+
+
+def test_the_decoder_of_jpeg_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"libjpeg(-turbo)? [\d.]+", str(environment.libjpeg_version()))
+    monkeypatch.setattr(environment.features, "check_feature", lambda _: False)
+    monkeypatch.setattr(environment.features, "version_feature", lambda _: None)
+    monkeypatch.setattr(environment.features, "version_codec", lambda _: "9.5")
+    assert environment.libjpeg_version() == "libjpeg 9.5"
+
+
+def test_settings_of_tf32_are_named_for_products_and_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = SimpleNamespace(
+        cuda=SimpleNamespace(matmul=SimpleNamespace(fp32_precision="tf32")),
+        cudnn=SimpleNamespace(conv=SimpleNamespace(fp32_precision="ieee")),
+    )
+    assert environment.tf32_settings().count(" o") == 2
+    monkeypatch.setattr(environment.torch, "backends", uses)
+    assert environment.tf32_settings() == "matrix products on, convolutions off"
+
+
+def test_the_back_end_of_the_norms_is_the_one_in_use() -> None:
+    with backend.forced("reference"):
+        assert environment.describe_environment(torch.device("cpu"))["norms"] == "reference"
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    assert environment.version_of("no-such-distribution") is None
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """A checkout with one commit that zoo seems to run from; called with its arguments, it runs git there."""
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *args]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    for name in ("zoo/run/environment.py", "docs/results/model_cpu.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "zoo" / "run" / "environment.py"))
+    environment.checkout_commit.cache_clear()
+    yield git
+    environment.checkout_commit.cache_clear()
+
+
+def test_the_commit_is_that_of_the_checkout(checkout: Callable[..., str]) -> None:
+    assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
+
+
+def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> None:
+    Path(environment.__file__).write_text("changed")
+    assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
+
+
+def test_a_result_that_was_written_before_is_no_change_of_the_code(checkout: Callable[..., str]) -> None:
+    """Benchmarks write over the files of docs/results one after another; all ran the code of the commit."""
+    (Path(environment.__file__).parents[2] / "docs" / "results" / "model_cpu.json").write_text("{}")
+    assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
+
+
+def test_the_commit_is_the_one_that_the_process_began_with(checkout: Callable[..., str]) -> None:
+    """The code was loaded then: what is changed or committed during a long run is not what it measures."""
+    began = environment.checkout_commit()
+    Path(environment.__file__).write_text("changed")
+    checkout("commit", "-am", "second")
+    assert environment.checkout_commit() == began != checkout("rev-parse", "HEAD")
+
+
+def test_without_git_there_is_no_commit(
+    checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.checkout_commit() is None
+    environment.checkout_commit.cache_clear()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "elsewhere" / "zoo" / "run" / "environment.py"))
+    assert environment.checkout_commit() is None
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_changed_checkout_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    environment.warn_of_changes()
+    assert caplog.text == ""
+    environment.checkout_commit.cache_clear()
+    Path(environment.__file__).write_text("changed")
+    environment.warn_of_changes()
+    assert "-dirty" in caplog.text
+    assert "commit first" in caplog.text
+
+
+def test_a_system_without_cpuinfo_still_has_a_cpu_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert environment.cpu_model()

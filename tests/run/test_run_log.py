@@ -1,0 +1,257 @@
+"""A run's numbers reach the text log, the JSON lines and TensorBoard, at the right step and only once.
+
+The metrics file holds whole JSON lines only, whatever happened to the process before.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from zoo.config import Experiment, parse_experiment
+from zoo.engine.reporting import Log, TrainMetrics
+from zoo.run.log_folder import METRICS_FILE
+from zoo.run.run_log import JsonLines, RunLog
+from zoo.tasks.classification import ClassificationResult
+
+CPU = torch.device("cpu")
+RESULT = ClassificationResult(top1=61.0, top5=91.0, loss=1.25, count=998, skipped=2, protocol="center224")
+
+
+@pytest.fixture(autouse=True)
+def _all_messages() -> Iterator[None]:
+    logger = logging.getLogger("zoo")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture
+def config() -> Experiment:
+    content = {
+        "network": {"arch": "resnet18", "classes": 10},
+        "input": {"mean": [0.5, 0.4, 0.3], "std": [0.25, 0.5, 0.125]},
+        "seed": 7,
+    }
+    return parse_experiment(content, "test")
+
+
+def _metrics(step: int, **changes: Any) -> TrainMetrics:
+    values: dict[str, Any] = {
+        "step": step, "epoch": 1, "batch": step, "num_batches": 63, "loss": 2.0, "scores": {"top1": 30.0, "top5": 70.0},
+        "epoch_loss": 2.5, "epoch_scores": {"top1": 25.0, "top5": 65.0}, "lr": 0.1, "images_per_s": 812.0,
+        "step_s": 0.08, "data_s": 0.01, "peak_memory_bytes": 1_200_000_000, "eta_s": 61.0,
+    }  # fmt: skip
+    return TrainMetrics(**{**values, **changes})
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+
+
+def _events(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in _events(folder).Scalars(tag)]
+
+
+def test_the_log_has_the_interface_that_the_loop_expects(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as run_log:
+        log: Log = run_log
+        log.message("hello")
+        with log.progress("epoch 1/2", 3) as advance:
+            advance(1)
+    assert (tmp_path / "training_0.log").read_text().endswith(" - hello\n")
+
+
+def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.train_metrics(_metrics(10))
+        log.train_metrics(_metrics(20, loss=1.5))
+        log.validation(0, 63, RESULT, is_best=True)
+    assert _scalars(tmp_path, "train/loss") == [(10, 2.0), (20, 1.5)]
+    assert _scalars(tmp_path, "train/lr") == [(10, pytest.approx(0.1)), (20, pytest.approx(0.1))]
+    for tag, value in (("val/top1", 61.0), ("val/top5", 91.0), ("val/loss", 1.25)):
+        assert _scalars(tmp_path, tag) == [(63, value)]
+
+
+def test_reconstruction_errors_have_a_curve_per_block(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.reconstruction(50, {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25})
+        log.reconstruction(100, {"mod2.chain/0": 0.75, "mod2.chain/1": 0.125})
+    assert _scalars(tmp_path, "reconstruction/mod2.chain/0") == [(50, 0.5), (100, 0.75)]
+    assert _scalars(tmp_path, "reconstruction/mod2.chain/1") == [(50, 0.25), (100, 0.125)]
+    record = _records(tmp_path)[1]
+    assert (record["event"], record["step"]) == ("reconstruction", 50)
+    assert record["errors"] == {"mod2.chain/0": 0.5, "mod2.chain/1": 0.25}
+
+
+def test_angles_between_gradients_have_a_curve_and_those_that_are_not_finite_become_null(
+    tmp_path: Path, config: Experiment
+) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.gradient_angle(50, 0.25)
+        log.gradient_angle(100, math.nan)
+    assert _scalars(tmp_path, "reconstruction/gradient_angle_degrees")[0] == (50, 0.25)
+    fields = [(record["event"], record["step"], record["degrees"]) for record in _records(tmp_path)[1:-1]]
+    assert fields == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
+
+
+def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path: Path, config: Experiment) -> None:
+    for first_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
+        with RunLog(tmp_path, 0, config) as log:
+            log.begin(first_step, CPU, world_size=1, images={})
+            for step in steps:
+                log.train_metrics(_metrics(step, loss=float(first_step + step)))
+    assert _scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (30, 50.0), (40, 60.0)]
+    assert [record["event"] for record in _records(tmp_path)] == [
+        *("start", "train", "train", "train", "end", "resume", "train", "train", "end"),
+    ]
+    assert _records(tmp_path)[5]["step"] == 20
+
+
+def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=2, images={"train": {"images": 5}})
+        log.train_metrics(_metrics(10))
+        log.validation(0, 63, RESULT, is_best=True)
+    start, train, validation, end = _records(tmp_path)
+    assert (end["event"], end["gpu_seconds"]) == ("end", None)
+    assert (start["world_size"], start["config_digest"]) == (2, config.digest())
+    assert start["images"] == {"train": {"images": 5}}
+    assert start["environment"]["torch"] == torch.__version__
+    assert (train["step"], train["loss"], train["images_per_s"]) == (10, 2.0, 812.0)
+    assert (validation["top1"], validation["skipped"], validation["is_best"]) == (61.0, 2, True)
+
+
+def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.train_metrics(_metrics(10))
+        log.validation(1, 63, RESULT, is_best=True)
+    train, validation = (tmp_path / "training_0.log").read_text().splitlines()
+    assert train.partition(" - ")[2] == (
+        "epoch 2 [10/63] time 0.080 s, data 0.010 s, loss 2.0000 (2.5000), top-1 30.00 (25.00), "
+        "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
+    )
+    assert validation.partition(" - ")[2] == (
+        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, 2 left out, the best "
+        "so far"
+    )
+
+
+def test_messages_of_all_of_zoo_reach_the_text_log_until_it_is_closed(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 3, config):
+        logging.getLogger("zoo.data").warning("an image is missing")
+    logging.getLogger("zoo.data").warning("too late")
+    assert (tmp_path / "training_3.log").read_text().count("\n") == 1
+    assert "an image is missing" in (tmp_path / "training_3.log").read_text()
+
+
+def test_other_ranks_write_their_text_log_only(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 1, config, histograms=True) as log:
+        log.begin(0, CPU, world_size=2, images={})
+        log.train_metrics(_metrics(10))
+        log.validation(0, 63, RESULT, is_best=False)
+        log.images(0, torch.zeros(1, 3, 4, 4))
+        log.parameters(0, nn.Linear(1, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["training_1.log"]
+
+
+def test_the_reason_of_an_early_end_is_in_the_text_log(tmp_path: Path, config: Experiment) -> None:
+    with pytest.raises(OSError, match="disk"), RunLog(tmp_path, 0, config):
+        raise OSError("disk full")
+    assert "stopped: OSError: disk full" in (tmp_path / "training_0.log").read_text()
+
+
+def test_input_images_are_shown_without_their_normalisation(tmp_path: Path, config: Experiment) -> None:
+    colour = torch.tensor([0.2, 0.4, 0.8]).view(3, 1, 1).expand(3, 6, 6)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.input.mean, config.input.std))
+    batch = ((colour - mean) / std).expand(20, 3, 6, 6)
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.images(0, batch)
+    events = EventAccumulator(str(tmp_path), size_guidance={"images": 0})
+    events.Reload()
+    (image,) = events.Images("train/inputs")
+    pixels = np.asarray(Image.open(io.BytesIO(image.encoded_image_string)))
+    assert np.abs(pixels[2, 2].astype(int) - [51, 102, 204]).max() <= 1
+
+
+@pytest.mark.parametrize("histograms", [False, True])
+def test_histograms_are_of_classifier_and_last_norm_and_only_on_demand(
+    tmp_path: Path, config: Experiment, histograms: bool
+) -> None:
+    names = ("conv", "bn_out", "fc")
+    model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in names})
+    with RunLog(tmp_path, 0, config, histograms=histograms) as log:
+        log.begin(0, CPU, world_size=1, images={})
+        log.parameters(10, model)
+    expected = ["bn_out.weight", "fc.weight"] if histograms else []
+    assert sorted(_events(tmp_path).Tags()["histograms"]) == expected
+
+
+def test_settings_are_in_tensorboard_as_text_and_as_hyper_parameters(tmp_path: Path, config: Experiment) -> None:
+    with RunLog(tmp_path, 0, config) as log:
+        log.begin(0, CPU, world_size=1, images={})
+    events = _events(tmp_path)
+    text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert json.loads(text) == json.loads(config.model_dump_json())
+    assert "hparams" in events.summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
+    plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"network.arch" in plugin
+    assert b"resnet18" in plugin
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_second_run_appends_to_the_first(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    for event in ("start", "resume"):
+        lines = JsonLines(path)
+        lines.write(event, step=3)
+        lines.close()
+    assert [(record["event"], record["step"]) for record in _records(tmp_path)] == [("start", 3), ("resume", 3)]
+
+
+def test_each_record_is_in_the_file_at_once(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / METRICS_FILE)
+    lines.write("train", loss=1.5)
+    assert _records(tmp_path)[0]["loss"] == 1.5
+    lines.close()
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / METRICS_FILE)
+    lines.write("train", loss=math.nan, top1=math.inf, errors={"block": math.nan, "next": 1.0})
+    lines.close()
+    record = _records(tmp_path)[0]
+    assert (record["loss"], record["top1"]) == (None, None)
+    assert record["errors"] == {"block": None, "next": 1.0}
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_text('{"event": "start"}\n{"event": "tra')
+    lines = JsonLines(path)
+    lines.write("resume")
+    lines.close()
+    assert [record["event"] for record in _records(tmp_path)] == ["start", "resume"]

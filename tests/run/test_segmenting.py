@@ -1,0 +1,355 @@
+"""Every image of a folder gets its files once, whole, and from the classes that the network's views give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import ToTensor
+
+from tests.data.sample_images import random_image
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import this_process
+from zoo.config import parse_experiment
+from zoo.engine.process import Process
+from zoo.errors import ConfigError, DataError
+from zoo.run.label_images import palette_for
+from zoo.run.scoring import LoadedNetwork
+from zoo.run.segmenting import Folders, OriginalFiles, segment_images
+from zoo.tasks.views import ImageViews, segment
+
+CLASSES = 4
+KINDS = ("palette", "ids", "prob", "overlay")
+
+
+class Tiny(nn.Module):
+    """A segmentation network of one layer, which counts its images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, CLASSES, 5, stride=4, padding=2)
+        self.num_images = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_images += len(x)
+        logits: Tensor = self.conv(x)
+        return logits
+
+
+def _network(arch: str = "deeplab_resnet18", **sections: dict[str, Any]) -> LoadedNetwork:
+    network = {"arch": arch, "activation": "leaky_relu", "classes": CLASSES}
+    return LoadedNetwork("tiny", Tiny(), parse_experiment({"network": network, **sections}, "test"))
+
+
+def _images(folder: Path) -> Path:
+    """Write five images in two folders, in different formats and sizes, and return the folder."""
+    names = ["a.png", "b.JPG", "sub/a.bmp", "sub/deep/c.Jpeg", "sub/z.webp"]
+    for seed, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        random_image(seed, 20 + seed, 30 - seed).save(folder / name)
+    return folder
+
+
+def _folders(out: Path, kinds: tuple[str, ...] = ("ids",)) -> Folders:
+    return Folders(out, kinds, palette_for(CLASSES))
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
+    images, network, views = _images(tmp_path / "in"), _network(), ImageViews((0.5, 1.0), True)
+    summary = segment_images(network, images, _folders(tmp_path / "out", KINDS), views, longest_side=64)
+    assert (summary.written, summary.skipped, summary.faults) == (5, 0, ())
+    names = {"a", "b", "sub/a", "sub/deep/c", "sub/z"}
+    endings = {"palette": ".png", "ids": ".png", "prob": ".npz", "overlay": ".png"}
+    assert set(_files(tmp_path / "out")) == {f"{kind}/{name}{endings[kind]}" for kind in KINDS for name in names}
+    image = Image.open(images / "sub" / "a.bmp")
+    settings = network.experiment.input
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
+    scaled = image.resize((int(image.width * (64 / image.height)), 64), Image.Resampling.BILINEAR)
+    expected = segment(network.model, (ToTensor()(scaled) - mean) / std, views, (image.height, image.width))
+    for kind in ("palette", "ids"):
+        with Image.open(tmp_path / "out" / kind / "sub" / "a.png") as written:
+            assert np.array_equal(np.asarray(written), expected.classes)
+    with np.load(tmp_path / "out" / "prob" / "sub" / "a.npz") as content:
+        np.testing.assert_allclose(content["probability"], expected.probabilities, atol=1e-3)
+
+
+def test_what_is_there_is_skipped_and_replaced_on_request(tmp_path: Path) -> None:
+    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", ("ids", "prob"))
+    segment_images(network, images, out)
+    before = _files(tmp_path / "out")
+    (tmp_path / "out" / "prob" / "a.npz").unlink()
+    kept = tmp_path / "out" / "ids" / "b.png"
+    with Image.open(kept) as written:
+        Image.new("L", written.size, 3).save(kept)
+    changed = kept.read_bytes()
+    network.model.num_images = 0
+    summary = segment_images(network, images, out)
+    assert (summary.written, summary.skipped, network.model.num_images) == (1, 4, 1)
+    assert _files(tmp_path / "out") == {**before, "ids/b.png": changed}
+    assert segment_images(network, images, out, overwrite=True).written == 5
+    assert _files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_damaged_does_not_count_as_done(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", KINDS)
+    segment_images(network, images, out)
+    before = _files(tmp_path / "out")
+    assert segment_images(network, images, out).skipped == 5
+    path = out.paths("sub/a")[KINDS.index(kind)]
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (b"", whole[:-20], whole[: len(whole) // 2], bytes(flipped), b"kept"):
+        path.write_bytes(damaged)
+        summary = segment_images(network, images, out)
+        assert (summary.written, summary.skipped) == (1, 4), damaged
+        assert _files(tmp_path / "out") == before
+    assert f"damaged or of another size, and are written again; {images / 'sub' / 'a.bmp'}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["palette", "ids", "prob"])
+def test_a_file_of_another_size_does_not_count_as_done(tmp_path: Path, kind: str) -> None:
+    images, network, out = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out", KINDS)
+    segment_images(network, images, out)
+    before = _files(tmp_path / "out")
+    place = KINDS.index(kind)
+    random_image(9, 400, 9).save(tmp_path / "small.png")
+    segment_images(network, tmp_path / "small.png", _folders(tmp_path / "other", KINDS))
+    out.paths("a")[place].write_bytes(_folders(tmp_path / "other", KINDS).paths("small")[place].read_bytes())
+    summary = segment_images(network, images, out)
+    assert (summary.written, summary.skipped) == (1, 4)
+    assert _files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("mode", ["palette", "prob"])
+def test_a_damaged_file_in_the_originals_form_does_not_count_as_done(tmp_path: Path, mode: str) -> None:
+    images, network = _images(tmp_path / "in"), _network()
+    out = OriginalFiles(tmp_path / "out", mode, palette_for(CLASSES))
+    segment_images(network, images, out)
+    assert segment_images(network, images, out).skipped == 5
+    path = out.paths("sub/a")[-1]
+    path.write_bytes(path.read_bytes()[:-20])
+    assert segment_images(network, images, out).written == 1
+
+
+def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) -> None:
+    images, network, out, file = _images(tmp_path / "in"), _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
+    segment_images(network, images, out, settings_file=file)
+    assert json.loads(file.read_text())["scales"] == [1.0]
+    assert segment_images(network, images, out, settings_file=file).skipped == 5
+    with pytest.raises(ConfigError, match=r"made in another way \(flip = False there, True now\): give --overwrite"):
+        segment_images(network, images, out, ImageViews(flip=True), settings_file=file)
+    with torch.no_grad():
+        network.model.conv.bias += 1
+    with pytest.raises(ConfigError, match="weights = "):
+        segment_images(network, images, out, settings_file=file)
+    assert segment_images(network, images, out, settings_file=file, overwrite=True).written == 5
+    assert segment_images(network, images, out, settings_file=file).skipped == 5
+
+
+def test_other_images_of_the_same_names_are_not_taken_for_finished(tmp_path: Path) -> None:
+    network, out, file = _network(), _folders(tmp_path / "out"), tmp_path / "s.json"
+    for folder in ("one", "two"):
+        _images(tmp_path / folder)
+    segment_images(network, tmp_path / "one", out, settings_file=file)
+    with pytest.raises(ConfigError, match=r"made in another way \(images = '.*/one' there, '.*/two' now\)"):
+        segment_images(network, tmp_path / "two", out, settings_file=file)
+    assert segment_images(network, tmp_path / "one" / "a.png", out, settings_file=file).skipped == 1
+
+
+def test_an_interrupted_overwriting_leaves_no_old_file_that_seems_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
+    segment_images(network, images, _folders(tmp_path / "out", ("ids", "prob")), settings_file=file)
+    plain = Folders.write
+
+    def write(output: Folders, name: str, *arguments: Any) -> None:
+        if name == "sub/a":
+            raise KeyboardInterrupt
+        plain(output, name, *arguments)
+
+    out, views = _folders(tmp_path / "out"), ImageViews(flip=True)
+    monkeypatch.setattr(Folders, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        segment_images(network, images, out, views, settings_file=file, overwrite=True)
+    monkeypatch.setattr(Folders, "write", plain)
+    assert set(_files(tmp_path / "out")) == {"ids/a.png", "ids/b.png"}
+    summary = segment_images(network, images, out, views, settings_file=file)
+    assert (summary.written, summary.skipped) == (3, 2)
+
+
+def test_overwriting_removes_no_image_that_it_reads(tmp_path: Path) -> None:
+    """The overlays of a run are given to the next one, which writes other kinds beside them."""
+    images, network, file = _images(tmp_path / "in"), _network(), tmp_path / "s.json"
+    segment_images(network, images, _folders(tmp_path, ("overlay",)), settings_file=file)
+    out = _folders(tmp_path, ("ids",))
+    assert segment_images(network, tmp_path / "overlay", out, settings_file=file, overwrite=True).written == 5
+
+
+def test_a_folder_in_the_place_of_a_file_does_not_count_as_the_file(tmp_path: Path) -> None:
+    images, out = _images(tmp_path / "in"), _folders(tmp_path / "out")
+    (tmp_path / "out" / "ids" / "a.png").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"a file cannot be written: .*a\.png"):
+        segment_images(_network(), images, out)
+
+
+def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
+    images = _images(tmp_path / "in")
+    Image.new("1", (30_000, 40)).save(images / "wide.png")
+    summary = segment_images(_network(), images, _folders(tmp_path / "out"), ImageViews((10.0,)))
+    assert summary.written == 5
+    assert len(summary.faults) == 1
+    assert "30000 x 40 px at scale 10 has 300000 x 400 px" in summary.faults[0]
+
+
+def test_an_image_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    images = _images(tmp_path / "in")
+    (images / "broken.png").write_bytes(b"no image")
+    random_image(0, 200, 1).save(images / "thin.png")
+    summary = segment_images(_network(), images, _folders(tmp_path / "out"), longest_side=40)
+    assert summary.written == 5
+    assert len(summary.faults) == 2
+    assert "broken.png" in summary.faults[0]
+    assert "200 x 1 px would be scaled to 40 x 0 px" in summary.faults[1]
+    assert "thin.png" in summary.faults[1]
+
+
+def test_full_memory_is_a_fault_of_the_image_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, network = _images(tmp_path / "in"), _network()
+    plain = Tiny.forward
+
+    def forward(model: Tiny, x: Tensor) -> Tensor:
+        if x.shape[-1] == 22:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(model, x)
+
+    monkeypatch.setattr(Tiny, "forward", forward)
+    summary = segment_images(network, images, _folders(tmp_path / "out"))
+    assert summary.written == 4
+    assert len(summary.faults) == 1
+    assert "the memory of cpu is full: give --tile PX" in summary.faults[0]
+    assert "a.bmp" in summary.faults[0]
+
+
+def test_a_single_image_may_be_in_the_folder_of_its_files(tmp_path: Path) -> None:
+    images = _images(tmp_path)
+    assert segment_images(_network(), images / "b.JPG", _folders(tmp_path)).written == 1
+    assert (tmp_path / "ids" / "b.png").exists()
+
+
+def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "there is no image in the folder"), ("no", "there is no image or folder .*no;")):
+        with pytest.raises(DataError, match=message):
+            segment_images(_network(), tmp_path / name, _folders(tmp_path / "out"), settings_file=tmp_path / "s.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "out", "mode", "message"),
+    [
+        ("b.tif", "out", None, "b.JPG and of .*b.tif would have the same name"),
+        ("a_prob.jpg", "out", "prob", "a.png and of .*a_prob.jpg would have the same name"),
+        (None, "in/out", None, "would lie among the images"),
+        (None, "in", "raw", "a.png is one of the images, and would be replaced"),
+    ],
+)
+def test_clashing_names_are_refused_before_anything_is_computed(
+    tmp_path: Path, extra: str | None, out: str, mode: str | None, message: str
+) -> None:
+    images, network = _images(tmp_path / "in"), _network()
+    if extra is not None:
+        random_image(9).save(images / extra)
+    output = _folders(tmp_path / out) if mode is None else OriginalFiles(tmp_path / out, mode, palette_for(CLASSES))
+    before = _files(tmp_path)
+    with pytest.raises(DataError, match=message):
+        segment_images(network, images, output)
+    assert network.model.num_images == 0
+    assert _files(tmp_path) == before
+
+
+def test_a_network_of_another_task_and_too_many_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tiny classifies whole images"):
+        segment_images(_network("resnet18"), tmp_path, _folders(tmp_path))
+    with pytest.raises(ConfigError, match="300 classes"):
+        Folders(tmp_path, ("palette",), palette_for(300))
+
+
+@pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
+def test_the_originals_files_are_classes_of_the_networks_size_resized_by_nearest(tmp_path: Path, mode: str) -> None:
+    image = random_image(0, 24, 36)
+    (tmp_path / "in").mkdir()
+    image.save(tmp_path / "in" / "a.png")
+    network, palette = _network(), palette_for(CLASSES)
+    segment_images(network, tmp_path / "in", OriginalFiles(tmp_path / "out", mode, palette), longest_side=18)
+    settings = network.experiment.input
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
+    small = image.resize((12, 18), Image.Resampling.BILINEAR)
+    expected = segment(network.model, (ToTensor()(small) - mean) / std)
+    with Image.open(tmp_path / "out" / "a.png") as written:
+        assert written.mode == ("P" if mode == "palette" else "L")
+        assert np.array_equal(np.asarray(written), expected.classes.numpy().repeat(2, 0).repeat(2, 1))
+        if mode == "palette":
+            assert written.getpalette("RGB")[: 3 * CLASSES] == palette.colors.ravel().tolist()
+    assert (tmp_path / "out" / "a_prob.png").exists() == (mode == "prob")
+    if mode == "prob":
+        with Image.open(tmp_path / "out" / "a_prob.png") as written:
+            truncated = (expected.probabilities.double() * 255).int().numpy()
+            assert np.array_equal(np.asarray(written)[::2, ::2], truncated)
+
+
+def _segment_as_rank(images: Path, out: Path) -> tuple[int, int, int]:
+    network = _network()
+    summary = segment_images(network, images, _folders(out), process=this_process())
+    return network.model.num_images, summary.written, len(summary.faults)
+
+
+@pytest.mark.dist
+def test_processes_share_the_images_and_make_the_files_of_one(tmp_path: Path) -> None:
+    images = _images(tmp_path / "in")
+    (images / "broken.png").write_bytes(b"no image")
+    _segment_as_rank(images, tmp_path / "one")
+    shares = run_distributed(_segment_as_rank, 2, images, tmp_path / "two")
+    assert sorted(share[0] for share in shares) == [2, 3]
+    assert {share[1:] for share in shares} == {(5, 1)}
+    assert _files(tmp_path / "one") == _files(tmp_path / "two")
+
+
+def test_processes_that_do_not_know_of_each_other_share_the_images_too(tmp_path: Path) -> None:
+    images, counts = _images(tmp_path / "in"), []
+    for rank in range(3):
+        network = _network()
+        segment_images(
+            network, images, _folders(tmp_path / "out"), process=Process(rank=rank, world_size=3), overwrite=True
+        )
+        counts.append(network.model.num_images)
+    assert counts == [2, 2, 1]
+    assert len(_files(tmp_path / "out")) == 5
+
+
+def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import zoo
+
+    model = zoo.get("deeplab_resnet18", num_classes=CLASSES, pooling_size=(9, 5))
+    random_image(0).save(tmp_path / "a.png")
+    for tile in (64, 96):
+        network = LoadedNetwork("deeplab", model, _network().experiment)
+        segment_images(network, tmp_path / "a.png", _folders(tmp_path / str(tile)), ImageViews(tile=tile))
+    assert [record.args for record in caplog.records if "tiles of" in record.msg] == [(64, 72, 72)]

@@ -1,0 +1,74 @@
+"""Tables are aligned Markdown, and a measured score stands beside the expected one of the same protocol."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zoo.config import Expected, Experiment
+from zoo.run.results_table import results_table
+from zoo.tables import markdown_table, number_text
+from zoo.tasks.classification import ClassificationResult, ClassificationTask
+
+
+def test_columns_are_padded_and_numbers_stand_right() -> None:
+    table = markdown_table(["model", "top-1"], [["resnet18", 9.5], ["wider_resnet38", 79.716], ["x", None]])
+    assert table.splitlines() == [
+        "| model          | top-1 |",
+        "| -------------- | ----: |",
+        "| resnet18       |  9.50 |",
+        "| wider_resnet38 | 79.72 |",
+        "| x              |       |",
+    ]
+
+
+def test_a_column_with_one_text_stands_left() -> None:
+    assert markdown_table(["n"], [[1], ["many"]]).splitlines()[2:] == ["| 1    |", "| many |"]
+
+
+def test_bars_in_cells_do_not_open_new_columns() -> None:
+    assert markdown_table(["a"], [["|w| + eps"]]).splitlines()[2] == "| \\|w\\| + eps |"
+
+
+def test_a_table_without_rows_still_has_its_head() -> None:
+    assert markdown_table(["a", "long"], []).splitlines() == ["| a   | long |", "| --- | ---- |"]
+
+
+def _result(protocol: str) -> ClassificationResult:
+    return ClassificationResult(top1=77.5, top5=93.25, loss=0.9, count=50_000, skipped=2, protocol=protocol)
+
+
+def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
+    expected = Expected.model_validate({"source": "README", "scores": {"tencrop32": {"top1": 78.0, "top5": 94.0}}})
+    lines = results_table("net", [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
+    assert [cell.strip() for cell in lines[3].split("|")[1:3]] == ["net", "tencrop32-scale36"]
+    assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
+        *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", "", "", ""),
+    ]
+    assert len(lines) == 5
+
+
+def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracies() -> None:
+    lines = results_table("net", [_result("center224")], None).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], lines[2])]
+    assert cells[0] == [
+        *("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images", "left out")
+    ]
+    assert cells[1] == ["net", "center224", "77.50", "93.25", "0.19", "0.11", "0.90", "50000", "2"]
+
+
+@pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])
+def test_top_5_is_not_shown_where_it_is_always_right(classes: int, has_top5: bool) -> None:
+    task = ClassificationTask(Experiment.model_validate({"network": {"arch": "resnet18", "classes": classes}}))
+    assert ("top5" in task.shown_labels) == has_top5
+    table = results_table("net", [replace(_result("center224"), num_classes=classes)], None)
+    assert "top-1 %" in table
+    assert "± top-1" in table
+    assert ("top-5" in table) == has_top5
+
+
+def test_numbers_have_four_digits_and_whole_ones_all_of_them() -> None:
+    values = (None, "rises", 5250, 5250.4, 12345, 12345.6, 10**10, 0.00012344, 1.5)
+    texts = ["", "rises", "5250", "5250", "12,345", "12,346", "1e+10", "0.0001234", "1.5"]
+    assert [number_text(value) for value in values] == texts

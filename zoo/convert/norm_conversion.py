@@ -1,0 +1,462 @@
+"""Replaces the norms of any model by norms of another kind that compute the same, where that is safe."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, record
+from zoo.convert.trace import Trace, function_name
+from zoo.errors import MAX_LISTED, ConversionError, listed, printable
+from zoo.layers.norm import ABN, KINDS, InPlaceABN, InPlaceABNSync
+from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
+from zoo.torch_internals import BatchNormBase
+
+logger = logging.getLogger(__name__)
+
+SLOPE = 0.01  # of the leaky ReLU that takes the place of ReLU
+PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+# Classes of timm and torchvision, by name, as these packages need not be there.
+NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # of timm: they call their parts drop and act
+FROZEN_NORMS = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
+FROZEN = "it is frozen and keeps nothing of its input for backward, so that there is nothing to save"
+# These keep their input for backward, and as functions that overwrite it a copy of it.
+ACTIVATIONS_THAT_KEEP_INPUT = ("SiLU", "Hardswish", "GELU", "GELUTanh", "Mish", "PReLU")
+FUNCTIONS_THAT_KEEP_INPUT = ("silu", "hardswish", "gelu", "mish", "prelu")
+OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "selu", "celu", *FUNCTIONS_THAT_KEEP_INPUT)
+
+# What to do about each cause of a refusal. The message lists the causes beside the norms' names.
+SUBCLASS = "replace them by nn.BatchNorm2d, if they compute the same"
+SYNCHRONISED = 'convert to "sync"'
+NOT_ONCE = "give the model a norm of its own for each call, and remove those that are never called"
+NOT_TRACED = "write what cannot be traced without control flow that depends on values"
+DROPS = "remove the drop layer"
+RELU = 'relu="leaky_relu" (--relu of zoo convert) puts leaky ReLU in its place: the network computes something else'
+NO_FORM = "put nn.LeakyReLU or nn.ELU in its place, and train again: the network computes something else"
+FUNCTION = "call a module (nn.LeakyReLU or nn.ELU) instead of the function, one for each norm"
+SHARED = "give each norm an activation module of its own, which nothing else calls"
+OVERWRITTEN = "write x = x + y for x += y, and give what follows inplace=False"
+INPUT_NEEDED = (
+    "let the others read the norm's output, if that is what they should read; or convert the other parts only"
+)
+NO_SCALE = "allow_approximate=True (--allow-approximate of zoo convert) sets such scales to eps"
+WAYS_OUT = (
+    "partial=True (--partial of zoo convert) converts the other norms, and zoo.lean saves memory without converting any"
+)
+
+
+@dataclass
+class NormPlan:
+    """How one norm is replaced.
+
+    Of the activation that the new norm takes over, ``absorbed`` is the name where it is a module that nothing else
+    calls, and ``owner`` that of the module whose forward pass calls it otherwise. ``follower`` is the activation that
+    stays: a part of the norm where it was one before, else a module behind it, which must not overwrite its input.
+    ``replaces_relu`` tells that the activation is another than that of the network.
+    ``convolution`` is the name of the convolution whose filters are negated for ``num_negative`` negative scales.
+    ``num_clamped`` scales cannot be represented and become eps.
+    """
+
+    name: str
+    old: Any
+    activation: str
+    activation_param: float
+    inplace: bool
+    absorbed: str | None = None
+    owner: str | None = None
+    follower: nn.Module | None = None
+    replaces_relu: bool = False
+    convolution: str | None = None
+    num_negative: int = 0
+    num_clamped: int = 0
+
+
+def convert_norm(
+    module: nn.Module,
+    kind: str,
+    *,
+    allow_approximate: bool = False,
+    partial: bool = False,
+    relu: str | None = None,
+) -> nn.Module:
+    """Replace every batch norm of ``module``, with the activation behind it, by the norm ``kind``; return ``module``.
+
+    Args:
+    - `module`: the network. It is changed, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, and computes the same
+      as before. Norms of this package are replaced as well, and those of timm that call their activation themselves.
+    - `kind`: "standard" (`ABN`), "inplace" or "sync".
+    - `allow_approximate`: replace scales that cannot be represented by the nearest possible scale, eps.
+    - `partial`: convert the norms that can be converted, and name the others with their reasons in a warning. Norms
+      before an activation that cannot be undone and keeps its input (SiLU, Hardswish, GELU, Mish, PReLU) then work in
+      place too, and the activation does not: of the two maps that both keep, one is left.
+    - `relu`: "leaky_relu" takes ReLU behind an in-place norm for leaky ReLU with slope 0.01. The network then computes
+      something else; `zoo.convert.convert_network` tells how far off its outputs are.
+
+    Parameters and buffers stay the same objects under the same names. As the in-place scale is |weight| + eps, eps is
+    subtracted from the weights, and where a weight is negative the filter before it and the running mean change their
+    sign instead. Activation modules that a norm takes over become nn.Identity. Where the activation is a function, or a
+    module that is called elsewhere too, the forward pass of the module that calls it is rewritten without the call
+    (``forward`` of that module is then a graph of torch.fx). Only `ABN` takes over relu, and only from modules that
+    nothing else calls.
+
+    The forward pass is traced with torch.fx. Raises ConversionError, which lists the norms in question with the
+    reasons and what to do, and leaves ``module`` as it was, where the input of a norm is needed by something else, its
+    output is overwritten, its activation has no in-place form, or a scale cannot be represented (unless
+    ``allow_approximate``). With ``partial`` it does so only if no norm can be converted. It is raised also where there
+    is no norm to convert. Frozen norms of torchvision and timm stay and are named in the warning. An `ABN` whose input
+    is still needed becomes an `InPlaceABN` with ``inplace = False``, as in this package's networks.
+    """
+    plans, left = plan_norms(module, kind, allow_approximate, partial, relu)
+    if left:
+        logger.warning(
+            "%d norms of %s are left as they are: %s",
+            len(left),
+            type(module).__name__,
+            listed(f"{name}: {reason}" for name, reason in left.items()),
+        )
+    apply_plans(module, plans, kind)
+    return module
+
+
+def plan_norms(
+    module: nn.Module, kind: str, allow_approximate: bool = False, partial: bool = False, relu: str | None = None
+) -> tuple[list[NormPlan], dict[str, str]]:
+    """Return what `convert_norm` would do to each norm, and why it would leave others, or raise its ConversionError.
+
+    Nothing is changed. The reasons stand under the names of the norms.
+    """
+    if kind not in KINDS:
+        raise ConversionError(f"norm {kind!r} is not one of {', '.join(KINDS)}")
+    if relu not in (None, "leaky_relu") or (relu is not None and kind == "standard"):
+        raise ConversionError(
+            f'relu={relu!r} with norm {kind!r}; ReLU stays (None), or becomes "leaky_relu" for norms "inplace" and '
+            '"sync"'
+        )
+    norms, left = _norms_to_convert(module)
+    norms = {name: norm for name, norm in norms.items() if type(norm) is not KINDS[kind]}
+    if not norms:
+        return [], left
+    with mode_set(module, training=True):
+        trace = Trace(module, in_parts=partial)
+    planner = _Planner(trace, kind, partial, relu)
+    plans, problems, advice = [], {}, Counter[str]()
+    for name, norm in norms.items():
+        try:
+            plan = planner.plan(name, norm)
+            _plan_scale(trace, plan, kind, allow_approximate)
+        except _UnsafeError as error:
+            problems[_described(name, norm)] = error.reason
+            advice[error.advice] += 1
+        else:
+            plans.append(plan)
+    if problems and not (partial and plans):
+        lines = [f"  {name}: {reason}" for name, reason in problems.items()]
+        more = [f"  and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else []
+        raise ConversionError(
+            f"{len(problems)} of {len(norms)} norms of {type(module).__name__} cannot become {KINDS[kind].__name__}; "
+            "nothing was converted:\n" + "\n".join(lines[:MAX_LISTED] + more) + "\nWhat to do:\n"
+            + "\n".join(f"- {text} ({count} norm{'s' * (count > 1)})" for text, count in advice.items())
+            + ("" if kind == "standard" or partial else f"\nOr leave them: {WAYS_OUT}")
+        )  # fmt: skip
+    return plans, left | problems
+
+
+def _norms_to_convert(module: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the norms that may be replaced, by name, and why others stay. ConversionError where there are none."""
+    parts = dict(module.named_modules())
+    norms = {name: part for name, part in parts.items() if isinstance(part, (BatchNormBase, ABN))}
+    frozen = {_described(name, part): FROZEN for name, part in parts.items() if type(part).__name__ in FROZEN_NORMS}
+    if not norms:
+        raise ConversionError(
+            f"{type(module).__name__} has no norm to convert: neither a batch norm of torch nor one of zoo"
+            + (f"; its others are {listed(frozen)}: {FROZEN}" if frozen else "")
+        )
+    return norms, frozen
+
+
+def _described(name: str, part: nn.Module) -> str:
+    return f"{printable(name) or 'the module itself'} ({type(part).__name__})"
+
+
+def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
+    """Replace norms and activations as planned by `plan_norms` for the same module."""
+    modules = dict(module.named_modules())
+    replaced: dict[int, nn.Module] = {}
+    rewritten = defaultdict[str, list[str]](list)
+    for plan in plans:
+        replaced[id(plan.old)] = _converted(plan, kind, modules)
+        if plan.absorbed is not None:
+            replaced[id(modules[plan.absorbed])] = nn.Identity()
+        if plan.owner is not None:
+            rewritten[plan.owner].append(_local_name(plan.name, plan.owner))
+        if plan.follower is not None and hasattr(plan.follower, "inplace") and kind != "standard":
+            plan.follower.inplace = False  # type: ignore[assignment]
+    replace_modules(module, replaced)
+    for owner, names in rewritten.items():
+        drop_activations(modules[owner], names)
+
+
+def replace_modules(module: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
+    """Replace the modules whose ids are the keys of ``replaced``, under every name that they have in ``module``."""
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if id(child) in replaced:
+                parent._modules[name] = replaced[id(child)]
+    if replaced and getattr(module, "built_as", None) is not None:
+        module.built_as = None  # type: ignore[assignment]  # published weights no longer fit it
+
+
+def call_own_activation(norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """Call the activation that is a part of a norm, as in timm; a forward hook."""
+    activated: Tensor = norm.get_submodule("act")(output)
+    return activated
+
+
+class _UnsafeError(Exception):
+    """Why a norm cannot be converted, and what to do about it."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(reason)
+        self.reason, self.advice = reason, advice
+
+
+class _Planner:
+    """Decides for each norm of a traced module how it is replaced, without regard to its scale."""
+
+    def __init__(self, trace: Trace, kind: str, partial: bool, relu: str | None) -> None:
+        self.trace, self.partial = trace, partial
+        self.in_place = kind != "standard"
+        self.kind, self.relu = kind, relu
+        self._recorded: dict[str, fx.Graph | str] = {}
+
+    def plan(self, name: str, norm: Any) -> NormPlan:
+        """Return the plan of one norm, or raise _UnsafeError."""
+        calls = self.trace.calls.get(name, [])
+        self._check_kind(norm)
+        if not calls and (why := self.trace.why_not_traced(name)):
+            raise _UnsafeError(printable(why), NOT_TRACED)
+        if len(calls) != 1 or not name:
+            raise _UnsafeError(f"the forward pass calls it {len(calls)} times, not once", NOT_ONCE)
+        (node,) = calls
+        if isinstance(norm, ABN):
+            plan = NormPlan(name, norm, norm.activation, norm.activation_param, getattr(norm, "inplace", True))
+            plan.follower = norm._modules.get("act")
+        elif _has_activation(norm):
+            plan = self._plan_own_activation(name, norm, node)
+        else:
+            plan = self._plan_activation(name, norm, node)
+        if not self.in_place:
+            return plan
+        if plan.activation not in INVERTIBLE_ACTIVATIONS:  # of an ABN; that of others was checked above
+            raise _UnsafeError(f"its activation {plan.activation} has no in-place form", NO_FORM)
+        if not isinstance(norm, InPlaceABN) and (reason := self.trace.why_input_is_needed(node)):
+            if not isinstance(norm, ABN):
+                raise _UnsafeError(printable(reason), INPUT_NEEDED)
+            plan.inplace = False
+        return plan
+
+    def _check_kind(self, norm: Any) -> None:
+        if isinstance(norm, nn.SyncBatchNorm) and self.kind != "sync":
+            raise _UnsafeError("it takes the statistics of all processes", SYNCHRONISED)
+        if type(norm) not in (*PLAIN_NORMS, *KINDS.values()) and type(norm).__name__ not in NORMS_WITH_ACTIVATION:
+            raise _UnsafeError(f"what a subclass of {type(norm).__bases__[0].__name__} computes is not known", SUBCLASS)
+        if type(norm).__name__ in NORMS_WITH_ACTIVATION and type(norm.drop) is not nn.Identity:
+            raise _UnsafeError(f"it drops values, with {type(norm.drop).__name__}", DROPS)
+
+    def _plan_own_activation(self, name: str, norm: Any, node: fx.Node) -> NormPlan:
+        """Return the plan of a norm of timm, which calls its activation itself."""
+        found = _activation_of(norm.act)
+        if form := self._form_of(found):
+            self._check_not_overwritten(node)
+            return NormPlan(name, norm, *form, inplace=True, replaces_relu=form != found)
+        if self.in_place and not self._keeps_input(norm.act):
+            raise _no_form(f"{name}.act", norm.act)
+        return NormPlan(name, norm, "identity", SLOPE, True, follower=norm.act)
+
+    def _plan_activation(self, name: str, norm: nn.Module, node: fx.Node) -> NormPlan:
+        """Return the plan of a batch norm with the activation that it can take over; identity if there is none."""
+        plan = NormPlan(name, norm, "identity", SLOPE, True)
+        last = next(iter(node.users)) if len(node.users) == 1 else None
+        output = node
+        if last is not None and self._is_activation(last):
+            module = self.trace.module_of(last)
+            found = _activation_of(module) if module is not None else _activation_of_function(last)
+            form = self._form_of(found)
+            if form and module is not None and self.trace.num_calls(last) == 1:
+                plan.absorbed = str(last.target)
+            elif form and self.in_place:
+                plan.owner = self._owner(name, node, last)
+            elif self.in_place and module is not None and self._keeps_input(module):
+                plan.follower = module
+                return plan
+            elif self.in_place and not (module is None and self._keeps_input(last)):
+                raise _no_form(str(last.target), module or last)
+            if form and (plan.absorbed is not None or plan.owner is not None):
+                plan.activation, plan.activation_param = form
+                plan.replaces_relu = form != found
+                output = last
+        if self.in_place or output is not node:
+            self._check_not_overwritten(output)
+        return plan
+
+    def _is_activation(self, node: fx.Node) -> bool:
+        module = self.trace.module_of(node)
+        if module is not None:
+            return type(module).__module__ == "torch.nn.modules.activation"
+        return function_name(node).rstrip("_") in OTHER_ACTIVATIONS
+
+    def _form_of(self, activation: tuple[str, float] | None) -> tuple[str, float] | None:
+        """Return the activation that the new norm has in the place of this one; None if it has none."""
+        if activation is not None and activation[0] == "relu" and self.in_place:
+            return None if self.relu is None else (self.relu, SLOPE)
+        return activation
+
+    def _keeps_input(self, activation: nn.Module | fx.Node) -> bool:
+        """Return whether an activation that no norm takes over may stay behind one that works in place."""
+        if isinstance(activation, nn.Module):
+            return self.partial and type(activation).__name__ in ACTIVATIONS_THAT_KEEP_INPUT
+        return self.partial and function_name(activation).rstrip("_") in FUNCTIONS_THAT_KEEP_INPUT
+
+    def _owner(self, name: str, node: fx.Node, activation: fx.Node) -> str:
+        """Return the name of the module whose forward pass is to be rewritten without the call of the activation."""
+        owner, module = str(node.meta["owner"]), self.trace.module_of(activation)
+        what, advice = f"its activation {printable(activation.name)} is a function", FUNCTION
+        if module is not None:
+            calls = self.trace.num_calls(activation)
+            what = f"its activation {_described(str(activation.target), module)} is called {calls or 'several'} times"
+            advice = SHARED
+        described = _described(owner, self.trace.modules[owner])
+        if activation.meta["owner"] != owner or not (owner == "" or name.startswith(f"{owner}.")):
+            raise _UnsafeError(f"{what}, not in the forward pass of {described}, which calls the norm", advice)
+        parent = self.trace.modules[owner]
+        if owner not in self._recorded:
+            self._recorded[owner] = record(parent)
+        graph = self._recorded[owner]
+        if isinstance(graph, str):
+            raise _UnsafeError(
+                f"{what}, and the forward pass of {described} cannot be rewritten: it {printable(graph)}", advice
+            )
+        found = activation_behind(parent, graph, _local_name(name, owner))
+        same = found is not None and (
+            found.target == activation.target
+            if module is None
+            else found.op == "call_module" and parent.get_submodule(str(found.target)) is module
+        )
+        if not same:
+            raise _UnsafeError(f"{what}, which {described} does not call directly behind the norm", advice)
+        return owner
+
+    def _check_not_overwritten(self, node: fx.Node) -> None:
+        if overwriters := self.trace.overwriters(node):
+            raise _UnsafeError(
+                f"its output, which backward needs, is overwritten by {listed(overwriters)}", OVERWRITTEN
+            )
+
+
+def _has_activation(norm: nn.Module) -> bool:
+    return type(norm).__name__ in NORMS_WITH_ACTIVATION and type(norm.act) is not nn.Identity
+
+
+def _local_name(name: str, owner: str) -> str:
+    return name[len(owner) + 1 :] if owner else name
+
+
+def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
+    """Return the error for a norm before an activation that no in-place norm can take over."""
+    if isinstance(activation, nn.Module):
+        is_relu, what = type(activation) is nn.ReLU, _described(name, activation)
+    else:
+        is_relu, what = function_name(activation).rstrip("_") == "relu", printable(activation.name)
+    return _UnsafeError(f"its activation {what} has no in-place form", RELU if is_relu else NO_FORM)
+
+
+def _activation_of(module: nn.Module) -> tuple[str, float] | None:
+    """Return the name and the parameter of an activation module that norms have too; None for any other."""
+    if type(module) is nn.LeakyReLU and module.negative_slope > 0:
+        return "leaky_relu", module.negative_slope
+    if type(module) is nn.ELU and module.alpha > 0:
+        return "elu", module.alpha
+    return ("relu", SLOPE) if type(module) is nn.ReLU else None
+
+
+def _activation_of_function(node: fx.Node) -> tuple[str, float] | None:
+    """Return what `_activation_of` does for the call of a function or method, such as F.leaky_relu."""
+    name = function_name(node).rstrip("_")
+    if name == "relu":
+        return "relu", SLOPE
+    if name not in ("leaky_relu", "elu"):
+        return None
+    argument, default = ("negative_slope", SLOPE) if name == "leaky_relu" else ("alpha", 1.0)
+    value = node.kwargs.get(argument, node.args[1] if len(node.args) > 1 else default)
+    return (name, float(value)) if isinstance(value, (int, float)) and value > 0 else None
+
+
+def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool) -> None:
+    """Plan how the signed scale of a standard norm becomes |weight| + eps; _UnsafeError where it cannot."""
+    weight = plan.old.weight
+    if kind == "standard" or isinstance(plan.old, InPlaceABN) or weight is None:
+        return
+    negative, small = weight < 0, weight.abs() < plan.old.eps
+    plan.num_negative = int(negative.sum())
+    if plan.num_negative:
+        plan.convolution = trace.convolution_before(plan.name)
+    stuck = negative & ~small if plan.convolution is None else torch.zeros_like(negative)
+    plan.num_clamped = int((small | stuck).sum())
+    if plan.num_clamped and not allow_approximate:
+        reasons = {
+            f"{int(stuck.sum())} negative scales, and no convolution before it that feeds nothing else": stuck.any(),
+            f"{int(small.sum())} scales with |scale| < eps = {plan.old.eps:g}": small.any(),
+        }
+        raise _UnsafeError(
+            f"{' and '.join(reason for reason, present in reasons.items() if present)}; the scale of "
+            f"{KINDS[kind].__name__} is |weight| + eps",
+            NO_SCALE,
+        )
+
+
+@torch.no_grad()
+def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Return the new norm, with the parameters and buffers of the old one."""
+    old, layer = plan.old, KINDS[kind]
+    new: Any = layer(
+        old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats,
+        plan.activation, plan.activation_param,
+    )  # fmt: skip
+    new._parameters.update(old._parameters)
+    new._buffers.update(old._buffers)
+    new.frozen = getattr(old, "frozen", False)
+    new.training = old.training
+    if isinstance(new, InPlaceABN):
+        new.inplace = plan.inplace
+    if isinstance(new, InPlaceABNSync):
+        new.group = old.process_group if isinstance(old, nn.SyncBatchNorm) else getattr(old, "group", None)
+    own_activation = old._modules.get("act")
+    if own_activation is not None and (plan.follower is own_activation or isinstance(old, ABN)):
+        new.act = own_activation
+        new.register_forward_hook(call_own_activation)
+    if isinstance(new, InPlaceABN) != isinstance(old, InPlaceABN) and old.weight is not None:
+        _move_scale(plan, kind, modules)
+    return new
+
+
+def _move_scale(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> None:
+    """Change the weight in place so that the new norm scales as the old one did, and negate filters for its sign."""
+    old = plan.old
+    if kind == "standard":
+        old.weight.copy_(old.weight.abs() + old.eps)
+        return
+    scale: Tensor = old.weight.detach().clone()
+    if plan.convolution is not None:
+        negative = scale < 0
+        conv = modules[plan.convolution]
+        for tensor in (conv.weight, conv.bias, old.running_mean):
+            if isinstance(tensor, Tensor):
+                tensor[negative] = -tensor[negative]
+        scale = scale.abs()
+    old.weight.copy_((scale - old.eps).clamp(min=0))

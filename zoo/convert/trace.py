@@ -1,0 +1,230 @@
+"""Traces a module to find the convolution before each norm, and what else reads the inputs and outputs of norms."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from zoo.convert.rewriting import IN_PLACE, LocalTracer, as_traceable, takes_optional_arguments
+from zoo.errors import ConversionError
+from zoo.layers.invertible import InvertibleNorm
+from zoo.layers.norm import ABN
+from zoo.layers.reversible import ReversibleSequential
+from zoo.torch_internals import BatchNormBase, DropoutBase
+
+# The output of these may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FRESH_MODULES = (*CONVOLUTIONS, nn.ConvTranspose2d, nn.Linear, nn.AvgPool2d, nn.MaxPool2d)
+FRESH_FUNCTIONS = (
+    nn.functional.conv1d,
+    nn.functional.conv2d,
+    nn.functional.conv3d,
+    nn.functional.linear,
+    torch.cat,
+    torch.add,
+    operator.add,
+)
+# The output of these can be their input, or a view of it.
+VIEWS = (
+    *("chunk", "contiguous", "detach", "dropout", "dropout2d", "expand", "expand_as", "flatten", "getitem", "narrow"),
+    *("permute", "reshape", "select", "split", "squeeze", "t", "to", "transpose", "type_as", "unbind", "unflatten"),
+    *("unsqueeze", "view", "view_as"),
+)
+
+
+class _Tracer(LocalTracer):
+    """Looks into all modules but torch's own and norms, and passes over those that it cannot look into.
+
+    ``failed`` holds, by name, why it cannot look into a module; a call of such a module is recorded as one call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: dict[str, str] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (ABN, InvertibleNorm, BatchNormBase)) or fx.Tracer.is_leaf_module(
+            self, m, module_qualified_name
+        )
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(m) is nn.Identity and len(args) == 1:
+            return args[0]  # the same tensor: what overwrites it, overwrites the input
+        last, stack = next(iter(reversed(self.graph.nodes))), self.module_stack.copy()
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:  # forward is the user's code, here called with proxies: it can raise anything
+            self.module_stack = stack
+            while (node := next(iter(reversed(self.graph.nodes)))) is not last:
+                self.graph.erase_node(node)
+            name = self.path_of_module(m)
+            self.failed = {other: why for other, why in self.failed.items() if not other.startswith(f"{name}.")}
+            self.failed[name] = _reason(error)
+            return self.create_proxy("call_module", name, args, kwargs)
+
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Make a node that knows the module whose own forward pass makes the call, ``meta["owner"]``."""
+        node = super().create_node(kind, target, *args, **kwargs)
+        owners = ["", *(path for path, _ in self.module_stack.values())]
+        node.meta["owner"] = owners[-2] if kind == "call_module" and owners[-1] == target else owners[-1]
+        return node
+
+
+class Trace:
+    """The calls that one forward pass of a module makes, traced with torch.fx without running it.
+
+    A part of it whose forward pass depends on values cannot be traced: ``failed`` names it, with the reason, and the
+    modules in it are traced one by one. Args:
+    - `module`: the module.
+    - `in_parts`: do so where the forward pass of ``module`` itself cannot be traced, too.
+
+    Raises ConversionError if it cannot be traced, unless ``in_parts``.
+    """
+
+    def __init__(self, module: nn.Module, in_parts: bool = False) -> None:
+        self.modules = dict(module.named_modules())
+        self.calls: dict[str, list[fx.Node]] = {}
+        self.failed: dict[str, str] = {}
+        self._part_of: dict[fx.Graph, str] = {}
+        parts = [""]
+        while parts:
+            part = parts.pop()
+            if failed := self._trace_part(part):
+                if "" in failed and not in_parts:
+                    raise ConversionError(
+                        f"{type(module).__name__} cannot be traced, so nothing is known about who needs its norms' "
+                        f"inputs ({failed['']}); convert the parts of it that can be traced, as partial=True does"
+                    )
+                self.failed |= failed
+                parts += [_join(name, child) for name in failed for child, _ in self.modules[name].named_children()]
+        if self.failed:  # what could not be traced may call, under another name, what is called elsewhere
+            names = Counter(id(part) for _, part in module.named_modules(remove_duplicate=False))
+            self.calls = {name: nodes for name, nodes in self.calls.items() if names[id(self.modules[name])] == 1}
+        self._num_owners = Counter(
+            id(tensor) for part in module.modules() for tensor in part._parameters.values() if tensor is not None
+        )
+
+    def _trace_part(self, part: str) -> dict[str, str]:
+        """Trace one module and note its calls; return, by name, which modules could not be traced, and why."""
+        module, tracer = self.modules.get(part), _Tracer()
+        if module is None or (part and tracer.is_leaf_module(module, part)):
+            return {}  # another name of a module, or nothing to look into
+        if part and takes_optional_arguments(module):
+            return {part: "it takes optional arguments, and what it is called with is not known"}
+        try:
+            graph = tracer.trace(as_traceable(module))
+        except Exception as error:  # as in call_module
+            return {part: _reason(error)}
+        self._part_of[graph] = part
+        names = {id(module): name for name, module in self.modules.items()}
+        own_names = {name: names[id(child)] for name, child in module.named_modules()}
+        for node in graph.nodes:
+            if node.op == "call_module":
+                node.target = own_names[str(node.target)]
+                self.calls.setdefault(node.target, []).append(node)
+            node.meta["owner"] = own_names[node.meta["owner"]]
+        return {own_names[name]: reason for name, reason in tracer.failed.items()}
+
+    def why_not_traced(self, name: str) -> str | None:
+        """Return why the calls of the module ``name`` are not known; None if no module around it failed."""
+        around = [other for other in self.failed if other == "" or name.startswith(f"{other}.")]
+        if not around:
+            return None
+        nearest = max(around, key=len)
+        return f"{nearest or 'the module itself'} cannot be traced ({self.failed[nearest]})"
+
+    def module_of(self, node: fx.Node) -> nn.Module | None:
+        """Return the module that a node calls; None if it calls none."""
+        return self.modules[str(node.target)] if node.op == "call_module" else None
+
+    def num_calls(self, node: fx.Node) -> int:
+        """Return how often the module that a node calls is called; 0 where not all of its calls are known."""
+        return len(self.calls.get(str(node.target), []))
+
+    def convolution_before(self, name: str) -> str | None:
+        """Return the name of the convolution that the norm ``name`` directly follows and that feeds nothing else.
+
+        None where there is none, or where one of the two is called several times or shares its weight.
+        """
+        nodes = self.calls.get(name, [])
+        if len(nodes) != 1 or len(nodes[0].all_input_nodes) != 1:
+            return None
+        source = nodes[0].all_input_nodes[0]
+        conv: Any = self.module_of(source)
+        if type(conv) not in CONVOLUTIONS or len(source.users) != 1 or self.num_calls(source) != 1:
+            return None
+        tensors = [
+            tensor for tensor in (conv._parameters.get("weight"), conv._parameters.get("bias")) if tensor is not None
+        ]
+        if conv._parameters.get("weight") is None or any(self._num_owners[id(tensor)] != 1 for tensor in tensors):
+            return None
+        return str(source.target)
+
+    def why_input_is_needed(self, node: fx.Node) -> str | None:
+        """Return why the input of a call may not be overwritten; None if it may."""
+        source = node.all_input_nodes[0]
+        module = self.module_of(source)
+        if not (isinstance(module, FRESH_MODULES) or source.target in FRESH_FUNCTIONS):
+            return f"its input comes from {_name(source)} and not from a convolution, so that others may need it"
+        if module is None and isinstance(self.modules[source.meta["owner"]], ReversibleSequential):
+            return f"its input is the output of {source.meta['owner']}, which backward undoes"
+        others = [_name(user) for user in source.users if user is not node]
+        return f"its input, the output of {_name(source)}, is also read by {', '.join(others)}" if others else None
+
+    def overwriters(self, node: fx.Node) -> list[str]:
+        """Return the names of the calls that overwrite the output of ``node``, or a view of it, or may do so."""
+        names = []
+        for user in node.users:
+            if user.op == "output":
+                if part := self._part_of[user.graph]:
+                    names.append(f"what reads the output of {part}, which is not known")
+            elif self._is_opaque(user) or (user.all_input_nodes[:1] == [node] and self._overwrites(user)):
+                names.append(_name(user))
+            elif self._may_be_view(user):
+                names += self.overwriters(user)
+        return names
+
+    def _overwrites(self, node: fx.Node) -> bool:
+        module: Any = self.module_of(node)
+        if module is not None:
+            return bool(getattr(module, "inplace", False))
+        return function_name(node).endswith("_") or node.target in IN_PLACE or _is_told_to_overwrite(node)
+
+    def _is_opaque(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and node.target in self.failed
+
+    def _may_be_view(self, node: fx.Node) -> bool:
+        if (module := self.module_of(node)) is not None:
+            return isinstance(module, (nn.Flatten, nn.Unflatten, DropoutBase))
+        return function_name(node) in VIEWS
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+
+
+def _join(parent: str, child: str) -> str:
+    return f"{parent}.{child}" if parent else child
+
+
+def function_name(node: fx.Node) -> str:
+    """Return the name of the method or function that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _is_told_to_overwrite(node: fx.Node) -> bool:
+    arguments: Any = node.kwargs
+    if callable(node.target):
+        with contextlib.suppress(TypeError, ValueError):  # a function without a signature
+            arguments = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    return arguments.get("inplace") is True
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name

@@ -1,0 +1,19 @@
+"""Rematerialization for any network: train in about half the activation memory, bit for bit.
+
+During forward, a dispatch mode records how the outputs of cheap deterministic operations were computed. Where autograd
+would save such an output for backward, its recipe (operation and inputs) is saved instead, if the inputs stay alive
+anyway or are smaller. Backward recomputes it with the same kernels, so that gradients are bit-identical.
+
+- ``operations``: the rules: which operations may be recomputed, and how each is recomputed exactly.
+- ``recipes``: tracked tensors, recipes, and their evaluation in backward.
+- ``rematerializer``: the dispatch mode that records a forward pass and decides what is saved.
+- ``budget``: how much recomputation of convolutions and matrix products is allowed.
+- ``fusing``: norms fused with activations, for users who do not need the same bits.
+- ``lean``: `zoo.lean`, which applies all this to a module.
+- ``partitioning``: the same question for graphs of torch.compile.
+- ``memory_report``, ``memory_use``: what a network holds between forward and backward.
+"""
+
+from zoo.remat.rematerializer import Rematerializer
+
+__all__ = ["Rematerializer"]

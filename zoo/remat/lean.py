@@ -1,0 +1,193 @@
+"""`zoo.lean`: rematerialization for any module, without changing its layers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from zoo.ops.context import is_transformed
+from zoo.remat import Rematerializer
+from zoo.remat.budget import Budget
+from zoo.torch_internals import forward_hooks, is_compiled, run_while_compiling, top_saved_tensors_hooks
+
+Module = TypeVar("Module", bound=nn.Module)
+
+_SETTINGS = "_zoo_lean"  # key in the __dict__ of a lean module
+
+
+def lean(
+    module: Module, budget: float | int | str | None = None, *, exact: bool = True, enabled: bool = True
+) -> Module:
+    """Make a module train in about half the activation memory, bit for bit, and return it.
+
+    Calls of the module then run in a `zoo.remat.Rematerializer`: where autograd would save the output of a cheap
+    operation for backward, a recipe for recomputing it is saved instead. Outputs, gradients, running statistics and
+    random numbers are bit-identical to those of plain training. Parameters, state dict, hooks and pickling do not
+    change. The class of the module becomes a subclass of the same name.
+
+    A call runs as usual without gradients, in transforms of `torch.func`, and inside another lean module, a checkpoint
+    or other hooks for saved tensors. It also does in and around modules compiled by torch.compile, with one
+    `StepsAside` warning.
+
+    Backward raises RecipeError if a tensor that it needs, such as the input of the network or a parameter, was
+    overwritten between forward and backward.
+
+    Args:
+    - `module`: a network or a part of one, changed in place. A second call replaces the budget.
+    - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. An int: the number of
+      bytes that may be held between forward and backward. A float below 1: the same as a fraction of plain training.
+      "40 FLOP/B": recompute those that cost up to 40 FLOP per byte of output. A limit in bytes is met from the second
+      or third forward pass on, after the first ones were measured and the cheapest convolutions chosen.
+    - `exact`: False fuses training-mode batch norms with the ReLU, SiLU or hardswish that directly follows, where
+      compiled kernels exist (float32, float64 and half precision on the CPU). Steps are faster, mostly with SiLU.
+      Results then equal those of plain training to rounding, and norms do not support double backward.
+    - `enabled`: False undoes it.
+
+    Raises ConfigError for an invalid budget and TypeError for anything but a module.
+    """
+    if not isinstance(module, nn.Module):
+        name = module if isinstance(module, str) else "resnet50"
+        raise TypeError(
+            f"zoo.lean takes a torch.nn.Module, not {type(module).__name__} {module!r:.80}; build the network first, "
+            f"as zoo.get({name!r}) does"
+        )
+    if not enabled:
+        module.__dict__.pop(_SETTINGS, None)
+        if _is_lean_class(type(module)):
+            module.__class__ = type(module).__bases__[1]
+        return module
+    return _make_lean(module, _Settings(Budget.parse(budget), exact))
+
+
+def is_lean(module: nn.Module) -> bool:
+    """Return whether `lean` was called for this module itself."""
+    return isinstance(module, _Lean) and _SETTINGS in module.__dict__
+
+
+class _Settings(NamedTuple):
+    """The arguments of `lean`."""
+
+    budget: Budget
+    exact: bool
+
+
+class _Lean:
+    """First base class of a lean module: runs its calls in a rematerializer.
+
+    Forward hooks cannot do this: torch skips them after a KeyboardInterrupt, which would leave the mode active.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, in a rematerializer unless something else handles saved tensors."""
+        if torch.compiler.is_compiling():
+            _warn_that_it_steps_aside()
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        with _rematerializer_of(self):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Return a lean copy, made by the original class."""
+        if not _is_lean_class(type(self)):  # a subclass of the lean class, as parametrizations create
+            other = memo[id(self)] = type(self).__new__(type(self))
+            other.__dict__ = copy.deepcopy(self.__dict__, memo)
+            return other
+        settings = copy.deepcopy(self.__dict__[_SETTINGS], memo)
+        with _as_original(self):
+            other = copy.deepcopy(self, memo)
+        return _make_lean(other, settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how to unpickle a module of the original class and make it lean."""
+        with _as_original(self):
+            function, arguments, *rest = self.__reduce_ex__(protocol)
+        return _restore, (function, arguments, self.__dict__[_SETTINGS]), *rest
+
+    def recompile(self) -> Any:
+        """Recompile a `torch.fx.GraphModule`, which sets methods of its class."""
+        with _as_original(self):
+            return self.recompile()
+
+
+def _is_lean_class(cls: type) -> bool:
+    return cls.__bases__[:1] == (_Lean,)
+
+
+@functools.lru_cache(maxsize=256)  # each GraphModule has a class of its own
+def _lean_class(original: type) -> type:
+    """Return the lean subclass of a module's class. It has the same name, as users print names."""
+    names = {name: original.__dict__.get(name) for name in ("__module__", "__doc__")}
+    return type(original.__name__, (_Lean, original), {**names, "__qualname__": original.__qualname__})
+
+
+@contextmanager
+def _as_original(module: Any) -> Iterator[None]:
+    """Return a context in which a lean module has its original class."""
+    cls = type(module)
+    module.__class__ = cls.__bases__[1]
+    try:
+        yield
+    finally:
+        module.__class__ = cls
+
+
+def _make_lean(module: Any, settings: _Settings) -> Any:
+    module.__dict__[_SETTINGS] = settings
+    original: Any = type(module)
+    if not isinstance(module, _Lean):
+        module.__class__ = _lean_class(original)
+    return module
+
+
+def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], settings: _Settings) -> Any:
+    """Return a new lean module, whose state the unpickler sets."""
+    return _make_lean(function(*arguments), settings)
+
+
+def _rematerializer_of(module: Any) -> AbstractContextManager[Any]:
+    settings: _Settings | None = module.__dict__.get(_SETTINGS)
+    if (
+        settings is None
+        or not torch.is_grad_enabled()
+        or is_transformed()
+        or torch.jit.is_tracing()
+        or _has_saved_tensor_hooks()
+    ):
+        return nullcontext()
+    if any(map(is_compiled, module.modules())):  # inside a dispatch mode such a part would run uncompiled
+        _warn_that_it_steps_aside()
+        return nullcontext()
+    own = [*module.parameters(), *module.buffers()]
+    is_hooked = not settings.exact and any(forward_hooks(each) for each in module.modules())
+    return Rematerializer(settings.budget, parameters=own, exact=settings.exact, is_hooked=is_hooked)
+
+
+class StepsAside(UserWarning):
+    """A lean module is compiled or contains a compiled module, so that `zoo.lean` has no effect."""
+
+
+_has_warned = False
+
+
+@run_while_compiling
+def _warn_that_it_steps_aside() -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            "zoo.lean has no effect in or around modules compiled by torch.compile; experiments limit the activation "
+            "memory of compiled networks with training.activation_memory_budget",
+            StepsAside,
+            stacklevel=2,
+        )
+
+
+def _has_saved_tensor_hooks() -> bool:
+    """Return whether hooks for saved tensors are active: of a rematerializer, a checkpoint or others."""
+    return top_saved_tensors_hooks(True) is not None

@@ -1,0 +1,218 @@
+"""Bytes that a training step takes, by two independent ways of counting.
+
+`measure_memory` reads what the memory allocator reports during a real step. That includes everything: tensors which a
+compiled graph, a C++ operator or the closure of a recomputation hides, and the scratch memory of convolutions.
+`count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
+memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from zoo.torch_internals import TorchDispatchMode, is_allocation, storage_id, tree_leaves
+
+END_OF_FORWARD = "zoo: end of forward"
+
+
+class Memory(NamedTuple):
+    """Bytes of a training step, without those that existed before it (parameters, buffers, images).
+
+    Args:
+    - `held`: bytes alive between the forward and the backward pass.
+    - `peak`: the most bytes alive at one time in either pass, gradients of the parameters included.
+    - `peak_without_gradients`: the most bytes alive at one time, without these gradients.
+    - `gradients`: bytes of the parameters' gradients alone.
+    """
+
+    held: int
+    peak: int
+    peak_without_gradients: int
+    gradients: int
+
+
+class Change(NamedTuple):
+    """A block of ``size`` bytes is allocated at ``address``, or with a size of 0 or less the block there is freed."""
+
+    address: int
+    size: int
+
+
+def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 1) -> Memory:
+    """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
+
+    The parameters' gradients are None afterwards. Whatever else a training step changes (running statistics, the state
+    of the random number generator) is changed here too.
+
+    Args:
+    - `forward`: computes the loss, a scalar, of images that exist already.
+    - `parameters`: parameters of the network, at least one.
+    - `warmup`: number of steps that run before the measured one, to compile and to fill caches.
+    """
+    parameters = list(parameters)
+    for _ in range(warmup):
+        forward().backward()
+    clear_gradients(parameters)
+    gc.collect()  # nothing older may be freed during the step
+    with _profile() as profiler:
+        loss = forward()
+        with record_function(END_OF_FORWARD):
+            pass
+        loss.backward()
+    addresses = _gradient_storages(parameters, lambda storage: storage.data_ptr())
+    changes, end_of_forward = _allocator_changes(profiler, parameters[0].device)
+    assert end_of_forward > 0, "the profiler has lost the end of the forward pass"
+    clear_gradients(parameters)
+    return summarize(changes, end_of_forward, addresses)
+
+
+def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], log: StorageLog | None = None) -> Memory:
+    """Run a training step and return the bytes of the storages that its operations make.
+
+    With parameters and images on the meta device this takes neither memory nor time.
+
+    Args:
+    - `forward`: computes the loss, a scalar, of images that exist already.
+    - `parameters`: parameters of the network; their gradients are None afterwards.
+    - `log`: counts the bytes, by default a new log of storages and nothing else.
+    """
+    parameters = list(parameters)
+    clear_gradients(parameters)
+    gc.collect()
+    with log or StorageLog() as log:
+        loss = forward()
+        end_of_forward = len(log.changes)
+        loss.backward()
+    storages = _gradient_storages(parameters, storage_id)
+    changes = list(log.changes)
+    clear_gradients(parameters)
+    return summarize(changes, end_of_forward, storages)
+
+
+def measure_peak(call: Callable[[], object], device: torch.device) -> int:
+    """Run ``call`` and return the most bytes that it has from the allocator of ``device`` at one time.
+
+    The bytes of its result are included.
+    """
+    with _profile() as profiler:
+        result = call()
+    changes, _ = _allocator_changes(profiler, device)
+    del result
+    return summarize(changes, 0, set()).peak
+
+
+def clear_gradients(parameters: Iterable[Tensor]) -> None:
+    """Set the gradients to None."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def storages_of(tree: Any) -> list[torch.UntypedStorage]:
+    """Return the storages of the tensors in a tree of arguments or results; shared ones are repeated."""
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class StorageLog(TorchDispatchMode):
+    """While active, logs in ``changes`` when an operation makes a storage and when such a storage is freed.
+
+    A storage first seen as an input existed before the log began and is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[Change] = []
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for storage in storages_of((args, kwargs)):
+            self._know(storage)
+        result = func(*args, **kwargs or {})
+        for storage in storages_of(result):
+            if storage_id(storage) not in self._known:
+                self._know(storage)
+                self.changes.append(Change(storage_id(storage), storage.nbytes()))
+        return result
+
+    def _know(self, storage: torch.UntypedStorage) -> None:
+        address = storage_id(storage)  # unique while the storage lives
+        if address not in self._known:
+            self._known[address] = weakref.ref(storage, lambda _: self._forget(address))
+
+    def _forget(self, address: int) -> None:
+        del self._known[address]
+        self.changes.append(Change(address, 0))
+
+
+def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int]) -> Memory:
+    """Return the bytes of a step.
+
+    Args:
+    - `changes`: all changes of the step, in order.
+    - `end_of_forward`: how many of them belong to the forward pass.
+    - `gradients`: addresses of the parameters' gradients at the end of the step.
+    """
+    last_allocation = {change.address: index for index, change in enumerate(changes) if change.size > 0}
+    of_gradients = {last_allocation[address] for address in gradients if address in last_allocation}
+    held, peak = _held_and_peak(changes, end_of_forward, left_out=set())
+    _, peak_without_gradients = _held_and_peak(changes, end_of_forward, left_out=of_gradients)
+    return Memory(held, peak, peak_without_gradients, sum(changes[index].size for index in of_gradients))
+
+
+def _held_and_peak(changes: Sequence[Change], end_of_forward: int, left_out: set[int]) -> tuple[int, int]:
+    """Return the bytes alive at the end of the forward pass, and the most that are alive at any time.
+
+    The allocations whose indices are in ``left_out`` do not count. What is freed without having been allocated here
+    existed before the step and does not count either.
+    """
+    live: dict[int, int] = {}
+    total = held = peak = 0
+    for index, (address, size) in enumerate(changes):
+        if index == end_of_forward:
+            held = total
+        if size > 0 and index not in left_out:
+            live[address] = size
+            total += size
+        elif size <= 0:
+            total -= live.pop(address, 0)
+        peak = max(peak, total)
+    return (held if end_of_forward < len(changes) else total), peak
+
+
+def _gradient_storages(parameters: Iterable[Tensor], key: Callable[[torch.UntypedStorage], int]) -> set[int]:
+    """Return the ``key`` of the storage of each gradient that is not None."""
+    return {key(parameter.grad.untyped_storage()) for parameter in parameters if parameter.grad is not None}
+
+
+def _profile() -> profile:
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+
+def _allocator_changes(profiler: profile, device: torch.device) -> tuple[list[Change], int]:
+    """Return what the allocator of a device reported, in order, and how many reports belong to the forward pass."""
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = list(_all_events(profiler.profiler.kineto_results.experimental_event_tree()))
+    end_ns = next((event.start_time_ns for event in events if event.name == END_OF_FORWARD), 0)
+    allocations = [event for event in events if is_allocation(event)]
+    reports = [report for report in allocations if report.extra_fields.device.type == device.type]
+    reports.sort(key=lambda report: report.start_time_ns)
+    changes = [Change(report.extra_fields.ptr, report.extra_fields.alloc_size) for report in reports]
+    return changes, sum(report.start_time_ns < end_ns for report in reports)
+
+
+def _all_events(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield the events of a profiler's tree, in no particular order."""
+    pending = list(roots)
+    while pending:
+        event = pending.pop()
+        yield event
+        pending += event.children

@@ -1,0 +1,344 @@
+"""Recipes: how backward recomputes a tensor that forward did not save."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.errors import ZooError
+from zoo.remat.operations import IN_PLACE, Operation
+from zoo.torch_internals import DisableTorchDispatch, is_alias_of, skip_autograd_and_autocast
+
+MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
+
+
+class RecipeError(ZooError, RuntimeError):
+    """An input of a recipe was overwritten or freed between forward and backward."""
+
+
+class TrackedTensor:
+    """The contents of a tensor between two in-place writes.
+
+    Args:
+    - `recipe`: recomputes it; None if it cannot be recomputed, or is saved.
+    - `index`: its position among the outputs of the recipe.
+    - `tensor`: the tensor that has these contents now, held by a weak reference.
+    - `version`: that tensor's version counter.
+    - `store`: caches it in backward, between its first and its last use.
+    - `clock`: the rematerializer's count of in-place writes at the time.
+
+    If ``is_copied`` is True, recipes use a copy as their input. If ``is_external`` is True, no recipe uses it, because
+    memory that torch does not own may change at any time.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "clock",
+        "depth",
+        "dtype",
+        "index",
+        "is_copied",
+        "is_external",
+        "kept",
+        "live",
+        "readers",
+        "recipe",
+        "recipes",
+        "store",
+        "stride",
+        "through",
+        "version",
+        "waiting",
+    )
+
+    def __init__(
+        self, recipe: Recipe | None, index: int, tensor: Tensor, version: int, store: Store, clock: int
+    ) -> None:
+        self.recipe, self.index, self.version, self.store, self.clock = recipe, index, version, store, clock
+        self.is_copied = self.is_external = False
+        self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
+        self.stride, self.dtype = tensor.stride(), tensor.dtype
+        self.kept: Tensor | None = None
+        self.readers = 0  # number of handles that autograd holds
+        self.waiting = 0  # number of handles that this backward pass has not unpacked yet
+        self.depth = 0  # length of the longest chain of recomputed saved tensors that it depends on
+        self.through: Sequence[TrackedTensor] = ()  # unsaved intermediates that its recipe recomputes
+        self.recipes = 0  # number of recipes that have it as an unsaved intermediate
+
+    def keep(self, tensor: Tensor) -> None:
+        """Save the tensor itself in place of its recipe."""
+        if tensor.requires_grad:  # its graph may hold this object: a reference cycle
+            with DisableTorchDispatch(), torch.no_grad():
+                tensor = tensor.detach()
+        self.kept, self.version, self.recipe = tensor, tensor._version, None
+
+    def adopt(self, depth: int, through: Sequence[TrackedTensor]) -> None:
+        """Save the recipe, which recomputes the intermediates ``through``, in place of the tensor."""
+        self.depth, self.through = depth, through
+        for value in (self, *through):
+            assert value.recipe is not None, "an intermediate of a recipe has a recipe"
+            value.recipe.parts = ()
+        for value in through:
+            value.recipes += 1
+
+    def release(self) -> None:
+        """Release the recipe, and evict what the store holds for it alone."""
+        for value in self.through:
+            value.recipes -= 1
+            value.drop_if_unused()
+        self.through = ()
+        self.drop_if_unused()
+
+    def drop_if_unused(self) -> None:
+        """Evict the tensor from the store if neither autograd nor a recipe needs it any more."""
+        if self.readers == 0 and self.recipes == 0:
+            self.store.drop(self)
+
+    @property
+    def is_worth_storing(self) -> bool:
+        """Whether backward will use it again: autograd saved it, or several recipes have it as an intermediate."""
+        return self.readers > 0 or (self.recipes > 1 and self.recipe is not None and not self.recipe.is_view)
+
+    def available(self) -> Tensor | None:
+        """Return the tensor if it is saved or stored, else None; RecipeError if it was overwritten."""
+        return self.store.get(self) if self.kept is None else unmodified(self.kept, self.version)
+
+
+class Recipe:
+    """An operation with its arguments, which recomputes a tensor from others.
+
+    Args:
+    - `operation`: a functional operation.
+    - `args`: with tracked tensors in place of tensors.
+    - `kwargs`: without tensors.
+    - `is_view`: whether the output shares the memory of the first argument.
+
+    ``parts`` are tensors that stay alive until either the output or the recipe is saved.
+    """
+
+    __slots__ = ("args", "is_view", "kwargs", "operation", "outputs", "parts")
+
+    def __init__(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool) -> None:
+        self.operation, self.args, self.kwargs, self.is_view = operation, args, kwargs, is_view
+        self.outputs: list[weakref.ref[TrackedTensor]] = []  # if there are several; they hold the recipe
+        self.parts: Sequence[Tensor] = ()
+
+    def sources(self) -> Iterator[TrackedTensor]:
+        """Yield the inputs; one that is used several times, several times."""
+        for arg in self.args:
+            if type(arg) is TrackedTensor:
+                yield arg
+            elif type(arg) is list:
+                for each in arg:
+                    if type(each) is TrackedTensor:
+                        yield each
+
+
+class Store:
+    """A least-recently-used cache of recomputed tensors that backward needs again.
+
+    Its capacity is `MAX_STORED` times the size of the largest tensor stored. An evicted tensor is recomputed when it is
+    needed. A tensor that was modified in place since, as the backward of a custom function may do, counts as evicted.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[TrackedTensor, tuple[Tensor, int]] = {}  # with its version
+        self._largest = self._total = 0
+        self._lock = threading.RLock()  # autograd has one thread per device
+
+    def get(self, value: TrackedTensor) -> Tensor | None:
+        """Return a tensor and mark it most recently used; None if it is not stored."""
+        with self._lock:
+            tensor, version = self._tensors.get(value, (None, 0))
+            if tensor is not None:
+                self.drop(value)
+                if tensor._version != version:
+                    return None
+                self._insert(value, tensor)
+            return tensor
+
+    def put(self, value: TrackedTensor, tensor: Tensor) -> None:
+        """Store a tensor, and evict the least recently used ones beyond the capacity."""
+        with self._lock:
+            self.drop(value)
+            self._insert(value, tensor)
+            while self._total > MAX_STORED * self._largest:
+                self.drop(next(iter(self._tensors)))
+
+    def drop(self, value: TrackedTensor) -> None:
+        """Evict a tensor if it is stored."""
+        with self._lock:
+            tensor, _ = self._tensors.pop(value, (None, 0))
+            if tensor is not None:
+                self._total -= tensor.nbytes
+
+    def _insert(self, value: TrackedTensor, tensor: Tensor) -> None:
+        self._tensors[value] = tensor, tensor._version
+        self._total += tensor.nbytes
+        self._largest = max(self._largest, tensor.nbytes)
+
+
+class SavedHandle:
+    """The object that autograd holds in place of a saved tensor."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: TrackedTensor) -> None:
+        self.value = value
+        value.readers += 1
+        value.waiting += 1
+
+    def __del__(self) -> None:
+        value = self.value
+        value.readers -= 1
+        if value.readers == 0:
+            value.release()
+
+    def unpack(self) -> Tensor:
+        """Return the tensor, recomputed if it is neither saved nor stored; RecipeError if it cannot be recomputed."""
+        value = self.value
+        tensor = value.available()
+        if tensor is None:
+            with skip_autograd_and_autocast(), torch.no_grad():
+                tensor = compute(value)
+        if value.kept is None:
+            value.waiting -= 1
+            if value.waiting > 0:
+                if value.store.get(value) is None:
+                    value.store.put(value, tensor)
+            else:  # with retain_graph=True, the next backward pass starts over
+                value.store.drop(value)
+                value.waiting = value.readers
+        return tensor
+
+
+def unmodified(tensor: Tensor, version: int) -> Tensor:
+    """Return the tensor; RecipeError if it was modified in place since it had this version, or its memory was freed."""
+    if tensor._version != version:
+        raise RecipeError(
+            f"a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was modified in place after "
+            f"forward used it (it is at version {tensor._version}, not {version}); do not overwrite inputs, outputs or "
+            "parameters of the network between forward and backward, or clone() them first"
+        )
+    if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0 and _has_memory(tensor):
+        raise RecipeError(
+            f"the memory of a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was freed after forward, "
+            "as sharded parameters are; leave such parts of the network out of zoo.lean"
+        )
+    return tensor
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor of this size and device has memory."""
+    return tensor.numel() > 0 and tensor.device.type != "meta"
+
+
+def compute(target: TrackedTensor) -> Tensor:
+    """Recompute a tensor that is neither saved nor stored.
+
+    Intermediates that backward will need again are stored; the others are freed after their last use. Raises
+    RecipeError if an input of the recipe was overwritten or freed.
+    """
+    tensors: dict[TrackedTensor, Tensor] = {}
+    fresh: set[TrackedTensor] = set()  # sole owners of memory allocated here: operations may run in place
+    order, uses = _plan(target, tensors)
+    for value in order:
+        if value in tensors:
+            continue  # another output of a recipe that has run
+        recipe = value.recipe
+        assert recipe is not None, "tensors without a recipe are saved"
+        args = tuple([_filled(arg, tensors) for arg in recipe.args])
+        operation = recipe.operation
+        if (
+            recipe.args
+            and type(recipe.args[0]) is TrackedTensor
+            and recipe.args[0] in fresh
+            and uses[recipe.args[0]] == 1
+        ):
+            in_place = IN_PLACE.get(operation)
+            if in_place is not None and args[0].dtype == value.dtype and _are_alike(args):
+                operation = in_place
+                del tensors[recipe.args[0]]  # overwritten
+        outputs = operation(*args, **recipe.kwargs)
+        if isinstance(outputs, Tensor):
+            _take(value, outputs, target, tensors, fresh, recipe)
+        else:
+            for other in (reference() for reference in recipe.outputs):
+                if other is not None and (other in uses or other.readers > 0):
+                    _take(other, outputs[other.index], target, tensors, fresh, recipe)
+        for source in recipe.sources():
+            uses[source] -= 1
+            if uses[source] == 0:
+                tensors.pop(source, None)
+                fresh.discard(source)
+    return tensors[target]
+
+
+def _plan(
+    target: TrackedTensor, tensors: dict[TrackedTensor, Tensor]
+) -> tuple[list[TrackedTensor], Counter[TrackedTensor]]:
+    """Return what to recompute in topological order, and use counts; put what is saved or stored into ``tensors``."""
+    order: list[TrackedTensor] = []
+    uses: Counter[TrackedTensor] = Counter((target,))
+    seen: set[TrackedTensor] = set()
+    pending: list[tuple[TrackedTensor, bool]] = [(target, False)]
+    while pending:
+        value, has_sources = pending.pop()
+        if has_sources:
+            order.append(value)
+        elif value not in seen:
+            seen.add(value)
+            tensor = value.available()
+            if tensor is not None:
+                tensors[value] = tensor
+                continue
+            assert value.recipe is not None, "the inputs of a recipe are saved"
+            pending.append((value, True))
+            for source in value.recipe.sources():
+                uses[source] += 1
+                pending.append((source, False))
+    return order, uses
+
+
+def _take(
+    value: TrackedTensor,
+    tensor: Tensor,
+    target: TrackedTensor,
+    tensors: dict[TrackedTensor, Tensor],
+    fresh: set[TrackedTensor],
+    recipe: Recipe,
+) -> None:
+    """Restore the strides and the dtype of a recomputed tensor, and put it into ``tensors`` and the store.
+
+    Strides matter, as kernels may sum in another order for another layout. The dtype differs if the original operation
+    wrote in place into a tensor of another dtype. A tensor is fresh if it shares its memory with no other, whichever
+    operation computed it; the inputs of a view are fresh no longer.
+    """
+    if tensor.stride() != value.stride or tensor.dtype != value.dtype:
+        tensor = torch.empty_strided(tensor.shape, value.stride, dtype=value.dtype, device=tensor.device).copy_(tensor)
+    sharing = [source for source in recipe.sources() if source in tensors and is_alias_of(tensor, tensors[source])]
+    fresh.difference_update(sharing)
+    tensors[value] = tensor
+    if value.is_worth_storing and value is not target:
+        value.store.put(value, tensor)
+    elif not sharing:
+        fresh.add(value)
+
+
+def _filled(arg: Any, tensors: dict[TrackedTensor, Tensor]) -> Any:
+    if type(arg) is TrackedTensor:
+        return tensors[arg]
+    if type(arg) is list:
+        return [tensors[each] if type(each) is TrackedTensor else each for each in arg]
+    return arg
+
+
+def _are_alike(args: tuple[Any, ...]) -> bool:
+    """Return whether all tensors have the same shape and dtype, and hence the output too."""
+    return len({(arg.shape, arg.dtype) for arg in args if isinstance(arg, Tensor)}) == 1

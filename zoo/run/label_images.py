@@ -1,0 +1,205 @@
+"""Files of a segmented image: classes as palette PNG or numbers, probabilities, and an overlay with a legend."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from zoo.config import Experiment
+from zoo.errors import ConfigError, printable
+from zoo.files import write_bytes
+from zoo.run.predictions import cut_line
+
+PALETTE_SIZE = 256  # colours that a palette PNG can have
+MAX_ID = 65535  # the largest label of a 16-bit PNG
+OPACITY = 0.5
+PAPER, INK = "white", "black"
+MIN_FONT_PX, IMAGE_PER_FONT = 12, 80  # the letters of a legend grow with the image
+ENTRY_LETTERS = 18  # width of an entry of the legend, in heights of its letters
+DARK = 128  # the brightest of red, green and blue is more than that in a colour that is not dark
+EYE = (2, 4, 3)  # weights of the squared distances of red, green and blue
+
+# The 65 classes of Mapillary Vistas' research edition in their order, and the colours of its palette.
+VISTAS = {
+    "Bird": "a52a2a", "Ground Animal": "00c000", "Curb": "c4c4c4", "Fence": "be9999", "Guard Rail": "b4a5b4",
+    "Barrier": "5a7896", "Wall": "66669c", "Bike Lane": "8040ff", "Crosswalk - Plain": "8c8cc8", "Curb Cut": "aaaaaa",
+    "Parking": "faaaa0", "Pedestrian Area": "606060", "Rail Track": "e6968c", "Road": "804080",
+    "Service Lane": "6e6e6e", "Sidewalk": "f423e8", "Bridge": "966464", "Building": "464646", "Tunnel": "96785a",
+    "Person": "dc143c", "Bicyclist": "ff0000", "Motorcyclist": "ff0064", "Other Rider": "ff00c8",
+    "Lane Marking - Crosswalk": "c88080", "Lane Marking - General": "ffffff", "Mountain": "40aa40", "Sand": "e6a032",
+    "Sky": "4682b4", "Snow": "beffff", "Terrain": "98fb98", "Vegetation": "6b8e23", "Water": "00aa1e",
+    "Banner": "ffff80", "Bench": "fa001e", "Bike Rack": "648cb4", "Billboard": "dcdcdc", "Catch Basin": "dc8080",
+    "CCTV Camera": "de2828", "Fire Hydrant": "64aa1e", "Junction Box": "282828", "Mailbox": "212121",
+    "Manhole": "6480a0", "Phone Booth": "8e0000", "Pothole": "466496", "Street Light": "d2aa64", "Pole": "999999",
+    "Traffic Sign Frame": "808080", "Utility Pole": "000050", "Traffic Light": "faaa1e",
+    "Traffic Sign (Back)": "c0c0c0", "Traffic Sign (Front)": "dcdc00", "Trash Can": "8c8c14", "Bicycle": "770b20",
+    "Boat": "9600ff", "Bus": "003c64", "Car": "00008e", "Caravan": "00005a", "Motorcycle": "0000e6",
+    "On Rails": "005064", "Other Vehicle": "804040", "Trailer": "00006e", "Truck": "000046", "Wheeled Slow": "0000c0",
+    "Car Mount": "202020", "Ego Vehicle": "780a0a",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Palette:
+    """How classes are shown.
+
+    Args:
+    - `colors`: RGB of each class, (C, 3), uint8.
+    - `names`: the name of each class, which a terminal and a picture can show.
+    """
+
+    colors: np.ndarray
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.colors)
+
+
+def palette_of(config: Experiment, names: Sequence[str] | None = None) -> Palette:
+    """Return the `palette_for` the network of an experiment; ``names``: of its classes, where they are known."""
+    layout = "folders" if config.segmentation is None else config.segmentation.layout
+    return palette_for(config.network.num_classes, names, layout)
+
+
+def palette_for(num_classes: int, names: Sequence[str] | None = None, layout: str = "folders") -> Palette:
+    """Return the palette of a network with ``num_classes`` outputs.
+
+    For the 65 classes of the layout "vistas" it is the published palette, and the names are the data set's where
+    ``names`` is None. Other networks have `distinct_colors`, and classes without a name are called by their numbers.
+    """
+    names = [] if names is None else list(map(printable, names))
+    if layout == "vistas" and num_classes == len(VISTAS):
+        colors = np.array([list(bytes.fromhex(color)) for color in VISTAS.values()], dtype=np.uint8)
+        return Palette(colors, names or list(VISTAS))
+    return Palette(distinct_colors(num_classes), [*names, *map(str, range(len(names), num_classes))])
+
+
+def distinct_colors(count: int) -> np.ndarray:
+    """Return ``count`` colours (count, 3), uint8; the first 256 are all different. Class k always has the same one.
+
+    Class 0, which is often the ground, is gray. Each further class has the colour of a grid that is farthest from all
+    colours before it, where differences in green count most and in red least. No colour is dark.
+    """
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 8).round()] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    grid = grid[grid.max(axis=1) > DARK]
+    colors = [np.full(3, 128.0)]
+    distance = np.full(len(grid), np.inf)
+    while len(colors) < min(count, PALETTE_SIZE):
+        distance = np.minimum(distance, ((grid - colors[-1]) ** 2 * EYE).sum(axis=1))
+        colors.append(grid[distance.argmax()])
+    return np.resize(np.array(colors, dtype=np.uint8), (count, 3))
+
+
+def check_kind(kind: str, num_classes: int) -> None:
+    """Raise ConfigError if files of ``kind`` ("palette", "ids", "prob" or "overlay") cannot hold so many classes."""
+    limits = {"palette": PALETTE_SIZE, "ids": MAX_ID + 1}
+    if num_classes > limits.get(kind, num_classes):
+        other = "ids, prob or overlay" if kind == "palette" else "prob or overlay"
+        raise ConfigError(
+            f"the network has {num_classes:,} classes, and a PNG of the kind {kind} can hold {limits[kind]:,}; "
+            f"--output: give {other}"
+        )
+
+
+def palette_image(classes: np.ndarray, palette: Palette) -> Image.Image:
+    """Return classes (H, W) as an image of mode P, whose values are the classes; colours beyond theirs are black."""
+    image = Image.fromarray(classes.astype(np.uint8))
+    colors = np.zeros((PALETTE_SIZE, 3), dtype=np.uint8)
+    colors[: len(palette)] = palette.colors
+    image.putpalette(colors.tobytes())  # red, green and blue of the first colour, then of the second
+    return image
+
+
+def id_image(classes: np.ndarray, num_classes: int) -> Image.Image:
+    """Return classes (H, W) as a gray image whose values are the classes: 8 bits for up to 256 classes, else 16."""
+    return Image.fromarray(classes.astype(_id_type(num_classes)))
+
+
+def write_palette(path: Path, classes: np.ndarray, palette: Palette) -> None:
+    """Write classes (H, W) as a palette PNG; ConfigError for more than 256 classes."""
+    check_kind("palette", len(palette))
+    write_png(path, palette_image(classes, palette))
+
+
+def write_ids(path: Path, classes: np.ndarray, num_classes: int) -> None:
+    """Write classes (H, W) as a gray PNG of 8 or 16 bits; ConfigError for more than 65,536 classes."""
+    check_kind("ids", num_classes)
+    write_png(path, id_image(classes, num_classes))
+
+
+def write_probabilities(path: Path, classes: np.ndarray, probabilities: np.ndarray, num_classes: int) -> None:
+    """Write a compressed npz file of two arrays (H, W): ``classes``, and ``probability``, theirs, as float16.
+
+    Half precision has three decimals near 1, which is more than probabilities mean. Those of the other classes are left
+    out: for the 65 of Vistas they would make a file of 270 MB for each image of two megapixels.
+    """
+    content = io.BytesIO()
+    np.savez_compressed(
+        content, classes=classes.astype(_id_type(num_classes)), probability=probabilities.astype(np.float16)
+    )
+    write_bytes(path, content.getvalue())
+
+
+def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
+    """Return the RGB ``image`` with the colours of ``classes`` (H, W) over it, half of each."""
+    return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OPACITY)
+
+
+def classes_over(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
+    """Return the `overlay` of classes (H, W), scaled to the image, which shows through where there is no such class."""
+    rows, columns = (
+        np.arange(size) * side // size for size, side in zip(reversed(image.size), classes.shape, strict=True)
+    )
+    classes = classes[rows[:, None], columns]
+    is_class = (classes >= 0) & (classes < len(palette))
+    over = overlay(image, np.where(is_class, classes, 0), palette)
+    return Image.composite(over, image.convert("RGB"), Image.fromarray(is_class))
+
+
+def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
+    """Return the `overlay` above a legend of the classes that occur, the largest first, with their share of the pixels.
+
+    The overlay has the size of the image and is in the upper left corner. The font is PIL's own; its letters are 12 px
+    high, or more in an image that is wider than 960 px. A name that is too long is cut.
+    """
+    present, counts = np.unique(classes, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    letter = max(MIN_FONT_PX, image.width // IMAGE_PER_FONT)
+    width, height, margin = ENTRY_LETTERS * letter, 2 * letter, letter // 2
+    columns = max(1, image.width // width)
+    rows = -(-len(present) // columns)
+    sheet = Image.new("RGB", (max(image.width, width), image.height + rows * height + margin), PAPER)
+    sheet.paste(overlay(image, classes, palette), (0, 0))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(letter)
+    for place, index in enumerate(order):
+        row, column = divmod(place, columns)
+        left, top = column * width + margin, image.height + row * height + margin
+        color = tuple(map(int, palette.colors[present[index]]))
+        draw.rectangle((left, top, left + 2 * letter, top + height - margin), fill=color, outline=INK)
+        percent = 100 * counts[index] / classes.size
+        share = f"  {percent:.1f} %" if percent >= 0.1 else "  < 0.1 %"
+        room = width - 3 * letter - margin - font.getlength(share)
+        text = cut_line(palette.names[present[index]], font, room) + share
+        draw.text((left + 3 * letter - margin, top + (height - margin) // 2), text, fill=INK, font=font, anchor="lm")
+    return sheet
+
+
+def write_overlay(path: Path, image: Image.Image, classes: np.ndarray, palette: Palette) -> None:
+    """Write the `overlay_with_legend` as PNG."""
+    write_png(path, overlay_with_legend(image, classes, palette))
+
+
+def write_png(path: Path, image: Image.Image) -> None:
+    """Write ``image`` as PNG: the whole file or nothing. The folder is made where it is missing."""
+    content = io.BytesIO()
+    image.save(content, format="PNG")
+    write_bytes(path, content.getvalue())
+
+
+def _id_type(num_classes: int) -> type[np.unsignedinteger]:
+    return np.uint8 if num_classes <= PALETTE_SIZE else np.uint16 if num_classes <= MAX_ID + 1 else np.uint32

@@ -1,0 +1,330 @@
+"""The log of a training run: text, JSON lines, TensorBoard and the progress bar (`zoo.engine.reporting.Log`)."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.config import Experiment
+from zoo.engine.reporting import TrainMetrics
+from zoo.engine.task import Result
+from zoo.errors import ConfigError, printable
+from zoo.files import open_own
+from zoo.run.board import Board
+from zoo.run.console import PlainFormatter, Progress, format_duration
+from zoo.run.cost import CostMeter
+from zoo.run.environment import describe_environment
+from zoo.run.log_folder import METRICS_FILE, writable, write_settings
+from zoo.tasks import task_of
+
+logger = logging.getLogger(__name__)
+
+
+class TextLog(logging.FileHandler):
+    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only.
+
+    Raises OSError for a symbolic link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self.setFormatter(PlainFormatter("%(asctime)s - %(message)s"))
+        self._has_complained = False
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(open_own(Path(self.baseFilename), "ab"), self.encoding, self.errors)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say on stderr, the first time only, why a record is missing: the log itself cannot say it."""
+        if not self._has_complained:
+            self._has_complained = True
+            print(f"{self.baseFilename}: lines are missing from here on: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file, even if the disk is full and what is still in memory is lost."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def kept_records() -> Iterator[MemoryHandler]:
+    """Keep zoo's log records until the run can begin and its log is open."""
+    handler = MemoryHandler(capacity=0)
+    logging.getLogger("zoo").addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logging.getLogger("zoo").removeHandler(handler)
+
+
+class JsonLines:
+    """Appends records to a file of one JSON object a line, which a run and all its resumptions share.
+
+    A killed process or a full disk leaves whole lines only. Raises OSError for a symbolic link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        _drop_torn_line(path)
+        self._file = open_own(path, "ab", buffering=0)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one object: ``event``, ``time_s`` (seconds since 1970) and the ``fields``.
+
+        NaN and infinities become null. If the system cannot write the record, OSError is raised and no part of the
+        record is in the file.
+        """
+        record = {"event": event, "time_s": round(time.time(), 3), **fields}
+        text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
+        end, left = os.fstat(self._file.fileno()).st_size, f"{text}\n".encode()
+        try:
+            while left:  # a disk that is nearly full takes only a part of the record
+                left = left[self._file.write(left) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> None:
+        """Wait until all records are on the disk and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+class RunLog:
+    """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
+
+    A context manager. Raises ConfigError if the files cannot be opened. A record that cannot be written later is left
+    out, with one warning, and training goes on, because a checkpoint is worth more than a line. If a checkpoint
+    cannot be written either, the run ends.
+
+    Args:
+    - `log_dir`: folder of all files, which is made. A second run with the same folder appends to them.
+    - `rank`: rank of this process.
+    - `config`: settings of the run.
+    - `histograms`: whether TensorBoard gets histograms of some parameters.
+    - `earlier`: records from before the log was opened, see `kept_records`; they come first in the text log.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        rank: int,
+        config: Experiment,
+        *,
+        histograms: bool = False,
+        earlier: MemoryHandler | None = None,
+    ) -> None:
+        self._log_dir = log_dir
+        self._config = config
+        self._labels = task_of(config).shown_labels
+        self._histograms = histograms
+        self._is_main = rank == 0
+        self._progress: Progress | None = None
+        self._board: Board | None = None
+        self._metrics: JsonLines | None = None
+        self._cost: CostMeter | None = None
+        self._num_lost = 0
+        with writable(log_dir), ExitStack() as opened:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            self._text = TextLog(log_dir / f"training_{rank}.log")
+            opened.callback(self._text.close)
+            if self._is_main:
+                self._metrics = JsonLines(log_dir / METRICS_FILE)
+            opened.pop_all()
+        if earlier is not None:
+            earlier.setTarget(self._text)
+            earlier.flush()
+        logging.getLogger("zoo").addHandler(self._text)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            reason = f"stopped: {type(error).__name__}: {error}"
+            logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
+        if self._cost is not None:
+            self._add_line("end", **self._cost.read())
+        if self._metrics is not None:
+            self._write(self._metrics.close)
+        if self._board is not None:
+            self._write(self._board.close)
+        if self._num_lost:
+            logger.warning("%d records of this run are missing in %s", self._num_lost, self._log_dir)
+        logging.getLogger("zoo").removeHandler(self._text)
+        self._text.close()
+
+    def begin(self, step: int, device: torch.device, world_size: int, images: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record settings, machine and ``images``, and with ``step`` > 0 that a run is resumed after that many steps.
+
+        ``images`` are those to train on ("train") and to validate on ("val"), each with their number, that of their
+        classes, and a digest of their names: the settings do not tell a part of a data set from all of it. TensorBoard
+        hides what an interrupted run had written beyond this step. ConfigError if the settings cannot be written.
+        """
+        if not self._is_main:
+            return
+        write_settings(self._log_dir, self._config)
+        self._add_line(
+            "resume" if step else "start",
+            step=step,
+            world_size=world_size,
+            config_digest=self._config.digest(),
+            images=images,
+            environment=describe_environment(device),
+        )
+        self._cost = CostMeter(device, world_size)
+        with writable(self._log_dir):
+            self._board = Board(self._log_dir, self._config, step)
+
+    def _add_line(self, event: str, **fields: Any) -> None:
+        if self._metrics is not None:
+            self._write(partial(self._metrics.write, event, **fields))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        """Call ``write``. If the system cannot write, count the lost record, and the first time warn."""
+        try:
+            write()
+        except OSError as error:
+            self._num_lost += 1
+            if self._num_lost == 1:
+                logger.warning(
+                    "the log cannot be written (%s); %s: training goes on without these records", error, self._log_dir
+                )
+
+    def message(self, text: str) -> None:
+        """Record one line of text."""
+        logger.info("%s", text)
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
+        """Open a bar of ``total`` batches, ``done`` of them finished; yields a function that counts further batches."""
+        with Progress(title, total, done, show=self._is_main) as progress:
+            self._progress = progress
+            try:
+                yield progress.advance
+            finally:
+                self._progress = None
+
+    def train_metrics(self, metrics: TrainMetrics) -> None:
+        """Record the means of the batches since the last record, and the averages of the epoch."""
+        logger.info("%s", _train_line(metrics, self._labels), extra={"shown_by_bar": True})
+        if self._progress is not None:
+            name, label = next(iter(self._labels.items()))
+            self._progress.tell(
+                f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, {label} {metrics.scores[name]:.1f}, "
+                f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
+            )
+        self._add_line("train", **metrics.record())
+        if self._cost is not None:
+            self._cost.update()
+        if self._board is not None:
+            self._write(partial(self._board.train, metrics))
+
+    def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
+        """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
+        logger.info("%s", _validation_line(epoch, result, is_best))
+        self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
+        if self._cost is not None:
+            self._cost.update()
+        if self._board is not None:
+            self._write(partial(self._board.validation, step, result))
+
+    def images(self, step: int, images: Tensor) -> None:
+        """Record the first images of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
+        if self._board is not None:
+            self._write(partial(self._board.images, step, images))
+
+    def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
+        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation, in TensorBoard."""
+        if self._board is not None:
+            self._write(partial(self._board.class_maps, step, name, image, maps))
+
+    def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
+        """Record the relative reconstruction error of each block of reversible chains."""
+        self._add_line("reconstruction", step=step, errors=dict(errors))
+        if self._board is not None:
+            self._write(partial(self._board.reconstruction, step, errors))
+
+    def gradient_angle(self, step: int, degrees: float) -> None:
+        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
+        self._add_line("gradient_angle", step=step, degrees=degrees)
+        if self._board is not None:
+            self._write(partial(self._board.gradient_angle, step, degrees))
+
+    def parameters(self, step: int, model: nn.Module) -> None:
+        """Record histograms of the classifier and of the last norm, if they were asked for."""
+        if self._board is not None and self._histograms:
+            self._write(partial(self._board.parameters, step, model))
+
+
+def validation_after(log_dir: Path, epoch: int) -> dict[str, Any]:
+    """Return the last record of the validation after ``epoch`` (from 0); ConfigError if the log of a run has none."""
+    path = log_dir / METRICS_FILE
+    found: dict[str, Any] | None = None
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if (record["event"], record.get("epoch")) == ("validation", epoch):
+                found = record
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the scores of a run cannot be read ({error}); {printable(path)}") from error
+    if found is None:
+        raise ConfigError(
+            f"the log has no validation after epoch {epoch + 1}; {printable(path)}: score the run's checkpoint with "
+            "zoo validate"
+        )
+    return found
+
+
+def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
+    """Return the means since the last line, and in brackets the averages of the epoch."""
+    scores = [f"{label} {metrics.scores[key]:.2f} ({metrics.epoch_scores[key]:.2f})" for key, label in labels.items()]
+    return (
+        f"epoch {metrics.epoch + 1} [{metrics.batch}/{metrics.num_batches}] "
+        f"time {metrics.step_s:.3f} s, data {metrics.data_s:.3f} s, "
+        f"loss {metrics.loss:.4f} ({metrics.epoch_loss:.4f}), "
+        f"{', '.join(scores)}, "
+        f"lr {metrics.lr:.3g}, {metrics.images_per_s:.0f} images/s, "
+        f"{metrics.peak_memory_bytes / 1e9:.2f} GB, ETA {format_duration(metrics.eta_s)}"
+    )
+
+
+def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
+    skipped = f", {result.skipped} left out" if result.skipped else ""
+    errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.shown_labels.items()]
+    return (
+        f"epoch {epoch + 1} validation: {', '.join(scores)}, "
+        f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off an incomplete last line, which a full disk or a power failure may have left."""
+    if not path.exists():
+        return
+    with open_own(path, "r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,53 @@
+"""Markdown tables that are aligned in a terminal too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Cell = str | int | float | None
+
+
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a Markdown table with aligned columns, without a final newline.
+
+    Floats get two decimals, None is an empty cell, and a column of numbers is aligned to the right.
+    """
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
+    texts = [[_text(header) for header in headers], *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(3, *(len(line[index]) for line in texts)) for index in range(len(headers))]
+    rule = ["-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, numeric, strict=True)]
+    lines = [texts[0], rule, *texts[1:]]
+    return "\n".join(_line(line, widths, numeric) for line in lines)
+
+
+def number_text(value: Cell) -> str:
+    """Return a number with four digits, a whole one below 1e9 with all of them; words as they are, None as "".
+
+    Numbers from 10,000 on are written with commas, and very large or small ones with their power of ten.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return str(value) if isinstance(value, int) and abs(value) < 1e4 else f"{value:.4g}"
+
+
+def _is_numeric(column: Sequence[Cell]) -> bool:
+    filled = [cell for cell in column if cell is not None]
+    return bool(filled) and all(isinstance(cell, (int, float)) for cell in filled)
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.2f}"
+    return str(cell).replace("|", "\\|")
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    padded = [
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width, right in zip(cells, widths, numeric, strict=True)
+    ]
+    return f"| {' | '.join(padded)} |"
