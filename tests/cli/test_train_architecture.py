@@ -38,7 +38,7 @@ def test_an_architecture_is_trained_by_its_name(
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
     assert f'network.arch = "{name}"' in printed
-    assert "network.classes = 2\n" in printed
+    assert "network.num_classes = 2\n" in printed
     assert 'optimizer.schedule.type = "cosine"\n' in printed
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")

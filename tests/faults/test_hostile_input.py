@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from PIL import Image
-from zoo.weights.record import NetworkRecord, record_in
 
 from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
@@ -26,6 +25,7 @@ from zoo.data.reading import decode_as, load_rgb
 from zoo.weights.download import number, read_form, retry_after_s, without_password
 from zoo.weights.published import read_checksums
 from zoo.weights.read import extract_state_dict, read_checkpoint
+from zoo.weights.stored_spec import parse_stored_spec
 
 
 @EXAMPLES
@@ -115,11 +115,11 @@ def test_any_bytes_of_a_weights_file_are_tensors_or_a_message(kind: str, count: 
 @EXAMPLES
 def test_any_record_in_a_weights_file_is_a_record_or_a_message(count: int, tmp_path: Path) -> None:
     config = parse_experiment(SETTINGS, "test")
-    record = NetworkRecord.of_config(config.network, config.input, ("a", "b")).to_json()
+    record = config.network.described(config.input, ("a", "b")).model_dump(mode="json")
     cases = damaged_tree({"network": record, "state_dict": {}}) | st.dictionaries(
         st.sampled_from(("network", "config", "class_names", "state_dict")), JSON
     )
-    fuzz(lambda content: record_in(content, "weights.pth"), count, cases, tmp_path)
+    fuzz(lambda content: parse_stored_spec(content, "weights.pth"), count, cases, tmp_path)
 
 
 def _images() -> list[bytes]:
