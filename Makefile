@@ -28,7 +28,7 @@ lint: $(TOOLS)
 
 faults: $(TOOLS)
 	$(BIN)/python -m pytest -m "not gpu and not network" --fault-table -q \
-	    tests/faults tests/weights/test_faults.py tests/weights/test_hostile_servers.py
+	    tests/faults tests/weights/test_fetch.py tests/weights/test_read.py
 
 # The tests with one version of torch, in an environment of its own: make matrix TORCH=2.13.0
 matrix:

@@ -6,7 +6,6 @@ import fcntl
 import json
 import math
 import multiprocessing
-import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import IO
 import pytest
 
 from zoo import files
-from zoo.files import open_own, remove_leftovers, replacing, write_bytes, write_json
+from zoo.files import remove_leftovers, replacing, write_bytes, write_json
 
 
 def test_the_file_and_its_folder_are_made_and_nothing_else(tmp_path: Path) -> None:
@@ -46,36 +45,6 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """A file of the user outside of the folder that is written to, which nothing may change."""
-    path = tmp_path / "elsewhere.txt"
-    path.write_text("mine")
-    return path
-
-
-def test_nobody_can_guess_the_name_of_the_temporary_file(tmp_path: Path, elsewhere: Path) -> None:
-    """A link under a name that can be guessed would have its target overwritten."""
-    path = tmp_path / "folder" / "result.json"
-    path.parent.mkdir()
-    names = set()
-    for _ in range(2):
-        with replacing(path) as temporary:
-            names.add(temporary.name)
-            assert temporary.exists(), "whoever is first has the name"
-            temporary.write_text("new")
-    assert len(names) == 2
-    assert str(os.getpid()) not in {name.split(".")[-2] for name in names}
-
-
-def test_a_link_under_the_final_name_is_replaced_and_not_followed(tmp_path: Path, elsewhere: Path) -> None:
-    path = tmp_path / "result.json"
-    path.symlink_to(elsewhere)
-    write_bytes(path, b"new")
-    assert not path.is_symlink()
-    assert (path.read_text(), elsewhere.read_text()) == ("new", "mine")
-
-
 def test_a_file_that_another_process_is_about_to_remove_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,13 +52,13 @@ def test_a_file_that_another_process_is_about_to_remove_is_not_used(
     removing: dict[Path, IO[bytes]] = {}
 
     def lock_first(path: Path, mode: str) -> IO[bytes]:
-        opened = open_own(path, mode)
+        opened = open(path, mode)  # noqa: SIM115
         if not removing:
-            removing[path] = open_own(path, "r+b")
+            removing[path] = open(path, "r+b")  # noqa: SIM115
             fcntl.flock(removing[path], fcntl.LOCK_EX)
         return opened
 
-    monkeypatch.setattr(files, "open_own", lock_first)
+    monkeypatch.setattr(Path, "open", lock_first)
     monkeypatch.setattr(files, "_swept_folders", {tmp_path})
     with replacing(tmp_path / "result.json") as temporary:
         for path, file in removing.items():

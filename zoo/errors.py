@@ -9,7 +9,6 @@ from collections.abc import Iterable
 EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
-EXIT_LOST_PROCESS = 69  # EX_UNAVAILABLE of sysexits.h: another process of the run has ended or cannot be reached
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the state was saved, continue with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has ended
@@ -57,12 +56,6 @@ class NonFiniteLossError(ZooError):
     exit_code = EXIT_NOT_FINITE
 
 
-class LostProcessError(ZooError):
-    """Another process of the run has ended or cannot be reached (exit code 69)."""
-
-    exit_code = EXIT_LOST_PROCESS
-
-
 class TrainingInterrupted(ZooError):
     """Training was stopped by a signal after its state was saved (exit code 75)."""
 
@@ -100,6 +93,18 @@ def shorten_repr(value: object) -> str:
     except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
         text = f"(too long to show: {type(value).__name__})"
     return printable(text[:MAX_SHOWN_REPR])
+
+
+def fault(what: object, where: object = "", remedy: object = "") -> str:
+    """Return the message of an error, "what; where: remedy", as one `printable` line.
+
+    Args:
+    - `what`: what is wrong, with the values.
+    - `where`: the file, key or layer that it was found in. Left out if empty.
+    - `remedy`: what the user can do about it. Left out if empty.
+    """
+    place = ": ".join(filter(None, [str(where), str(remedy)]))
+    return printable(f"{what}; {place}" if place else what)
 
 
 def hide_password(url: str) -> str:

@@ -1,10 +1,25 @@
-"""Markdown tables that are aligned in a terminal too."""
+"""Markdown pages, tables that are also aligned in a terminal, and numbers in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 Cell = str | int | float | None
+
+
+def markdown_page(blocks: Iterable[str]) -> str:
+    """Return a Markdown page of the blocks that are not empty (headings, paragraphs, lists, tables)."""
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def markdown_list(items: Iterable[str]) -> str:
+    """Return a Markdown list, "" without items."""
+    return "\n".join(f"- {item}" for item in items)
+
+
+def key_value_text(values: Mapping[str, object]) -> str:
+    """Return "key value, key value", without the values that are None or empty."""
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, ""))
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -21,9 +36,9 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
 
 
 def number_text(value: Cell) -> str:
-    """Return a number with four digits, a whole one below 1e9 with all of them; words as they are, None as "".
+    """Return a number with four significant digits, or all digits of an integer below 1e9.
 
-    Numbers from 10,000 on are written with commas, and very large or small ones with their power of ten.
+    Numbers from 10,000 to 1e9 are rounded to integers with commas. Text is returned unchanged, None as "".
     """
     if value is None or isinstance(value, str):
         return value or ""

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.benchmark import largest_batch, layer, pareto_plot
+from zoo.benchmark import layer, max_batch, pareto_plot
 from zoo.benchmark.model import MODES, measure_networks, measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown, median_and_spread
@@ -319,7 +318,7 @@ def test_what_torch_refuses_to_run_is_noted_unless_it_is_the_baseline() -> None:
     results = new_results()
     refused = Strategy("refused", "standard", "plain", change=refuse)
     measure_strategies(results, TINY, [EAGER[0], refused], rounds=0)
-    largest_batch.check_predictions(results, TINY, [EAGER[0], refused], [2])
+    max_batch.check_predictions(results, TINY, [EAGER[0], refused], [2])
     assert [*values_of(results, "held")] == [*values_of(results, "taken")] == [BASELINE]
     assert results.notes[0].startswith("not measured: resnet18 (1-1-1-1), refused (RuntimeError: The size of tensor a")
     with pytest.raises(RuntimeError, match="The size of tensor a"):
@@ -357,17 +356,17 @@ def test_only_a_network_with_a_reversible_twin_has_its_strategies() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("16GiB", 2**34), ("1.5 MB", 1_500_000), ("7", 7), ("2kib", 2048)])
 def test_amounts_of_memory_are_read(text: str, count: int) -> None:
-    assert largest_batch.parse_bytes(text) == count
+    assert max_batch.parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "16 GiBi", "-1GB"])
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="16GiB"):
-        largest_batch.parse_bytes(text)
+        max_batch.parse_bytes(text)
 
 
 def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
-    prediction = largest_batch.MemoryPrediction(TINY, EAGER[0])
+    prediction = max_batch.MemoryPrediction(TINY, EAGER[0])
     limit = prediction.bytes_for(29).total
     assert prediction.largest_batch(limit) == (29, prediction.bytes_for(29))
     assert prediction.largest_batch(limit - 1)[0] == 28
@@ -375,7 +374,7 @@ def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
 
 
 def test_eight_pixels_more_than_the_largest_side_do_not_fit() -> None:
-    prediction = largest_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
+    prediction = max_batch.MemoryPrediction(TINY, EAGER[0], scratch=False)
     limit = prediction.bytes_for(2, 200).total
     assert prediction.largest_size(limit, 8) == (200, prediction.bytes_for(2, 200))
     assert prediction.largest_size(limit - 1, 8)[0] == 192
@@ -386,12 +385,12 @@ def test_a_network_that_segments_is_measured_with_label_maps_and_a_loss_for_each
     setup, results = Setup("deeplab_resnet18", batch=2, size=32, classes=5), new_results()
     assert setup.input_bytes == 2 * 32 * 32 * (3 * 4 + 8)
     assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
-    largest_batch.check_predictions(results, setup, choose_strategies(EAGER, ["iABN"]), [4])
+    max_batch.check_predictions(results, setup, choose_strategies(EAGER, ["iABN"]), [4])
     assert len(values_of(results, "difference")) == 2
 
 
 def test_predictions_without_scratch_memory_are_those_of_the_tensors_alone() -> None:
-    alone, scratch = (largest_batch.MemoryPrediction(TINY, EAGER[0], scratch=with_it).bytes_for(8).step
+    alone, scratch = (max_batch.MemoryPrediction(TINY, EAGER[0], scratch=with_it).bytes_for(8).step
                       for with_it in (False, True))  # fmt: skip
     model = EAGER[0].build(replace(TINY, device=torch.device("meta")))
     setup = replace(TINY, batch=8, device=torch.device("meta"))
@@ -401,16 +400,16 @@ def test_predictions_without_scratch_memory_are_those_of_the_tensors_alone() -> 
 def test_where_not_even_two_images_fit_the_table_says_so() -> None:
     results, strategies = new_results(), choose_strategies(EAGER, ["iABN"])
     limit = (
-        largest_batch.MemoryPrediction(TINY, EAGER[0]).bytes_for(2).total
-        + largest_batch.MemoryPrediction(TINY, choose_strategies(EAGER, ["iABN"])[1]).bytes_for(2).total
+        max_batch.MemoryPrediction(TINY, EAGER[0]).bytes_for(2).total
+        + max_batch.MemoryPrediction(TINY, choose_strategies(EAGER, ["iABN"])[1]).bytes_for(2).total
     ) // 2
-    assert largest_batch.report_fits(results, TINY, strategies, limit)
+    assert max_batch.report_fits(results, TINY, strategies, limit)
     assert values_of(results, "largest batch") == {BASELINE: 0, "iABN": 2}
     assert [*values_of(results, "needed")] == ["iABN"]
     (note,) = results.notes
     assert note.startswith("does not fit: std-BN needs ")
     assert "for a batch of 2 at 32 px" in note
-    assert not largest_batch.report_fits(new_results(), TINY, strategies, 1000)
+    assert not max_batch.report_fits(new_results(), TINY, strategies, 1000)
 
 
 @pytest.mark.parametrize("arch", [pytest.param("resnet32_cifar", marks=pytest.mark.slow), "revnet38_cifar"])
@@ -420,11 +419,11 @@ def test_fit_and_pareto_measure_the_same_networks(arch: str) -> None:
     setup = Setup(arch, batch=4, size=32)
     strategies = choose_strategies(EAGER, ["*RevNet*", "iABN"])
     measure_strategies(front, setup, strategies, rounds=0)
-    largest_batch.check_predictions(fits, setup, strategies, [4])
+    max_batch.check_predictions(fits, setup, strategies, [4])
     taken = values_of(fits, "taken")
     assert [*taken] == [*values_of(front, "held")]
     constant = {
-        strategy.name: largest_batch.constant_bytes(strategy.build(setup), setup) / 1e6
+        strategy.name: max_batch.constant_bytes(strategy.build(setup), setup) / 1e6
         for strategy in strategies
         if strategy.name in taken
     }
@@ -441,7 +440,7 @@ def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
 def test_a_network_without_a_twin_has_no_reversible_row_in_fit() -> None:
     results = new_results()
     setup = Setup("resnext50", batch=2, size=32, structure=(1, 1, 1, 1))
-    largest_batch.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
+    max_batch.report_fits(results, setup, choose_strategies(EAGER, ["RevNet*", "iABN"]), 1000)
     assert [*values_of(results, "largest batch")] == [BASELINE, "iABN"]
     assert [note for note in results.notes if note.startswith("not measured: RevNet (only ")]
 
@@ -449,7 +448,7 @@ def test_a_network_without_a_twin_has_no_reversible_row_in_fit() -> None:
 def test_a_reversible_twin_is_predicted_to_need_less() -> None:
     setup = Setup("resnet32_cifar", batch=2, size=32)
     need = {
-        name: largest_batch.MemoryPrediction(setup, choose_strategies(EAGER, [name])[-1]).bytes_for(16).step
+        name: max_batch.MemoryPrediction(setup, choose_strategies(EAGER, [name])[-1]).bytes_for(16).step
         for name in REVNETS
     }
     assert need["RevNet, iABN"] < need["RevNet"] < need["RevNet stored"] / 2
@@ -457,7 +456,7 @@ def test_a_reversible_twin_is_predicted_to_need_less() -> None:
 
 def test_a_network_that_cannot_be_built_is_a_fault_and_no_note() -> None:
     with pytest.raises(ConfigError, match="resnet18"):
-        largest_batch.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
+        max_batch.report_fits(new_results(), replace(TINY, arch="resnet19"), EAGER, 10**9)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +474,7 @@ def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str)
     setup, results = Setup(arch, batch=2, size=64, structure=(1, 1, 1, 1)), new_results()
     strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN unwound"])
     with backend.forced(kernels):
-        largest_batch.check_predictions(results, setup, strategies, [6])
+        max_batch.check_predictions(results, setup, strategies, [6])
     assert len(values_of(results, "difference")) >= 3  # and none of them raised
 
 
@@ -486,28 +485,28 @@ def test_the_bytes_that_lean_networks_hold_are_predicted(setup: Setup) -> None:
         taken = measure_memory(setup.forward_of(real), real.parameters())
         forward = replace(setup, device=torch.device("meta")).forward_of(abstract)
         predicted = count_memory(forward, abstract.parameters())
-        assert predicted.held == pytest.approx(taken.held, rel=largest_batch.TOLERANCE)
+        assert predicted.held == pytest.approx(taken.held, rel=max_batch.TOLERANCE)
 
 
 def test_the_scratch_memory_of_a_convolution_is_measured_for_any_batch() -> None:
     x, weight = torch.randn(16, 24, 20, 20), torch.randn(40, 24, 3, 3)
     func = torch.ops.aten.convolution.default
     settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    predicted = largest_batch.ConvolutionScratch(CPU).bytes_of(func, (x.to("meta"), weight.to("meta"), *settings), {})
+    predicted = max_batch.ConvolutionScratch(CPU).bytes_of(func, (x.to("meta"), weight.to("meta"), *settings), {})
     result_bytes = 16 * 40 * 20 * 20 * 4
     assert predicted + result_bytes == pytest.approx(measure_peak(lambda: func(x, weight, *settings), CPU), rel=0.01)
 
 
 def test_a_prediction_that_is_off_is_reported_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    need = largest_batch.MemoryPrediction.bytes_for
+    need = max_batch.MemoryPrediction.bytes_for
     monkeypatch.setattr(
-        largest_batch.MemoryPrediction,
+        max_batch.MemoryPrediction,
         "bytes_for",
-        lambda self, batch: largest_batch.TrainingBytes(need(self, batch).constant, 0),
+        lambda self, batch: max_batch.TrainingBytes(need(self, batch).constant, 0),
     )
     results = new_results()
     with pytest.raises(VerificationError, match=r"std-BN at batch 2: -\d\d\.\d %"):
-        largest_batch.check_predictions(results, TINY, EAGER[:1], [2])
+        max_batch.check_predictions(results, TINY, EAGER[:1], [2])
     assert values_of(results, "difference")[BASELINE] < -5
 
 
@@ -531,33 +530,12 @@ def test_the_plot_is_a_png() -> None:
     assert pareto_plot.draw(front(), ["peak", "held"]).startswith(b"\x89PNG\r\n")
 
 
-def test_labels_cover_neither_each_other_nor_points() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    figure = Figure(figsize=(7, 5))
-    canvas, axes = FigureCanvasAgg(figure), figure.subplots()
-    points = pareto_plot.points_of(front(), "peak ratio")
-    assert len(points) == len(all_strategies([0.2, 0.5, 1.0]))
-    pareto_plot._draw_points(axes, points)
-    canvas.draw()  # which sets the scales
-    pareto_plot._place_labels(axes, points)
-    canvas.draw()
-    boxes = [Text.get_window_extent(text) for text in axes.texts]
-    marks = axes.transData.transform([(point.time, point.bytes) for point in points])
-    assert not any(box.fully_overlaps(other) for box, other in combinations(boxes, 2))
-    assert not any(box.contains(x, y) for box in boxes for x, y in marks)
-
-
-def test_every_strategy_has_a_style() -> None:
-    families = {strategy.name: pareto_plot.Point(strategy.name, 1, 1).family for strategy in all_strategies([0.5])}
-    assert families["std-BN checkpointed"] == "std-BN"
-    assert families["iABN unwound"] == "iABN"
-    assert families["RevNet, iABN"] == "RevNet"
-    assert families["compiled iABN 0.5"] == "compiled iABN"
-    assert pareto_plot.Point("compiled iABN 0.5", 1, 1).label == "budget 0.5"
+def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
+    lines = {line.label: line for line in pareto_plot.lines_of(front(), "peak ratio")}
+    assert {"std-BN", "iABN unwound", "RevNet, iABN", "compiled iABN, budget 0.2 0.5 1"} <= lines.keys()
+    assert len(lines["compiled iABN, budget 0.2 0.5 1"].x) == 3
+    assert {len(line.x) for label, line in lines.items() if "budget" not in label} == {1}
+    assert "without a time" not in lines
 
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

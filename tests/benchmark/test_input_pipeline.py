@@ -33,7 +33,7 @@ def test_the_result_has_a_ratio_for_each_setting_and_a_plot(config: str, tmp_pat
     pytest.importorskip("matplotlib")
     _make_jpegs(tmp_path)
     summary, out = tmp_path / "summary.json", tmp_path / "out"
-    assert main(["benchmark", "data", config, str(tmp_path), "--json", str(summary), "--out", str(out), *OPTIONS]) == 0
+    assert main(["benchmark", "input", config, str(tmp_path), "--json", str(summary), "--out", str(out), *OPTIONS]) == 0
     content = json.loads(summary.read_text())
     keys = {"train", "train_scaled", "train_pil", "center", "center_pil", "tencrop", "tencrop_pil"}
     assert set(content["ratios"]) == keys | {f"{key}_finished" for key in keys}
@@ -53,7 +53,7 @@ def test_a_folder_without_jpeg_files_cannot_be_compared(
     pytest.importorskip("nvidia.nvimgcodec")
     for split in ("train", "val"):
         make_folder(tmp_path / split, {"a": 4})
-    assert main(["benchmark", "data", config, str(tmp_path), "--out", str(tmp_path / "out"), *OPTIONS]) == 2
+    assert main(["benchmark", "input", config, str(tmp_path), "--out", str(tmp_path / "out"), *OPTIONS]) == 2
     assert (
         f"none of 3 images is a JPEG file of 8 bits, gray or in colours; {tmp_path / 'train'}"
         in capsys.readouterr().err

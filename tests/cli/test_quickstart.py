@@ -107,7 +107,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     assert plan < first_stage < output.err.index("training deeplab_resnet18")
     assert "resnet18 learns to classify single garments (2 epochs)" in output.err
     assert "deeplab_resnet18 learns" in output.err
-    assert "its classifier left out, head and cls left as initialised" in output.err  # the body knows garments
+    assert "classifier not loaded, head and cls keep their initial values" in output.err  # the body knows garments
     printed = output.out
     assert "| mIoU % | pixel accuracy % |" in printed
     assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| s")] == [

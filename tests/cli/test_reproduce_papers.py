@@ -1,4 +1,4 @@
-"""``zoo reproduce`` PAPER and ``all`` write reports and the ledger, and refuse what they cannot use at once."""
+"""``zoo reproduce`` PAPER and ``all`` write reports and the scoreboard, and refuse what they cannot use at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.reproduce.ledgers import number, publish
 from tests.reproduce.runs import make_run
+from tests.reproduce.scoreboards import number, publish
 from zoo.cli import build_parser, main
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, Verdict, compare, not_measured
-from zoo.reproduce.ledger import UNNAMED
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, not_measured
 from zoo.reproduce.papers import PAPERS, Inputs, Measurement
+from zoo.reproduce.scoreboard import UNNAMED
+from zoo.run.plot_style import Line, Panel
 
 NUMBERS = {
     paper: [
@@ -254,7 +255,7 @@ def test_other_images_are_refused_before_anything_is_measured(
         (["revnet", "--models", "a"], "--models"),
         (["all", "--batch-size", "4"], "--batch-size"),
         (["revnext", "--data", "here"], "--data"),
-        (["revnext", "-j", "99"], "--workers"),
+        (["revnext", "-j", "99"], "-j"),
         (["inplace_abn", "--runs", "there"], "--runs"),
         (["imagenet", "--data", "here", "--no-picture"], "--no-picture"),
         (["imagenet", "--data", "here", "--runs", "there"], "--runs"),

@@ -266,4 +266,4 @@ def test_the_best_weights_are_not_continued_from_and_the_checkpoint_is_named(
     log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
     command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-j", "0"]
     assert main([*command, "--resume", str(log_dir / "model_best.pth.tar")]) == 2
-    assert f"continue the run from {log_dir}/checkpoint.pth.tar" in capsys.readouterr().err
+    assert f"resume from {log_dir}/checkpoint.pth.tar" in capsys.readouterr().err

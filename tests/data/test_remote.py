@@ -25,6 +25,7 @@ import torch
 from tests.data.sample_images import make_folder
 from zoo.cli import main
 from zoo.config import Segmentation, parse_experiment
+from zoo.data import _download_for_remote as download
 from zoo.data import remote
 from zoo.data.check import check_data
 from zoo.data.folder import open_source
@@ -35,7 +36,6 @@ from zoo.data.remote import RemoteShards, Unreachable
 from zoo.data.segmentation_loader import build_segmentation_train_loader
 from zoo.data.shards import Shards
 from zoo.errors import ConfigError, DataError
-from zoo.weights import download
 
 CLASSES = {"ant": 7, "bee": 5, "cat": 9}
 CPU = torch.device("cpu")

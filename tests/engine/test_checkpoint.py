@@ -15,7 +15,7 @@ import torch
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import build_net, differences, make_config, save, this_process
-from zoo.engine.checkpoint import BEST, CHECKPOINT, KEYS_OF_BEST, PREVIOUS, progress_in, read, write
+from zoo.engine.checkpoint import BEST, CHECKPOINT, KEYS_OF_BEST, PREVIOUS, parse_progress, read, write
 from zoo.engine.state import TrainState, build_state
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of
@@ -74,7 +74,7 @@ def test_the_best_file_holds_what_inference_needs_and_no_training_state(
     assert differences(best["state_dict"], state.scored_model.state_dict()) == []
     assert best["averaged"] == (ema_decay is not None)
     assert (best["epoch"], best["best_prec1"], best["best_epoch"]) == (2, 61.5, 1)
-    assert progress_in(best).moving_average == (ema_decay is not None)
+    assert parse_progress(best).moving_average == (ema_decay is not None)
     assert (tmp_path / BEST).stat().st_size < checkpoint.stat().st_size
     read_back = read_state_dict(tmp_path / BEST)
     assert differences(read_back, read_state_dict(checkpoint)) == []
@@ -82,9 +82,7 @@ def test_the_best_file_holds_what_inference_needs_and_no_training_state(
 
 def test_a_run_is_not_continued_from_its_best_weights(tmp_path: Path) -> None:
     save(_state(1), tmp_path, is_best=True)
-    with pytest.raises(
-        CheckpointError, match=r"best weights of a run .*continue the run from \S+/checkpoint\.pth\.tar,"
-    ):
+    with pytest.raises(CheckpointError, match=r"best weights of a run .*resume from \S+/checkpoint\.pth\.tar,"):
         read(tmp_path / BEST)
 
 
@@ -160,7 +158,7 @@ def test_a_run_that_dies_anywhere_in_a_save_leaves_a_good_checkpoint(
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be written .*nowhere: there was none before"):
+    with pytest.raises(CheckpointError, match=r"cannot be written .*nowhere: there is no other"):
         save(_state(), tmp_path / "nowhere")
 
 
@@ -208,7 +206,7 @@ def test_a_file_of_the_original_trainer_can_only_serve_as_weights(tmp_path: Path
     for zipped in (True, False):
         path = tmp_path / f"{zipped}.pth.tar"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(CheckpointError, match=r"holds no training state.*--weights"):
+        with pytest.raises(CheckpointError, match=r"has no training state.*--weights"):
             read(path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import threading
 import time
@@ -70,31 +69,6 @@ def test_steps_are_taken_during_a_write_and_do_not_change_what_is_written(
 
     run(_config(), data, tmp_path / "log", MemoryLog(look))
     assert differences(written[0], read(tmp_path / "stopped" / CHECKPOINT)) == []
-
-
-def test_an_update_waits_for_the_copy_of_what_it_changes(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(TrainingInterrupted):
-        run(_config(), data, tmp_path / "stopped", MemoryLog(_signal_at(3)))
-    fill = snapshot._fill
-
-    def fill_slowly(pairs: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.2)  # a step takes less
-        fill(pairs)
-
-    monkeypatch.setattr(snapshot, "_fill", fill_slowly)
-    copied = tmp_path / "copied"
-
-    def keep(metrics: TrainMetrics) -> None:
-        if metrics.step == 5:
-            while not (tmp_path / "log" / CHECKPOINT).exists():
-                time.sleep(0.001)
-            shutil.copy(tmp_path / "log" / CHECKPOINT, copied)
-
-    run(_config(), data, tmp_path / "log", MemoryLog(keep))
-    assert differences(read(copied), read(tmp_path / "stopped" / CHECKPOINT)) == []
 
 
 def test_a_save_waits_for_the_one_before_and_the_end_for_the_last(

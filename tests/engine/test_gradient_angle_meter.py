@@ -172,7 +172,7 @@ def test_there_is_no_angle_to_a_vector_without_a_direction(value: float) -> None
 def test_meters_of_a_network_that_reconstructs_nothing_are_refused(meter: str, store: bool | None) -> None:
     chain = ReversibleSequential([ReversibleBlock(_branch(), _branch())], store=bool(store))
     model = nn.Sequential(nn.Identity() if store is None else chain)
-    with pytest.raises(ConfigError, match=rf"training\.{meter} = 5: this network reconstructs no"):
+    with pytest.raises(ConfigError, match=rf"training\.{meter} = 5, but this network reconstructs no"):
         check_meters(model, Training(**{meter: 5}))
     check_meters(model, Training())
     chain.store = False

@@ -79,7 +79,7 @@ def test_a_local_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest
     _set(monkeypatch, TWO_RANKS)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"local rank 1, but this machine shows 1 CUDA"), open_process():
+    with pytest.raises(ConfigError, match=r"local rank 1, but this machine has 1 CUDA"), open_process():
         pass
 
 

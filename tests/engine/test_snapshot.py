@@ -40,7 +40,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 def test_a_snapshot_makes_the_same_file_also_after_the_state_has_changed() -> None:
     tree = _tree()
     before = _bytes(tree)
-    taken, _ = Snapshots().take(tree)
+    taken = Snapshots().take(tree)
     for tensor in _tensors(tree):
         tensor.zero_()
     tree["plain"]["step"] = 4
@@ -48,37 +48,24 @@ def test_a_snapshot_makes_the_same_file_also_after_the_state_has_changed() -> No
     assert _bytes(taken) == before
 
 
-def test_what_may_be_copied_later_is_copied_by_the_function_that_is_returned() -> None:
-    tree = _tree()
-    before = _bytes(tree)
-    later = tree["views"][1]
-    taken, complete = Snapshots().take(tree, [later])
-    for tensor in _tensors([tree["state_dict"], tree["empty"]]):
-        tensor.zero_()
-    assert _bytes(taken) != before
-    complete()
-    later.zero_()
-    assert _bytes(taken) == before
-
-
 def test_state_dicts_keep_the_versions_of_their_modules() -> None:
     state_dict = nn.BatchNorm2d(2).state_dict()
-    taken, _ = Snapshots().take(state_dict)
+    taken = Snapshots().take(state_dict)
     assert type(taken) is OrderedDict
     assert taken._metadata == state_dict._metadata  # type: ignore[attr-defined]
 
 
 def test_what_shares_memory_in_the_state_does_in_the_snapshot() -> None:
-    first, second, third = Snapshots().take(_tree())[0]["views"]
+    first, second, third = Snapshots().take(_tree())["views"]
     first[2, 2] = -1.0
     assert (second[2, 2], third[1]) == (-1.0, -1.0)
 
 
 def test_the_next_snapshot_has_the_memory_of_the_one_before_where_sizes_are_the_same() -> None:
     snapshots = Snapshots()
-    first = snapshots.take([torch.zeros(5), torch.zeros(6), torch.zeros(7)])[0]
-    second = snapshots.take([torch.ones(5), torch.ones(4)])[0]
-    third = snapshots.take([torch.ones(5), torch.ones(4), torch.ones(7)])[0]
+    first = snapshots.take([torch.zeros(5), torch.zeros(6), torch.zeros(7)])
+    second = snapshots.take([torch.ones(5), torch.ones(4)])
+    third = snapshots.take([torch.ones(5), torch.ones(4), torch.ones(7)])
     places = [[tensor.data_ptr() for tensor in _tensors(tree)] for tree in (first, second, third)]
     assert places[0][0] == places[1][0] == places[2][0]
     assert places[1][1] == places[2][1]

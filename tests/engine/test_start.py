@@ -88,7 +88,7 @@ def test_auto_never_starts_anew_over_damaged_checkpoints(tmp_path: Path) -> None
 
 def test_a_path_that_is_missing_or_damaged_is_an_error_even_if_another_is_good(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1, 2)
-    with pytest.raises(CheckpointError, match=r"no checkpoint; .*missing\.pth"):
+    with pytest.raises(CheckpointError, match=r"no such checkpoint; .*missing\.pth"):
         _start(tmp_path, resume=str(tmp_path / "missing.pth"))
     _damage(tmp_path / CHECKPOINT)
     with pytest.raises(CheckpointError, match="damaged"):
@@ -196,7 +196,7 @@ def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(tm
     assert log.messages == [f"initial weights: {len(given.state_dict())} tensors loaded from {weights}"]
     saved = _save_steps(folder, 3)
     assert _equal(_start(folder, log, resume="auto", weights=str(weights)).model, saved.model)
-    assert "are not read: the run continues" in log.messages[1]
+    assert "are ignored: the run resumes" in log.messages[1]
 
 
 def test_a_batch_that_does_not_divide_is_refused_at_the_start(tmp_path: Path) -> None:

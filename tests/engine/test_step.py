@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, this_process
 from zoo.engine.process import Process
-from zoo.engine.state import TrainState, build_state, settle_buffers
+from zoo.engine.state import TrainState, broadcast_buffers, build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.wrapping import distribute
 from zoo.tasks import task_of
@@ -99,7 +99,7 @@ def test_the_average_follows_the_weights_by_its_decay_and_has_its_buffers() -> N
     assert state.ema is not None
     averaged = nn.utils.parameters_to_vector(state.ema.parameters()).detach()
     torch.testing.assert_close(averaged, expected)
-    settle_buffers(state)
+    broadcast_buffers(state)
     for buffer, own in zip(state.ema.buffers(), state.model.buffers(), strict=True):
         assert torch.equal(buffer, own)
 
@@ -195,7 +195,7 @@ def _buffers_before_and_after_sharing() -> list[Tensor]:
     train_step(state, StepBatch(images * (1 + dist.get_rank()), targets, global_size=20))
     assert state.ema is not None
     before = copy.deepcopy(model[0].running_var)
-    settle_buffers(state)
+    broadcast_buffers(state)
     return [before, model[0].running_var, state.ema[0].running_var]
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from tests.dist.spawn import PRELOADED, free_port, prepare_process, run_distributed
+from tests.dist.spawn import run_distributed
 from zoo.engine import stop as stop_module
 from zoo.engine.interrupts import RememberedInterrupt
-from zoo.engine.process import open_process
 from zoo.engine.stop import SIGNALS, StopSignals
 
 
@@ -53,43 +49,6 @@ def test_a_second_signal_some_time_after_the_first_ends_the_process(
         send_twice()
     if isinstance(caught.value, SystemExit):
         assert caught.value.code == 143
-
-
-def _wait_for_ever(rank: int, port: int, folder: str) -> None:
-    """Rank 0 waits inside a collective that rank 1 never joins."""
-    prepare_process(rank, 2, port)
-    stop_module.REPEAT_S = stop_module.GRACE_S = 0.2
-    with open_process() as process, StopSignals(process.control):
-        Path(folder, str(rank)).touch()
-        if rank == 0:
-            dist.all_reduce(torch.zeros(1), group=process.control)
-        time.sleep(600)
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_second_signal_ends_a_process_whose_collective_hangs(number: signal.Signals, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    port = free_port()
-    hanging, other = (context.Process(target=_wait_for_ever, args=(rank, port, str(tmp_path))) for rank in (0, 1))
-    try:
-        hanging.start()
-        other.start()
-        while len(list(tmp_path.iterdir())) < 2:
-            assert hanging.is_alive()
-            time.sleep(0.05)
-        time.sleep(0.3)
-        os.kill(hanging.pid, number)
-        hanging.join(1)
-        assert hanging.is_alive()
-        os.kill(hanging.pid, number)
-        hanging.join(20)
-        assert hanging.exitcode == 128 + number
-    finally:
-        for process in (hanging, other):
-            process.kill()
-            process.join()
 
 
 def test_the_handlers_of_before_are_back_afterwards_even_after_an_error() -> None:
@@ -140,17 +99,6 @@ def test_a_signal_to_one_rank_stops_all_ranks_at_the_same_next_step(signalled_ra
 def test_agreeing_at_once_does_not_wait_for_another_step() -> None:
     first, second = run_distributed(_steps_until_stop, 2, 1, 3, True)
     assert first == second == [None] * 3 + ["SIGTERM"]
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors where Linux lists them")
-def test_nothing_of_the_watch_is_left_behind() -> None:
-    threads, descriptors = threading.active_count(), os.listdir("/proc/self/fd")
-    for _ in range(3):
-        with StopSignals():
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert threading.active_count() == threads
-    assert os.listdir("/proc/self/fd") == descriptors
-    assert signal.set_wakeup_fd(-1) == -1
 
 
 class _InterruptedDestructor:

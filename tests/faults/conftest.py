@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import finished
-from tests.dist.conftest import machines
 
-__all__ = ["finished", "machines"]
+__all__ = ["finished"]
 
 WIDTH = 110
 

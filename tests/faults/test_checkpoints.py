@@ -49,47 +49,24 @@ def _recursive() -> dict[str, Any]:
 ODD: list[tuple[str, Any]] = [
     *[
         (key, value)
-        for key in ("optimizer", "ranks", "position", "scaler", "config", "state_dict", "world_size")
+        for key in ("optimizer", "ranks", "position", "config", "state_dict", "world_size")
         for value in (MISSING, None, 3, "x", [], [1], {}, {"a": 1}, torch.zeros(2))
-        if (key, value) not in (("position", MISSING), ("scaler", {}))  # is no checkpoint; has no scaler
+        if (key, value) != ("position", MISSING)  # is no checkpoint
     ],
-    *[(key, value) for key in ("num_threads", "device", "torch_version", "best_prec1") for value in (MISSING,)],
+    *[(key, MISSING) for key in ("scaler", "num_threads", "device", "torch_version", "best_prec1")],
     *[("ema", value) for value in (None, 3, "x", [], {}, {"a": 1}, torch.zeros(2))],
-    *[("best_prec1", value) for value in ("x", None, -1.0, 101.0, float("nan"), True)],
-    *[("best_epoch", value) for value in ("x", -1, 1.5)],
+    *[("best_prec1", value) for value in ("x", None)],
     *[
         (f"position.{key}", value)
         for key in ("epoch", "batch", "step", "num_pictures")
-        for value in (MISSING, -1, 1.0, "x", None, True)
+        for value in (MISSING, "x", None)
     ],
     *[("ranks.rng", value) for value in (MISSING, None, {}, {"torch": 1, "python": 1, "device": None})],
     *[("ranks.meter", value) for value in (MISSING, None, {}, {"loss": "x", "counts": 1})],
     ("config", _recursive()),
     ("config", _nested(600)),
-    *[
-        ("optimizer.state.momentum_buffer", value)
-        for value in (MISSING, None, "x", torch.zeros(3), WEIGHT.to(torch.complex64), WEIGHT.to_sparse(), WEIGHT.half())
-    ],
-    *[("optimizer.state.unknown", torch.zeros(3))],
-    *[
-        (f"optimizer.param_groups.{key}", value)
-        for key, values in {
-            "momentum": (MISSING, "x", None, 0.0, torch.zeros(2)),
-            "nesterov": (True, "x"),
-            "weight_decay": (MISSING, 3.0, "x"),
-            "initial_lr": (MISSING, 3.0, "x"),
-            "maximize": (True,),
-            "lr": (MISSING, "x", torch.zeros(2)),
-            "params": (MISSING, [], [1, 0, *range(2, 8)], ["a"] * 8),
-        }.items()
-        for value in values
-    ],
-    *[
-        (f"{network}.0.weight", value)
-        for network in ("state_dict", "ema")
-        for value in ("x", WEIGHT[0], WEIGHT.to(torch.complex64), WEIGHT.double(), WEIGHT.to_sparse(), WEIGHT.long())
-    ],
-    *[("position.step", 10**30), ("best_epoch", 10**30)],
+    *[("optimizer.param_groups.params", value) for value in (MISSING, [])],
+    *[(f"{network}.0.weight", value) for network in ("state_dict", "ema") for value in ("x", WEIGHT[0])],
 ]
 
 
@@ -119,20 +96,6 @@ def test_odd_content_is_a_checkpoint_error_that_names_the_file(
     assert len(str(error.value)) < 2000
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "own"), [("momentum", 0.0, 0.9), ("nesterov", True, False), ("weight_decay", 3.0, 0.0001)]
-)
-def test_settings_of_the_optimizer_that_are_not_the_experiments_are_refused_by_name_with_both_values(
-    folder: Path, tmp_path: Path, key: str, value: Any, own: Any
-) -> None:
-    content = read(folder / CHECKPOINT)
-    content["optimizer"]["param_groups"][0][key] = value
-    write(content, tmp_path, is_best=False)
-    message = rf"optimizer.param_groups\[0\].{key} is {value}, by the settings of this run {own}"
-    with pytest.raises(CheckpointError, match=message):
-        start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
-
-
 def test_how_a_step_is_computed_on_another_device_is_no_setting(folder: Path, tmp_path: Path) -> None:
     content = read(folder / CHECKPOINT)
     content["optimizer"]["param_groups"][0] |= {"fused": True, "foreach": True}
@@ -141,50 +104,12 @@ def test_how_a_step_is_computed_on_another_device_is_no_setting(folder: Path, tm
     assert [state.optimizer.param_groups[0][key] for key in ("fused", "foreach")] == [False, None]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("exp_avg", MISSING), ("exp_avg_sq", "x"), ("step", torch.zeros(3)), ("step", "x")]
-)
-def test_odd_momenta_of_adam_are_refused(tmp_path: Path, key: str, value: Any) -> None:
-    config = make_config(optimizer={"type": "Adam"})
-    state = build_state(task_of(config), build_net(config.network), Process())
-    train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
-    save(state, tmp_path)
-    assert start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
-    content = read(tmp_path / CHECKPOINT)
-    content["optimizer"]["state"][0][key] = value
-    if value is MISSING:
-        del content["optimizer"]["state"][0][key]
-    write(content, tmp_path, is_best=False)
-    with pytest.raises(CheckpointError, match=rf"optimizer.state\[0\].*{key}"):
-        start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
-
-
-def test_momenta_that_share_memory_in_the_file_do_not_in_the_run(folder: Path, tmp_path: Path) -> None:
-    content = read(folder / CHECKPOINT)
-    for momenta in content["optimizer"]["state"].values():
-        momenta["momentum_buffer"] = torch.ones(1).expand(momenta["momentum_buffer"].shape)
-    write(content, tmp_path, is_best=False)
-    state = start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
-    train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
-    assert state.step == 2
-
-
 def test_a_run_without_momentum_is_continued(tmp_path: Path) -> None:
     config = make_config(optimizer={"momentum": 0.0})
     state = build_state(task_of(config), build_net(config.network), Process())
     train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
     save(state, tmp_path)
     assert start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net).step == 1
-
-
-def test_a_moving_average_that_the_run_does_not_have_is_not_ignored(tmp_path: Path) -> None:
-    config = make_config(optimizer={"ema_decay": None})
-    state = build_state(task_of(config), build_net(config.network), Process())
-    save(state, tmp_path)
-    content = read(tmp_path / CHECKPOINT)
-    write({**content, "ema": content["state_dict"]}, tmp_path, is_best=False)
-    with pytest.raises(CheckpointError, match="ema holds a moving average"):
-        start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
 
 
 def test_a_message_about_other_settings_is_cut_to_a_length_that_somebody_reads(folder: Path, tmp_path: Path) -> None:
@@ -232,17 +157,3 @@ def test_an_odd_number_of_processes_is_refused_in_a_short_line(folder: Path, tmp
         with pytest.raises(CheckpointError) as error:
             start(task_of(make_config()), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)
         assert len(str(error.value)) < 1500
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("scale", float("nan")), ("scale", 0.0), ("scale", "1"), ("growth_interval", 1), ("_growth_tracker", -1)],
-)
-def test_a_gradient_scale_that_no_run_can_have_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """With a scale of NaN no step would ever be taken, without a word."""
-    config = make_config(training={"amp": "fp16"})
-    state = build_state(task_of(config), build_net(config.network), this_process())
-    content = read(save(state, tmp_path))
-    write({**content, "scaler": {**content["scaler"], key: value}}, tmp_path, is_best=False)
-    with pytest.raises(CheckpointError, match=f"scaler.{key} is "):
-        start(task_of(config), this_process(), tmp_path, MemoryLog(), resume="auto", build=build_net)

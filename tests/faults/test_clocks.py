@@ -1,4 +1,4 @@
-"""Clocks that go backwards or far ahead: no result, lock or cache depends on what time it is."""
+"""Clocks that go backwards or far ahead: no result or cache depends on what time it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tests.engine.tiny import differences
 from zoo.cli import main
 from zoo.data.cached_folder import cached_folder
 from zoo.engine.checkpoint import read
-from zoo.files import LockedElsewhereError, locked
 
 CENTURY_S = 100 * 365 * 86400.0
 NOW_S = time.time()
@@ -50,12 +49,6 @@ def test_a_run_whose_clock_jumps_has_the_bits_and_the_log_of_one_whose_clock_doe
         (record["event"], record.get("step")) for record in expected
     ]
     assert main([*command, "--resume", "auto"]) == 0
-
-
-@pytest.mark.usefixtures("jumping")
-def test_a_lock_is_held_whatever_time_it_is(tmp_path: Path) -> None:
-    with locked(tmp_path / "lock"), pytest.raises(LockedElsewhereError), locked(tmp_path / "lock"):
-        pass
 
 
 def test_a_clock_far_ahead_costs_no_process_the_folder_that_it_is_making(

@@ -2,7 +2,7 @@
 
 The disks are real ones, in memory. Each test has a mount namespace of its own in a process of its own, which is not
 permitted everywhere. A full disk for those who may not mount is in tests/engine/test_checkpoint.py, in
-tests/faults/test_log_folder.py and in tests/weights/test_faults.py.
+tests/faults/test_log_folder.py and in tests/weights/test_fetch.py.
 """
 
 from __future__ import annotations

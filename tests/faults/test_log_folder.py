@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.files import LockedElsewhereError, locked
 from zoo.run.log_folder import check_place
 from zoo.run.run_log import JsonLines, RunLog
 from zoo.tasks.classification import ClassificationResult
@@ -41,19 +41,17 @@ def _states(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
-def test_a_second_run_in_a_folder_is_refused_with_the_process_of_the_first(
-    finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with locked(log_dir / ".lock"):
+def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FileLock(log_dir / ".lock"):
         before = _states(log_dir)
         assert _train(finished, log_dir, "--resume", "auto") == 2
-        assert f"process {os.getpid()} on " in capsys.readouterr().err
+        assert f"another run is training in this folder; {log_dir}: wait for it" in capsys.readouterr().err
         assert _states(log_dir) == before
     assert _train(finished, log_dir, "--resume", "auto") == 0
 
 
 def _hold(path: Path, ready: Any) -> None:
-    with locked(path):
+    with FileLock(path):
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
         ready.set()
         time.sleep(60)
@@ -65,20 +63,12 @@ def test_a_killed_run_frees_its_folder_at_once_though_its_workers_still_live(tmp
     holder = context.Process(target=_hold, args=(tmp_path / ".lock", ready))
     holder.start()
     assert ready.wait(30)
-    with pytest.raises(LockedElsewhereError, match=f"process {holder.pid} on"), locked(tmp_path / ".lock"):
+    with pytest.raises(Timeout), FileLock(tmp_path / ".lock", timeout=0):
         pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
-    with locked(tmp_path / ".lock") as is_alone:
-        assert is_alone
-
-
-def test_where_there_are_no_locks_the_run_goes_on_with_one_warning(
-    finished: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("zoo.files.fcntl", None)
-    assert _train(finished, log_dir, "--resume", "auto") == 0
-    assert capsys.readouterr().err.count("has no file locks") == 1
+    with FileLock(tmp_path / ".lock", timeout=10):
+        pass
 
 
 def test_a_folder_with_a_run_is_not_replaced_unless_asked(
@@ -144,24 +134,6 @@ def test_the_leftovers_of_a_killed_save_are_removed_when_the_run_is_continued(fi
         (log_dir / f".{name}.0123456789abcdef.tmp").write_bytes(b"a part")
     assert _train(finished, log_dir, "--resume", "auto") == 0
     assert list(log_dir.glob(".*.tmp")) == []
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "training_0.log", "experiment.json", ".checkpoint.pth.tar.tmp"])
-def test_nothing_is_written_through_a_link(
-    finished: Run, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever can write to a shared folder could otherwise lead the run to any file of its user."""
-    log_dir, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
-    elsewhere.write_text("mine")
-    log_dir.mkdir()
-    (log_dir / name).symlink_to(elsewhere)
-    code = _train(finished, log_dir)
-    assert elsewhere.read_text() == "mine"
-    refused = name in ("metrics.jsonl", "training_0.log")
-    assert code == (2 if refused else 0)
-    if refused:
-        message = capsys.readouterr().err.splitlines()[-1]
-        assert f"it is a symbolic link, which is not written through: remove it); {log_dir / name}" in message
 
 
 def test_a_log_without_room_costs_its_lines_and_not_the_run(
@@ -265,7 +237,7 @@ def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert _train(finished, tmp_path / "log", "--resume", str(loop)) == 2
-    assert f"there is no checkpoint; {loop}" in capsys.readouterr().err
+    assert f"no such checkpoint; {loop}" in capsys.readouterr().err
 
 
 def test_the_last_lines_name_no_file_that_does_not_exist(

@@ -1,8 +1,10 @@
 """What comes from outside is shown in one line and cut to a length that somebody reads."""
 
+from pathlib import Path
+
 import pytest
 
-from zoo.errors import brief, listed, printable
+from zoo.errors import brief, fault, listed, printable
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,10 @@ def test_a_long_name_is_cut_too() -> None:
     assert brief("x" * 200) == "x" * 200
     assert brief("x" * 10**7) == "x" * 200 + "..."
     assert len(listed(["x" * 10**6] * 20)) < 2100
+
+
+def test_a_message_says_what_is_wrong_where_and_what_to_do_and_escapes_all_of_it():
+    assert fault("it is empty\x1b", Path("a\nb"), "remove it") == "it is empty\\x1b; a\\nb: remove it"
+    assert fault("it is empty", remedy="remove it") == "it is empty; remove it"
+    assert fault("it is empty", "a") == "it is empty; a"
+    assert fault("it is empty") == "it is empty"

@@ -51,7 +51,7 @@ def test_filters_of_colours_are_made_fit_for_other_images_and_that_is_told(tmp_p
     with caplog.at_level(logging.INFO, "zoo"), torch.no_grad():
         one = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=1, weights=path).eval()
         assert torch.allclose(one(grey), source(grey.expand(-1, 3, -1, -1)), atol=1e-4)
-        assert "filters of red, green and blue were summed for images of 1 channels" in caplog.text
+        assert "filters of the first convolution were summed for 1 input channels" in caplog.text
         five = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=5, weights=path).eval()
         assert torch.allclose(five.mod1.conv1.weight[:, 3], source.mod1.conv1.weight[:, 0] * 0.6)
         six = zoo.get("resnet18", norm="inplace", num_classes=3, in_chans=6, weights=path).eval()
@@ -59,7 +59,7 @@ def test_filters_of_colours_are_made_fit_for_other_images_and_that_is_told(tmp_p
         assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)
     report = zoo.load_weights(six, path)
     assert report.input_channels == 6
-    assert "its first filters made fit for images of 6 channels" in str(report)
+    assert "first filters adapted to 6 input channels" in str(report)
     torch.save(six.state_dict(), path)
     assert zoo.load_weights(six, path).input_channels == 3  # nothing to do: the file has six
 
@@ -243,6 +243,6 @@ def test_without_a_classifier_forward_returns_what_the_linear_layer_would_read(a
 
 def test_the_number_of_classes_is_still_found_under_its_earlier_name() -> None:
     with pytest.warns(FutureWarning, match="the argument classes is called num_classes"):
-        assert zoo.get("resnet18", classes=3).num_classes == 3
+        assert zoo.get("resnet18", num_classes=3).num_classes == 3
     with pytest.warns(FutureWarning), pytest.raises(TypeError, match="num_classes and classes are the same argument"):
-        zoo.get("resnet18", num_classes=3, classes=3)
+        zoo.get("resnet18", num_classes=3, num_classes=3)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.ops import compiled_kernels
+from tests.ops.compiled_kernels import Kernel, compile_kernels
 from tests.ops.triton_cases import FLOATS, LAYOUTS, lay_out
 from tests.ops.triton_stub import stubbed
-from zoo.benchmark import compiled_kernels
-from zoo.benchmark.compiled_kernels import Kernel, compile_kernels
-from zoo.benchmark.norm_prediction import GPUS
 from zoo.ops.abn import triton
 from zoo.ops.abn.kernels import NormSettings
 
-pytestmark = pytest.mark.skipif(compiled_kernels.why_not() is not None, reason=str(compiled_kernels.why_not()))
+UNAVAILABLE = compiled_kernels.unavailable_reason()
+pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE))
 
-# Of each generation, the GPU that the limits are for.
-GENERATIONS = {80: GPUS["A100"], 90: GPUS["H200"], 100: GPUS["B200"]}
-# Bytes that have to be on their way to a processor for the full bandwidth of an H200, if each is 0.7 us on its way.
+
+class Gpu(NamedTuple):
+    """Multiprocessors of a GPU and their capacity, from its data sheet."""
+
+    processors: int
+    room: triton.Room
+
+
+# By compute capability: A100, H200 and B200.
+GENERATIONS = {
+    80: Gpu(108, triton.Room(65536, 167936, 2048)),
+    90: Gpu(132, triton.Room(65536, 233472, 2048)),
+    100: Gpu(148, triton.Room(65536, 233472, 2048)),
+}
+# Bytes in flight per multiprocessor that saturate the memory bandwidth of an H200 at a latency of 0.7 us.
 BYTES_IN_FLIGHT = 4.3e12 / 132 * 0.7e-6
 MOST_ELU_INSTRUCTIONS = 25
 # (what, shape): planes that vectors divide, and two kinds that they do not.
@@ -119,7 +131,7 @@ def test_these_are_the_kernels_that_a_norm_starts(layout):
 
 
 def test_blocks_per_processor_are_those_of_the_occupancy_calculator():
-    room = GPUS["H200"].room
+    room = GENERATIONS[90].room
     found = {registers: triton.resident_blocks(registers, 512, 4, room) for registers in (32, 64, 72, 80, 96, 168, 255)}
     assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
     assert triton.resident_blocks(32, 2**16, 4, room) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reproduce.ledgers import number
+from tests.reproduce.scoreboards import number
 from zoo.reproduce.comparison import (
     Comparison,
     Verdict,

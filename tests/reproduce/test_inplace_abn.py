@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.benchmark.largest_batch import MemoryPrediction, TrainingBytes
+from zoo.benchmark.max_batch import MemoryPrediction, TrainingBytes
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.benchmark.variants import STRATEGIES
@@ -24,10 +24,11 @@ from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
-from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_table import Row
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.run.plot_style import Line
 from zoo.tasks.protocols import PROTOCOLS
 
 

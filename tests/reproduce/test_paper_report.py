@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.reproduce.ledgers import ENVIRONMENT, number
+from tests.reproduce.scoreboards import ENVIRONMENT, number
 from zoo.engine.process import CPU
-from zoo.reproduce.comparison import Line, Panel, Section, Verdict, compare, not_measured
-from zoo.reproduce.paper_report import SHOWN, Report, write_report
+from zoo.reproduce.comparison import Section, Verdict, compare, not_measured
+from zoo.reproduce.paper_report import SHOWN, Report, redraw, write_report
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.plot import draw, draw_report
 from zoo.reproduce.training_runs import load_changed
 from zoo.run.cost import CostMeter
+from zoo.run.plot_style import Line, Panel, draw_panels
 
 
 def test_all_experiments_of_the_tables_exist() -> None:
@@ -47,11 +47,11 @@ def test_reports_hold_all_comparisons_as_text_and_json_with_a_plot(tmp_path: Pat
     assert not (tmp_path / "revnet_two.png").exists()
     drawn = (tmp_path / "revnet_one.png").read_bytes()
     (tmp_path / "revnet_one.png").unlink()
-    draw_report(tmp_path / "revnet.json")
+    redraw(tmp_path / "revnet.json")
     assert (tmp_path / "revnet_one.png").read_bytes() == drawn
 
 
 def test_plots_have_room_for_many_panels() -> None:
     pytest.importorskip("matplotlib")
     panels = [Panel(str(n), "x", "y", [Line("a", [0, 1], [1.0, 2.0])]) for n in range(4)]
-    assert draw(Section("k", "A title that is long enough to be broken " * 3, "", panels=panels)).startswith(b"\x89PNG")
+    assert draw_panels("A title that is long enough to be broken " * 3, panels).startswith(b"\x89PNG")

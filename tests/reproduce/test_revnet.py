@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from tests.reproduce.runs import run_of
-from zoo.benchmark.largest_batch import TrainingBytes
+from zoo.benchmark.max_batch import TrainingBytes
 from zoo.config import experiments_dir, load_experiment
 from zoo.engine.meters import gradients
 from zoo.errors import DataError
@@ -40,7 +40,7 @@ def verdicts(section: Section) -> dict[str, str]:
 
 
 def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the ledger."""
+    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
         if comparison.published is not None:

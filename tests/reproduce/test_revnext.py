@@ -19,11 +19,12 @@ from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Comparison, Line, Section
+from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.reproduce.training_runs import load_changed, read_runs
+from zoo.run.plot_style import Line
 
 NUMBERS = published_numbers("revnext")
 # Test accuracies in the authors' notebooks 4, cell 6, and 5, cell 6: first all stored runs, then all others.
@@ -39,7 +40,7 @@ def states(section: Section) -> dict[str, str]:
 
 
 def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the ledger."""
+    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
     found: dict[str, Comparison] = {}
     for comparison in section.comparisons:
         if comparison.published is not None:

@@ -1,4 +1,4 @@
-"""A cache of its own, a server that nothing else uses, and published weights of 300 kB."""
+"""An empty cache, a local server, and published weights of 300 kB."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
     monkeypatch.setattr(published()[NAME], "md5", MD5)
-    monkeypatch.setattr(download, "READ_TIMEOUT_S", 0.8)
+    monkeypatch.setattr(download, "TIMEOUT_S", (0.8, 0.8))
     return tmp_path / "cache" / "weights"
 
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server, set as the mirror, that gives CONTENT under any path."""
+    """A server of CONTENT, set as the mirror."""
     with Server(CONTENT) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

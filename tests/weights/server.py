@@ -1,4 +1,4 @@
-"""A web server on this machine that gives one file, well or badly, as told answer by answer."""
+"""A local web server that serves one file, correctly or with a scripted fault per request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Gives ``content``; the first requests get the ``script`` instead, an answer each, and what was asked is noted."""
+    """Serves ``content`` under any path and records the requests; the first ones get the answers of ``script``."""
 
     daemon_threads = True
 
@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *args: Any) -> None:
-        """Say nothing: clients that hang up are what this server is for."""
+        """Print nothing about clients that close the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def begin(self, length: int | None = None) -> bytes:
-        """Send the headers for what was asked for and return it; ``length`` is claimed in place of the true one."""
+        """Send the headers of the requested range and return its bytes; ``length`` replaces the true Content-Length."""
         whole_length, rest = len(self.server.content), self.server.content[self.offset :]
         headers = {"Content-Type": "application/octet-stream", "Content-Length": length or len(rest)}
         if self.offset:
@@ -109,7 +109,7 @@ def resets(num_bytes: int) -> Answer:
 
 
 def claims(extra: int) -> Answer:
-    """Send all, with a Content-Length that is wrong by ``extra``."""
+    """Send the whole file with a Content-Length that is wrong by ``extra``."""
     return lambda handler: void(
         handler.wfile.write(handler.begin(len(handler.server.content) - handler.offset + extra))
     )
@@ -125,7 +125,7 @@ def redirects(path: str) -> Answer:
 
 
 def sends(content: bytes, content_type: str = "application/octet-stream", **headers: str) -> Answer:
-    """Send ``content`` whatever was asked for."""
+    """Send ``content`` for any request."""
 
     def answer(handler: Handler) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -135,17 +135,12 @@ def sends(content: bytes, content_type: str = "application/octet-stream", **head
     return answer
 
 
-def sends_another_part(handler: Handler) -> None:
-    handler.head(206, {"Content-Range": f"bytes 0-9/{len(handler.server.content)}", "Content-Length": 10})
-    handler.wfile.write(handler.server.content[:10])
-
-
 def void(_: object) -> None:
     return None
 
 
 def names_are_unknown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let no name of a host be known, as without a network; return the list that those asked for are added to."""
+    """Make every host name unresolvable, as without a network; return the list that requested names are added to."""
     asked: list[str] = []
 
     def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> list[Any]:

@@ -112,14 +112,14 @@ def test_a_container_that_does_not_fit_is_refused_with_the_keys(model, change, m
 
 def test_files_of_the_other_task_say_where_they_belong(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
     deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
-    with pytest.raises(WeightsError, match=r"weights of a DeepLab.*give them to a deeplab_\* network"):
+    with pytest.raises(WeightsError, match=r"weights of a DeepLab.*pass them to a deeplab_\* network"):
         zoo.get("resnet18", norm="inplace", weights=deeplab)
     with pytest.raises(
         WeightsError, match=r"give the file as body_weights to zoo\.get, for the body of deeplab_resnet18"
     ):
         zoo.get("deeplab_resnet18", weights=body_file)
     bare = write(tmp_path / "bare.pth", read_state_dict(body_file))
-    with pytest.raises(WeightsError, match=r"(?s)not the weights of a DeepLab.*give them as body_weights to zoo.get"):
+    with pytest.raises(WeightsError, match=r"(?s)not the weights of a DeepLab.*pass them as body_weights to zoo.get"):
         zoo.get("deeplab_resnet18", weights=bare)
 
 
@@ -133,7 +133,7 @@ def test_the_body_takes_the_weights_of_a_classification_network_and_the_log_says
     assert (settings.norm, settings.activation_param, settings.classes) == ("inplace", 0.2, 5)
     assert isinstance(model.head.red_bn, InPlaceABN)
     assert torch.equal(model.body.mod5.block2.convs.conv2.weight, source.mod5.block2.convs.conv2.weight)
-    assert "the classifier was left out" in caplog.text
+    assert "the classifier was not loaded" in caplog.text
     assert "120 tensors were loaded into the body; head and cls keep their initial values" in caplog.text
     synchronised = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
     assert isinstance(synchronised.body.mod1.bn1, InPlaceABNSync)
@@ -143,7 +143,7 @@ def test_load_weights_puts_a_classification_network_into_the_body(body_file: Pat
     model = zoo.get("deeplab_resnet18", norm="sync", activation_param=0.2, num_classes=5)
     head = {key: tensor.clone() for key, tensor in model.state_dict().items() if not key.startswith("body.")}
     report = zoo.load_weights(model, body_file)
-    assert str(report).endswith("120 tensors loaded from " + str(body_file) + ", its classifier left out, head and cls left as initialised")  # noqa: E501  # fmt: skip
+    assert str(report).endswith("120 tensors loaded from " + str(body_file) + ", classifier not loaded, head and cls keep their initial values")  # noqa: E501  # fmt: skip
     assert torch.equal(model.body.mod1.conv1.weight, read_state_dict(body_file)["mod1.conv1.weight"])
     assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in head.items())
 
@@ -174,7 +174,7 @@ def test_an_a2_body_takes_the_weights_of_the_plain_form(tmp_path: Path) -> None:
     with torch.device("meta"):
         plain, a2 = zoo.get("wider_resnet16", norm="inplace"), zoo.get("deeplab_wider_resnet16_a2", norm="inplace")
     assert list(a2.body.state_dict()) == [key for key in plain.state_dict() if not key.startswith("classifier.")]
-    wanted = zoo.weights.stored.settings_of_body(a2.built_as.settings(), plain.built_as)
+    wanted = zoo.weights.stored.settings_of_body(a2.built_as.model_dump(), plain.built_as)
     check_same_network(plain.built_as, wanted, "file")
 
 
@@ -200,5 +200,5 @@ def test_a_file_of_torchvision_says_how_its_backbone_is_taken(tmp_path: Path) ->
     backbone = {f"backbone.{key}": torch.zeros(tensor.shape) for key, tensor in theirs.state_dict().items()}
     path = write(tmp_path / "tv.pth", {**backbone, "classifier.4.weight": torch.zeros(21, 256, 1, 1)})
     for argument in ("weights", "body_weights"):
-        with pytest.raises(WeightsError, match=rf"on its resnet50, .*from-torchvision {path} TARGET --arch resnet50"):
+        with pytest.raises(WeightsError, match=rf"on resnet50, .*from-torchvision {path} TARGET --arch resnet50"):
             zoo.get("deeplab_resnet50", **{argument: path})

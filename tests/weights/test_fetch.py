@@ -1,41 +1,64 @@
-"""Published weights come from the cache or into it: once, verified, from where the user said, by one process."""
+"""Fetching published weights: from the cache, a mirror or Google Drive, whatever the server does."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
+import re
+import resource
 import signal
 import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 import zoo
+from tests.faults.fuzz import EXAMPLES, fuzz, mutated
 from tests.weights.conftest import CONTENT, MD5, NAME
-from tests.weights.server import Server, redirects, sends, stalls, truncates
+from tests.weights.server import (
+    Answer,
+    Handler,
+    Server,
+    claims,
+    fails,
+    ignores_range,
+    names_are_unknown,
+    redirects,
+    resets,
+    sends,
+    stalls,
+    truncates,
+    truncates_and_ignores_range,
+    whole,
+)
+from zoo.cli import main
 from zoo.data.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights import cache, fetch_weights
+from zoo.weights import cache as weights_cache
+from zoo.weights import download, fetch_weights
 from zoo.weights.cache import weights_path
-from zoo.weights.download import read_form
-from zoo.weights.published import REPLACED_MD5, entry_of, published
+from zoo.weights.download import ConfirmationPage, UnresolvedError
+from zoo.weights.published import entry_of, published
 from zoo.weights.read import read_published
 
-# What Drive sends instead of a file that it has not looked through for viruses.
+HTML = "text/html; charset=utf-8"
+PAGE = b"<!DOCTYPE html><html><head><title>Quota &amp; more</title></head><body>Sorry</body></html>"
+WRONG = bytes(reversed(CONTENT))
+# The page that Google Drive sends instead of a file that is too large for its virus scan.
 CONFIRM = b"""<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head><body>
 <form action="/search"><input type="hidden" name="q" value="no"></form>
-<form id="download-form" action="/download?export=no&amp;at=1" method="get"><input type="submit" value="Go"/>
+<form id="download-form" action="/download?at=1" method="get"><input type="submit" value="Go"/>
 <input type="hidden" name="id" value="the-id"><input type="hidden" name="export" value="download">
 <input type="hidden" name="confirm" value="t"><input type="hidden" name="uuid" value="a-b&amp;c">
 </form></body></html>"""
-CONFIRMED = "/download?export=download&at=1&id=the-id&confirm=t&uuid=a-b%26c"
-HTML = "text/html; charset=utf-8"
-
-# A process of its own that fetches NAME.
+CONFIRMED = "/download?at=1&id=the-id&export=download&confirm=t&uuid=a-b%26c"
 FETCH = f"""
 import sys
 from zoo.weights import fetch_weights
@@ -47,19 +70,27 @@ print(fetch_weights({NAME!r}), flush=True)
 """
 
 
-def in_cache(content: bytes = CONTENT) -> Path:
+def put_in_cache(content: bytes = CONTENT, suffix: str = "") -> Path:
     path = weights_path(NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.with_name(path.name + suffix)
     path.write_bytes(content)
     return path
 
 
+def no_pause(pause_s: float) -> None:
+    pass
+
+
 @pytest.fixture
 def drive_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The server in the place of Google Drive."""
+    """The server in place of Google Drive."""
     monkeypatch.delenv("ZOO_WEIGHTS_URL")
-    monkeypatch.setattr(cache, "DRIVE_URL", f"{server.url}/uc")
+    monkeypatch.setattr(weights_cache, "DRIVE_URL", f"{server.url}/uc")
     return server
+
+
+# Where the file comes from
 
 
 def test_a_file_in_the_cache_is_not_downloaded_again(server: Server) -> None:
@@ -76,53 +107,64 @@ def test_a_mirror_may_have_a_path_and_a_slash_at_its_end(server: Server, monkeyp
 @pytest.mark.parametrize(
     "address", ["example.org/weights", "ftp://example.org", "file:///tmp", "https://", "http:///x"]
 )
-def test_a_mirror_that_is_no_web_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_must_be_a_web_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_WEIGHTS_URL", address)
     with pytest.raises(ConfigError, match=f"ZOO_WEIGHTS_URL must be an address .* got '{address}'"):
         fetch_weights(NAME)
 
 
-def test_drive_is_asked_for_the_files_id(drive_server: Server) -> None:
+def test_drive_is_asked_for_the_id_of_the_file(drive_server: Server) -> None:
     assert fetch_weights(NAME).read_bytes() == CONTENT
     assert drive_server.requests == [(f"/uc?export=download&id={published()[NAME].weights.drive_id}", None)]
 
 
-def test_drives_page_before_large_files_is_confirmed_with_the_fields_of_its_form(drive_server: Server) -> None:
+def test_drives_confirmation_form_is_submitted_with_its_hidden_fields(drive_server: Server) -> None:
     drive_server.script = [redirects("/warning"), sends(CONFIRM, HTML)]
     assert fetch_weights(NAME).read_bytes() == CONTENT
     assert drive_server.requests[-1] == (CONFIRMED, None)
 
 
-def test_a_confirmed_download_is_resumed_with_another_confirmation(drive_server: Server) -> None:
-    drive_server.script = [sends(CONFIRM, HTML), truncates(100_000), sends(CONFIRM, HTML)]
-    assert fetch_weights(NAME, sleep=lambda pause_s: None).read_bytes() == CONTENT
-    assert drive_server.requests[-1] == (CONFIRMED, "bytes=100000-")
+def test_a_resumed_download_from_drive_is_confirmed_again(drive_server: Server) -> None:
+    drive_server.script = [sends(CONFIRM, HTML), truncates(150_000), sends(CONFIRM, HTML)]
+    assert fetch_weights(NAME, sleep=no_pause).read_bytes() == CONTENT
+    assert drive_server.requests[-1][0] == CONFIRMED
+    assert drive_server.requests[-1][1] is not None
 
 
-def test_a_page_after_the_confirmation_is_an_error(drive_server: Server) -> None:
+def test_a_second_confirmation_page_is_an_error(drive_server: Server) -> None:
     drive_server.script = [sends(CONFIRM, HTML)] * 2
-    with pytest.raises(WeightsError, match=r"a web page came in place of the file \('Google Drive - Virus scan"):
+    with pytest.raises(WeightsError, match=r"a web page instead of the file \('Google Drive - Virus scan"):
         fetch_weights(NAME)
     assert len(drive_server.requests) == 2
 
 
-def test_forms_that_lead_elsewhere_are_not_followed() -> None:
-    assert read_form('<form action="/x"><input type="hidden" name="q"></form>', "https://a.org/").link is None
-    assert read_form('<form id="download" action="javascript:run()"></form>', "https://a.org/").link is None
-    assert read_form('<input type="hidden" name="confirm" value="t"></form>', "https://a.org/").link is None
-    assert read_form('<form id="download" action="b?c=1"></form>', "https://a.org/d/e").link == "https://a.org/d/b?c=1"
+def test_other_forms_are_not_submitted() -> None:
+    def target(html: str) -> str:
+        return ConfirmationPage(html).target("https://a.org/d/e")
+
+    assert target('<form action="/x"><input type="hidden" name="q"></form>') == ""
+    assert target('<input type="hidden" name="confirm" value="t"></form>') == ""
+    assert target('<form id="download" action="b?c=1"></form>') == "https://a.org/d/b?c=1"
 
 
-def test_offline_takes_what_is_in_the_cache_and_asks_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@EXAMPLES
+def test_any_page_of_a_server_has_a_target_or_is_malformed(examples: int, tmp_path: Path) -> None:
+    def read(content: bytes) -> None:
+        with suppress(ValueError):  # `download` reports it as a URL that cannot be fetched
+            ConfirmationPage(content.decode("utf-8", errors="replace")).target("https://example.org/x")
+
+    fuzz(read, examples, mutated([CONFIRM]), tmp_path)
+
+
+def test_offline_uses_the_cache_and_sends_no_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(WeightsError, match="not in the cache and ZOO_OFFLINE is set") as caught:
         fetch_weights(NAME)
     for part in (NAME, MD5, entry_of(NAME).page, str(weights_path(NAME))):
         assert part in str(caught.value)
-    in_cache()
+    put_in_cache()
     assert fetch_weights(NAME).read_bytes() == CONTENT
     assert server.requests == []
-    assert not list(weights_path(NAME).parent.glob("*.lock"))
 
 
 @pytest.mark.parametrize("value", ["", "0", "false"])
@@ -139,92 +181,29 @@ def test_offline_can_be_switched_off(value: str, monkeypatch: pytest.MonkeyPatch
         ("../resnet34", "no published weights are called"),
     ],
 )
-def test_unknown_names_are_refused_with_those_there_are(name: str, message: str, server: Server) -> None:
+def test_unknown_names_are_refused_with_the_nearest(name: str, message: str, server: Server) -> None:
     with pytest.raises(ConfigError, match=message):
         fetch_weights(name)
     assert server.requests == []
 
 
+# The cache
+
+
 def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> None:
     damaged = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
-    path = in_cache(damaged)
+    path = put_in_cache(damaged)
     found = hashlib.md5(damaged).hexdigest()
     for _ in range(2):
-        with pytest.raises(WeightsError, match=f"the md5 is {found}, not {MD5}; remove it and run zoo fetch") as caught:
+        with pytest.raises(
+            WeightsError, match=f"the md5 is {found}, not {MD5}; {path}: remove it and run zoo fetch {NAME}"
+        ):
             fetch_weights(NAME)
-        assert str(caught.value).startswith(f"{path}: ")
     assert path.read_bytes() == damaged
     assert server.requests == []
 
 
-@pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are hashed from now on."""
-    names: list[str] = []
-    digests_of_open = cache._digests_of_open
-    monkeypatch.setattr(
-        cache,
-        "_digests_of_open",
-        lambda file, path, *kinds: names.append(path.name) or digests_of_open(file, path, *kinds),
-    )
-    return names
-
-
-def test_a_download_is_hashed_once_and_a_file_in_the_cache_each_time(hashed: list[str]) -> None:
-    path = fetch_weights(NAME)
-    assert hashed == [f"{path.name}.part"]
-    for _ in range(2):
-        fetch_weights(NAME)
-    assert hashed[1:] == [path.name] * 2
-
-
-def publish(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, torch.Tensor]:
-    """Let the server give real weights of NAME, and return them."""
-    state_dict = zoo.get(NAME).state_dict()
-    torch.save({"state_dict": {f"module.{key}": value for key, value in state_dict.items()}}, tmp_path / "w")
-    server.content = (tmp_path / "w").read_bytes()
-    monkeypatch.setattr(published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
-    return state_dict
-
-
-def test_weights_that_are_downloaded_and_loaded_are_hashed_once_in_all(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hashed: list[str]
-) -> None:
-    publish(server, monkeypatch, tmp_path)
-    zoo.get(NAME, pretrained=True)
-    assert hashed == [f"{NAME}.pth.tar.part"]
-    zoo.get("resnet34", weights=NAME)
-    assert hashed[1:] == [f"{NAME}.pth.tar"]
-
-
-def test_pretrained_weights_are_verified_before_a_network_is_built(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zoo.registry._build", lambda *args, **kwargs: pytest.fail("a network was built"))
-    server.usual = sends(b"something else")
-    with pytest.raises(WeightsError, match="14 bytes were received, but the md5 is"):
-        zoo.get(NAME, pretrained=True)
-    in_cache(b"something else")
-    with pytest.raises(WeightsError, match=r"the md5 is .* remove it and run zoo fetch"):
-        zoo.get(NAME, pretrained=True)
-
-
-def test_of_a_download_too_what_is_read_is_what_was_verified(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Another file that takes the name between the download and the reading is not read."""
-    state_dict = publish(server, monkeypatch, tmp_path)
-    with cache.open_published(NAME) as file:
-        torch.save({"other": torch.ones(1)}, other := tmp_path / "other.pth")
-        other.replace(weights_path(NAME))
-        assert file.read() == server.content
-    with pytest.raises(WeightsError, match="the md5 is"):
-        read_published(NAME)
-    weights_path(NAME).unlink()
-    assert read_published(NAME)["state_dict"].keys() == {f"module.{key}" for key in state_dict}
-
-
-def test_a_change_that_leaves_size_and_time_is_noticed() -> None:
+def test_a_change_that_keeps_size_and_time_is_noticed() -> None:
     path = fetch_weights(NAME)
     before = path.stat()
     path.write_bytes(bytes(len(CONTENT)))
@@ -233,53 +212,27 @@ def test_a_change_that_leaves_size_and_time_is_noticed() -> None:
         fetch_weights(NAME)
 
 
-@pytest.mark.parametrize("suffix", [".part", ".lock"])
-def test_nothing_is_written_through_a_link_in_the_cache(suffix: str, server: Server, tmp_path: Path) -> None:
-    """In a cache that others can write to, a link could lead to any file of this user."""
-    victim = tmp_path / "victim.txt"
-    victim.write_text("precious")
-    path = weights_path(NAME)
-    path.parent.mkdir(parents=True)
-    path.with_name(path.name + suffix).symlink_to(victim)
-    with pytest.raises(
-        WeightsError, match=rf"{suffix}: it is a symbolic link, which is not written through: remove it"
-    ):
-        fetch_weights(NAME)
-    assert victim.read_text() == "precious"
-    assert not path.exists()
+def test_the_bytes_that_are_read_are_the_bytes_that_were_verified(tmp_path: Path) -> None:
+    with weights_cache.open_published(NAME) as file:
+        (tmp_path / "other").write_bytes(b"other")
+        (tmp_path / "other").replace(weights_path(NAME))
+        assert file.read() == CONTENT
+    with pytest.raises(WeightsError, match="the md5 is"):
+        read_published(NAME)
 
 
-def test_a_link_to_nowhere_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    path = weights_path(NAME)
-    path.parent.mkdir(parents=True)
-    path.symlink_to(tmp_path / "elsewhere")
+def test_a_link_to_nowhere_is_replaced_by_the_file_and_linked_weights_are_read(tmp_path: Path) -> None:
+    path = put_in_cache()
+    path.replace(tmp_path / "shared")
+    path.symlink_to(tmp_path / "nowhere")
     assert fetch_weights(NAME).read_bytes() == CONTENT
     assert not path.is_symlink()
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_pipe_in_the_place_of_the_part_does_not_block() -> None:
-    path = weights_path(NAME)
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path.with_name(f"{path.name}.part"))
-    with pytest.raises(WeightsError, match="cannot be written"):
-        fetch_weights(NAME)
-
-
-def test_linked_weights_and_a_linked_cache_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On shared machines people link to files that are there once; their md5 decides."""
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "file").write_bytes(CONTENT)
-    path = weights_path(NAME)
-    path.parent.mkdir(parents=True)
-    path.symlink_to(tmp_path / "shared" / "file")
+    path.unlink()
+    path.symlink_to(tmp_path / "shared")
     assert fetch_weights(NAME) == path
-    (tmp_path / "link").symlink_to(tmp_path / "cache")
-    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "link"))
-    assert fetch_weights(NAME).read_bytes() == CONTENT
 
 
-def test_a_new_cache_is_its_owners_and_an_old_one_keeps_its_rights(
+def test_a_new_cache_is_private_and_an_existing_one_keeps_its_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder, fill in ("cache", lambda: fetch_weights(NAME)), ("other", unpack_sample):
@@ -293,24 +246,7 @@ def test_a_new_cache_is_its_owners_and_an_old_one_keeps_its_rights(
     assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o755
 
 
-def test_a_file_of_before_july_2018_is_recognised(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = b"PK\x03\x04 with a .bn level"
-    monkeypatch.setitem(REPLACED_MD5, NAME, hashlib.md5(old).hexdigest())
-    server.usual = sends(old)
-    with pytest.raises(WeightsError, match=r"21 bytes were .* published before July 2018, which were replaced;"):
-        fetch_weights(NAME)
-    path = in_cache(old)
-    with pytest.raises(WeightsError, match="before July 2018") as caught:
-        fetch_weights(NAME)
-    assert f"load it as it is: zoo.get({NAME!r}, weights={str(path)!r})" in str(caught.value)
-
-
-def test_the_replaced_files_are_those_of_2017_and_2018() -> None:
-    assert list(REPLACED_MD5) == list(published())[:6]
-    assert not set(REPLACED_MD5.values()) & {entry.md5 for entry in published().values()}
-
-
-@pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.lock/x"])
+@pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.part/x"])
 def test_a_cache_that_cannot_be_written_is_one_error(in_the_way: str, tmp_path: Path) -> None:
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("")
@@ -318,83 +254,240 @@ def test_a_cache_that_cannot_be_written_is_one_error(in_the_way: str, tmp_path: 
         fetch_weights(NAME)
 
 
-def test_a_folder_in_the_place_of_the_file_is_an_error() -> None:
+def test_a_folder_in_place_of_the_file_is_an_error() -> None:
     weights_path(NAME).mkdir(parents=True)
     with pytest.raises(WeightsError, match="Is a directory"):
         fetch_weights(NAME)
 
 
-def test_without_locks_each_process_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr("zoo.files.fcntl", None)
-    path = weights_path(NAME)
-    path.parent.mkdir(parents=True)
-    path.with_name(f"{path.name}.part").write_bytes(b"of another process")
+def test_a_full_disk_is_one_error_and_the_next_fetch_continues(server: Server, cache: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # without root there is no smaller disk
+    try:
+        with pytest.raises(WeightsError, match=r"cannot be written .*free space or set ZOO_CACHE.*continue") as caught:
+            fetch_weights(NAME)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno in (errno.EFBIG, errno.ENOSPC)
+    assert (cache / f"{NAME}.pth.tar.part").stat().st_size == 100_000
     assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert server.requests[0][1] is None
-    assert [file.read_bytes() for file in path.parent.glob("*.part")] == [b"of another process"]
+    assert server.requests[-1][1] == "bytes=100000-"
 
 
-def start() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", FETCH], stdin=-1, stdout=-1, stderr=-1, text=True)
+# What servers do
 
 
-def wait_until_ready(*processes: subprocess.Popen[str]) -> None:
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+@pytest.mark.parametrize(
+    ("script", "pauses", "num_requests"),
+    [
+        pytest.param([], [], 1, id="no fault"),
+        pytest.param([truncates(150_000)], [1], 2, id="truncated, then resumed"),
+        pytest.param([truncates(150_000)] * 2, [1, 2], 3, id="truncated twice"),
+        pytest.param([truncates(0)], [1], 2, id="headers only"),
+        pytest.param([resets(150_000)], [1], 2, id="reset midway, then resumed"),
+        pytest.param([stalls(150_000)], [1], 2, id="stalls midway, then resumed"),
+        pytest.param([stalls(0)], [1], 2, id="stalls at once"),
+        pytest.param([claims(1000)], [1], 2, id="claims more bytes than it has"),
+        pytest.param([truncates(150_000), ignores_range], [1], 2, id="ignores Range"),
+        pytest.param([fails(500), fails(429), fails(503)], [1, 2, 4], 4, id="500, 429, 503"),
+        pytest.param([redirects("/there"), redirects("/elsewhere")], [], 3, id="redirected"),
+        pytest.param([truncates(150_000), redirects("/there")], [1], 3, id="resumed through a redirect"),
+    ],
+)
+def test_temporary_faults_end_in_the_verified_file(
+    script: list[Answer], pauses: list[float], num_requests: int, server: Server, cache: Path
+) -> None:
+    server.script, made = list(script), []
+    path = fetch_weights(NAME, sleep=made.append)
+    assert path.read_bytes() == CONTENT
+    assert made == pauses
+    assert len(server.requests) == num_requests
+    assert {file.name for file in cache.iterdir()} <= {path.name, f"{path.name}.lock"}
 
 
-def go(*processes: subprocess.Popen[str]) -> None:
-    """Let the processes begin to fetch, at the same time."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+FORM = b'<form id="download" action="%s"><input type="hidden" name="confirm" value="t"></form>'
 
 
-def wait_for(path: Path, size: int) -> None:
-    """Wait until the file exists and has ``size`` bytes."""
-    deadline = time.monotonic() + 30
-    while not path.exists() or path.stat().st_size < size:
-        assert time.monotonic() < deadline, f"{path} does not grow to {size} bytes"
-        time.sleep(0.01)
+@pytest.mark.parametrize(
+    ("usual", "message", "num_requests"),
+    [
+        pytest.param(fails(404), "the server answered 404 Not Found;", 1, id="404"),
+        pytest.param(fails(416), "the server answered 416", 1, id="416 without Range"),
+        pytest.param(fails(304), "the server answered 304", 1, id="304"),
+        pytest.param(fails(500), "the server answered 500 Internal Server Error, 5 times in a row", 5, id="always 500"),
+        pytest.param(redirects("/again"), "cannot be fetched .*redirects", 31, id="redirected in a circle"),
+        pytest.param(redirects("file:///etc/passwd"), "the URL cannot be fetched", 1, id="redirected to a file"),
+        pytest.param(redirects("http://[::1"), "the URL cannot be fetched", 1, id="redirected to a malformed URL"),
+        pytest.param(truncates_and_ignores_range, ", 5 times in a row", 5, id="always truncated, ignores Range"),
+        pytest.param(truncates(1000), ", 5 times in a row", 5, id="always truncated"),
+        pytest.param(resets(0), "the connection failed .*, 5 times in a row", 5, id="always reset"),
+        pytest.param(claims(-1000), "299,004 bytes were received, but the md5 is", 1, id="claims fewer bytes"),
+        pytest.param(sends(WRONG), "300,004 bytes were received, but the md5 is", 1, id="wrong bytes"),
+        pytest.param(sends(b""), "0 bytes were received", 1, id="no bytes"),
+        pytest.param(sends(PAGE, HTML), r"a web page instead of the file \('Quota & more'\)", 1, id="a web page"),
+        pytest.param(sends(FORM % b"//[", HTML), "the URL cannot be fetched", 1, id="a form with a malformed URL"),
+        pytest.param(sends(b"<title>\x1b[31m\xff", HTML), r"\\x1b\[31m", 1, id="a title with control characters"),
+        pytest.param(sends(CONTENT, Content_Encoding="gzip"), "the URL cannot be fetched", 1, id="not gzip"),
+    ],
+)
+def test_permanent_faults_end_in_one_error_and_no_file(
+    usual: Answer, message: str, num_requests: int, server: Server, cache: Path
+) -> None:
+    server.usual = usual
+    with pytest.raises(WeightsError, match=message) as caught:
+        fetch_weights(NAME, sleep=no_pause)
+    for part in (NAME, MD5, entry_of(NAME).page, "ZOO_WEIGHTS_URL", str(cache / f"{NAME}.pth.tar")):
+        assert part in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(server.requests) == num_requests
+    assert not (cache / f"{NAME}.pth.tar").exists()
 
 
-def test_of_processes_that_fetch_at_once_one_downloads_and_when_it_is_killed_another_continues(server: Server) -> None:
-    server.script = [stalls(2**17)]
+def test_progress_resets_the_count_of_failures(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PROGRESS_BYTES", 10_000)
+    monkeypatch.setattr(download, "CHUNK_BYTES", 2**12)
+    server.script, pauses = [truncates(30_000)] * 8, []
+    assert fetch_weights(NAME, sleep=pauses.append).read_bytes() == CONTENT
+    assert pauses == [1] * 8
+
+
+def test_a_body_without_end_is_cut_at_the_size_limit(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sends_forever(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not handler.server.is_over.is_set():
+            handler.wfile.write(bytes(2**16))
+
+    monkeypatch.setattr(download, "MAX_FILE_BYTES", 2**20)
+    server.usual = sends_forever
+    with pytest.raises(WeightsError, match="the server sends more than 1,048,576 bytes"):
+        fetch_weights(NAME)
+    assert (cache / f"{NAME}.pth.tar.part").stat().st_size <= 2**20
+
+
+def test_a_refused_connection_is_retried_and_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_WEIGHTS_URL", "http://user:secret@127.0.0.1:1/weights/")
+    pauses: list[float] = []
+    with pytest.raises(WeightsError, match=r"Connection refused.*127.0.0.1:1/weights/resnet34") as caught:
+        fetch_weights(NAME, sleep=pauses.append)
+    assert pauses == [1, 2, 4, 8]
+    assert "secret" not in str(caught.value)
+
+
+def test_an_unknown_host_is_not_retried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = names_are_unknown(monkeypatch)
+    monkeypatch.setenv("ZOO_WEIGHTS_URL", "https://mirror.example/weights")
+    with pytest.raises(UnresolvedError, match=r"host name cannot be resolved .*Temporary failure in name resolution"):
+        fetch_weights(NAME, sleep=lambda pause_s: pytest.fail("there was a pause"))
+    assert asked == ["mirror.example"]
+    assert main(["fetch", "all"]) == 2
+    assert len(asked) == 2
+    assert len(re.findall("cannot be resolved", capsys.readouterr().err)) == 1
+
+
+# Partial files
+
+
+def test_an_interrupted_download_is_resumed_by_the_next_fetch(server: Server, cache: Path) -> None:
+    server.script = [truncates(150_000), *[fails(500)] * 4]
+    with pytest.raises(WeightsError, match="500"):
+        fetch_weights(NAME, sleep=no_pause)
+    part = (cache / f"{NAME}.pth.tar.part").read_bytes()
+    assert part
+    assert CONTENT.startswith(part)
+    assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert server.requests[-1] == (f"/{NAME}.pth.tar", f"bytes={len(part)}-")
+
+
+def test_a_complete_part_is_only_verified(server: Server) -> None:
+    put_in_cache(suffix=".part")
+    assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert [ranges for _, ranges in server.requests] == [f"bytes={len(CONTENT)}-"]
+
+
+@pytest.mark.parametrize("old", [WRONG[:100_000], WRONG, WRONG + b"more"], ids=["shorter", "as long", "longer"])
+def test_a_part_of_another_file_costs_one_new_download(old: bytes, server: Server) -> None:
+    put_in_cache(old, suffix=".part")
+    assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert [ranges for _, ranges in server.requests] == [f"bytes={len(old)}-", None]
+
+
+def test_a_file_that_is_wrong_twice_is_an_error(server: Server, cache: Path) -> None:
+    server.content = WRONG
+    server.script = [truncates(150_000), whole]
+    with pytest.raises(WeightsError, match="300,004 bytes were received, but the md5 is"):
+        fetch_weights(NAME, sleep=no_pause)
+    assert [ranges is None for _, ranges in server.requests] == [True, False, True]
+    assert not (cache / f"{NAME}.pth.tar.part").exists()
+
+
+def test_a_web_page_keeps_the_part(server: Server, cache: Path) -> None:
+    server.script = [truncates(150_000), sends(PAGE, "text/html")]
+    with pytest.raises(WeightsError, match="a web page"):
+        fetch_weights(NAME, sleep=no_pause)
+    assert (cache / f"{NAME}.pth.tar.part").stat().st_size > 0
+
+
+# Several processes, and the callers
+
+
+def test_one_process_downloads_and_another_continues_when_it_is_killed(server: Server) -> None:
+    server.script = [stalls(2**17 + 1000)]
     path = weights_path(NAME)
     part = path.with_name(f"{path.name}.part")
-    killed, *heirs = start(), start(), start()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", FETCH], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(3)
+    ]
+    killed, *heirs = processes
     with killed, heirs[0], heirs[1]:
-        wait_until_ready(killed, *heirs)
-        go(killed)
-        wait_for(part, 2**16)
-        go(*heirs)
-        time.sleep(0.2)
-        assert len(server.requests) == 1  # they wait
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        start(killed)
+        deadline = time.monotonic() + 30
+        while not server.requests:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for heir in heirs:
+            start(heir)
+        time.sleep(0.3)
+        assert len(server.requests) == 1  # the others wait for the lock
         os.kill(killed.pid, signal.SIGKILL)
         outputs = [heir.communicate(timeout=30) for heir in heirs]
     assert [output for output, _ in outputs] == [f"{path}\n"] * 2, outputs
     assert path.read_bytes() == CONTENT
     assert not part.exists()
-    first, second = (ranges for _, ranges in server.requests)
-    assert first is None
-    assert second is not None
+    assert len(server.requests) == 2
+
+
+def start(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def test_get_pretrained_downloads_verifies_and_loads(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state_dict = publish(server, monkeypatch, tmp_path)
-    for name in (NAME, "resnet34"):
-        model = zoo.get(name, pretrained=True)
-        assert all(torch.equal(value, state_dict[key]) for key, value in model.state_dict().items())
+    state_dict = zoo.get(NAME).state_dict()
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state_dict.items()}}, tmp_path / "w")
+    server.content = (tmp_path / "w").read_bytes()
+    monkeypatch.setattr(published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
+    with caplog.at_level(logging.INFO, logger="zoo"):
+        for name in (NAME, "resnet34"):
+            model = zoo.get(name, pretrained=True)
+            assert all(torch.equal(value, state_dict[key]) for key, value in model.state_dict().items())
     assert len(server.requests) == 1
+    assert f"{NAME}: downloading {server.url}/{NAME}.pth.tar" in caplog.text
     weights_path(NAME).write_bytes(server.content[:-1] + b"x")
-    with pytest.raises(WeightsError, match="the md5 is"):
-        zoo.get(NAME, pretrained=True)
+    monkeypatch.setattr("zoo.registry._build", lambda *args, **kwargs: pytest.fail("a network was built"))
+    for load in (lambda: zoo.get(NAME, pretrained=True), lambda: zoo.get("resnet34", weights=NAME)):
+        with pytest.raises(WeightsError, match="the md5 is"):
+            load()
 
 
-def test_a_published_name_works_wherever_a_weights_file_does(server: Server) -> None:
-    with pytest.raises(WeightsError, match=f"{NAME}.pth.tar: "):  # fetched, and found to be no weights after all
+def test_published_names_are_accepted_as_weights() -> None:
+    with pytest.raises(WeightsError, match=f"{NAME}.pth.tar: "):  # fetched, and not a weights file after all
         zoo.get("resnet34", weights=NAME)

@@ -91,7 +91,7 @@ def test_every_difference_is_named_by_kind_and_nothing_is_loaded() -> None:
     written["bn1.bias"] = torch.ones(4, dtype=torch.int64)
     written |= {"conv9.weight": torch.ones(1), "fc.weight": torch.ones(1)}
     assert refusal_of(Net(), written).splitlines()[:-1] == [
-        "w.pth: does not fit Net, which was left as it is:",
+        "w.pth: does not fit Net, which was not changed:",
         "  missing in the file (2): bn1.weight, bn_out.running_var",
         "  unknown to the network (2): conv9.weight, fc.weight",
         "  of another shape (1): conv1.weight: (4, 3, 7, 7) in the file, (4, 3, 3, 3) in the network",
@@ -114,7 +114,7 @@ def test_torchvisions_files_are_recognised(arch: str) -> None:
         source = getattr(torchvision.models, arch)()
     written = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in source.state_dict().items()}
     message = refusal_of(Net(), written)
-    assert f"these are torchvision's names, of its {arch}" in message
+    assert f"these are the keys of torchvision's {arch}" in message
     converted = f"`zoo convert from-torchvision w.pth TARGET --arch {arch}`"
     assert (converted in message) == (arch != "resnext50_32x4d")
     with pytest.raises(ConversionError, match=rf"not that of resnet34: .* more; it is torchvision's {arch}") as caught:
@@ -148,7 +148,7 @@ def test_a_headless_network_drops_the_classifier_and_says_so(caplog: pytest.LogC
         report = load(model, written)
     assert_loaded(model, written)
     assert (report.classifier, report.num_loaded) == ("dropped", len(written) - 2)
-    assert "w.pth: the classifier was left out" in caplog.text
+    assert "w.pth: the classifier was not loaded" in caplog.text
 
 
 def test_a_classifier_with_other_classes_is_kept_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +233,7 @@ ODD: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("key", ["conv1.weight", "classifier.fc.weight", "bn_out.weight"])
 def test_tensors_that_are_not_plain_are_refused_and_nothing_is_loaded(kind: str, key: str) -> None:
-    assert f"holds tensors that no network can take (1): {key} ({kind});" in refusal_of(
+    assert f"holds tensors that no network supports (1): {key} ({kind});" in refusal_of(
         Net(), Net().state_dict() | {key: ODD[kind]()}
     )
 
@@ -253,8 +253,8 @@ def test_values_that_are_not_finite_are_loaded_with_a_warning(caplog: pytest.Log
     written["bn1.bias"] = torch.tensor([1e300, -1e300, 1.0, 2.0], dtype=torch.float64)
     report = load(Net(), written)
     assert report.num_not_finite == 5
-    assert "w.pth: 5 values are infinite or no number (3 of them in the file, the others" in caplog.text
-    assert "5 values not finite" in str(report)
+    assert "w.pth: 5 values are infinite or NaN (3 of them in the file, the others" in caplog.text
+    assert "5 values are not finite" in str(report)
 
 
 def test_finite_values_are_loaded_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

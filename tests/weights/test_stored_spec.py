@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+import zoo
+from zoo.config import parse_experiment
+from zoo.convert import convert_norm
+from zoo.errors import ConfigError, WeightsError
+from zoo.limits import MAX_CLASSES
+from zoo.registry import build_from_config
 from zoo.spec import NetworkSpec, Preprocessing
+from zoo.weights import load_weights, read_state_dict, read_weights
 from zoo.weights.published import published_spec
 from zoo.weights.stored_spec import parse_stored_spec
 

@@ -1,4 +1,4 @@
-"""``zoo fetch`` and ``zoo verify`` say what is in the cache, and whether it is what was published."""
+"""``zoo fetch`` and ``zoo verify`` list the files of the cache and check them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def states(cache: Path) -> dict[str, str]:
-    return {str(finding.path.relative_to(cache)): finding.status for finding in audit_cache()}
+    return {str(entry.path.relative_to(cache)): entry.status for entry in audit_cache()}
 
 
 def put(cache: Path, **files: bytes) -> None:
@@ -76,7 +76,7 @@ def test_a_download_that_fails_does_not_keep_the_others_from_being_fetched(
     printed = capsys.readouterr()
     assert printed.out == f"{weights_path(OTHER)}\n"
     assert f"{NAME}: the server answered 404 Not Found" in printed.err
-    assert f"1 of 2 files were not fetched: {NAME}; give the same command again" in printed.err
+    assert f"1 of 2 files were not fetched: {NAME}; run the same command again" in printed.err
 
 
 def test_the_audit_tells_good_damaged_partial_and_unknown_files_apart(cache: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_audit_tells_good_damaged_partial_and_unknown_files_apart(cache: Pat
         f"{OTHER}.pth.tar": "damaged",
         f"{OTHER}.pth.tar.part": "partial",
     }
-    notes = {finding.path.name: finding.note for finding in audit_cache()}
+    notes = {entry.path.name: entry.note for entry in audit_cache()}
     assert notes[f"{NAME}.pth(1).tar"] == f"holds {NAME}; rename it to {NAME}.pth.tar"
     assert MD5 in notes[f"{OTHER}.pth.tar"]
     assert notes[f"{OTHER}.pth.tar.part"].startswith("9 bytes; ")

@@ -1,1 +1,1 @@
-"""Time and memory of layers, networks and memory-saving strategies, in one format."""
+"""Benchmarks of time and memory: layers, networks, memory strategies and the input pipeline, in one result format."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing of the blocks of any network, by torch's own `checkpoint`: whole, or selective."""
+"""Full and selective activation checkpointing of the blocks of any network, with torch's own `checkpoint`."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from zoo.errors import ConfigError
+from zoo.ops.context import restored_buffers
 from zoo.remat.operations import CONVOLUTION, PRODUCTS
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def checkpoint_blocks(model: nn.Module) -> nn.Module:
-    """Let each block of a network keep its inputs and run again in backward; returns the network itself.
+    """Checkpoint each block of a network in place, and return the network.
 
-    torch's `checkpoint` moves running statistics each time that a block runs. Here they are put back after the second
-    time. (`zoo.layers.checkpointing` pauses them, for which norms run other operations the second time.)
+    Recomputation updates running statistics a second time; the buffers of the block are restored afterwards.
+    (`zoo.layers.checkpointing` freezes them during recomputation instead, which changes the norms' operations.)
 
-    Raises ConfigError for a network without such blocks as `blocks_of` finds.
+    Raises ConfigError if `blocks_of` finds no blocks.
     """
-    return _checkpointed(model, lambda block: (nullcontext(), _put_back(block)))
+    return _checkpointed(model, lambda block: (nullcontext(), restored_buffers(block)))
 
 
 def checkpoint_blocks_selectively(model: nn.Module) -> nn.Module:
-    """Let each block keep the outputs of convolutions and matrix products too, and compute all else again.
+    """Like `checkpoint_blocks`, but also save the outputs of convolutions and matrix products.
 
-    This is torch's selective activation checkpointing. It refuses activations that overwrite what is kept, so that they
-    work out of place here. For the rest see `checkpoint_blocks`.
+    This is torch's selective activation checkpointing. It rejects activations that overwrite saved tensors, so
+    in-place activations are changed to out-of-place ones.
     """
 
     def contexts(block: nn.Module) -> Contexts:
         first, second = create_selective_checkpoint_contexts([CONVOLUTION, *PRODUCTS])
-        return first, _put_back(block, second)
+        return first, _recomputation(block, second)
 
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
-            setattr(module, "inplace", False)  # noqa: B010  # of modules of any class
+            setattr(module, "inplace", False)  # noqa: B010  # modules of any class
     return _checkpointed(model, contexts)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a network: the members of sequences and lists of modules of one class.
+    """Return the blocks of a network: the members of sequences and module lists whose members have the same class.
 
-    A block has modules in it and is itself no sequence. Where blocks have such blocks in them, the inner ones count.
+    A block has submodules and is not a sequence itself. Of nested blocks, only the innermost are returned.
     """
     found: dict[nn.Module, None] = {}
     for module in model.modules():
@@ -62,19 +63,13 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def _checkpointed(model: nn.Module, contexts: Callable[[nn.Module], Contexts]) -> nn.Module:
     blocks = blocks_of(model)
     if not blocks:
-        raise ConfigError("the network has no sequence of blocks of one class")
+        raise ConfigError("the network has no blocks to checkpoint: no sequence of modules of the same class")
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=partial(contexts, block))
     return model
 
 
 @contextmanager
-def _put_back(block: nn.Module, inner: AbstractContextManager[Any] | None = None) -> Iterator[None]:
-    """Enter the ``inner`` context; when it ends, give the block's buffers the values that they had before."""
-    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
-    try:
-        with inner or nullcontext():
-            yield
-    finally:  # torch leaves the context by an exception once it has computed all that it needs
-        for buffer, value in before:
-            buffer.copy_(value)
+def _recomputation(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with restored_buffers(block), inner:
+        yield

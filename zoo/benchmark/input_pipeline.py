@@ -1,4 +1,4 @@
-"""Images per second and core of the input pipeline, whole and by stages, beside torchvision's bare JPEG decoder."""
+"""Throughput per core of the input pipeline and its stages, relative to torchvision's JPEG decoder."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ BARE = "bare decode_jpeg"
 WHOLE = "read to collate"
 FINISHED = "read to finish"
 SPLITS = ("train", "val")
-BATCH = 16  # images that are collated at a time
+BATCH = 16  # images per collated batch
 
 
 class Setting(NamedTuple):
-    """One way to prepare images: the key of its ratio, the split that it reads, its decoder and its transform."""
+    """A configuration of the pipeline: key in the results, split, decoder and transform."""
 
     key: str
     split: str
@@ -43,20 +43,20 @@ class Setting(NamedTuple):
 
 
 def measure_input_pipeline(results: Results, config: Experiment, data: Place, *, num_images: int, rounds: int) -> None:
-    """Add what each stage takes for JPEG files of ``data``/train and ``data``/val, and a summary.
+    """Add the throughput of each stage for JPEG files of ``data``/train and ``data``/val, and a summary.
 
-    The whole pipeline is what a worker process does: read, decode, crop and resize, collate. What follows on the
-    network's device, `finish`, is measured apart, and once together with it on one core.
+    The whole pipeline is the work of a loader process: read, decode, crop and resize, collate. The remaining work on
+    the network's device, `finish`, is measured separately, and once together with the pipeline on one core.
 
     Args:
-    - `config`: the experiment whose ``input`` says how training images are prepared. Validation images are prepared as
-      for the published scores, by the centre crop and by ten crops of 224 px.
-    - `num_images`: how many files of each split are read, spread over all.
-    - `rounds`: how often each stage is timed, in turn with the others.
+    - `config`: its ``input`` section defines the training pipeline. Validation uses the published protocols, center
+      crop and ten crops of 224 px.
+    - `num_images`: number of files read per split, evenly spaced.
+    - `rounds`: interleaved timings of each stage.
 
-    The summary has ``images_per_s`` (by setting and stage, on one core) and ``ratios`` (of each setting's whole
-    pipeline to the bare decoder, on the same files in the same round; with "_finished" appended also of both halves).
-    Raises DataError if a split holds no JPEG file, and ConfigError if the decoder of "scaled" is not installed.
+    The summary contains ``images_per_s`` by setting and stage, on one core, and ``ratios`` of each setting's whole
+    pipeline to the bare decoder on the same files in the same round; keys with "_finished" include `finish`.
+    Raises DataError if a split has no JPEG file, and ConfigError if the decoder of "scaled" is not installed.
     """
     load_codec()
     summary = results.summary
@@ -67,7 +67,7 @@ def measure_input_pipeline(results: Results, config: Experiment, data: Place, *,
 
 
 def settings_of(config: Experiment) -> list[Setting]:
-    """Return what is measured: the training of ``config`` and the published crops, by each decoder."""
+    """Return the measured settings: the training pipeline of ``config`` and the published crops, with each decoder."""
     train = TrainTransform(config.input)
     crops = {
         key: ValTransform(*PROTOCOLS[f"{key}224"][:2], config.input.mean, config.input.std, key == "tencrop")
@@ -83,7 +83,7 @@ def settings_of(config: Experiment) -> list[Setting]:
 
 
 def draw_plot(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write the plot of a summary to ``path``: a bar for each whole pipeline, and lines of the bare decoder."""
+    """Write a bar plot of a summary to ``path``, with a line for the bare decoder."""
     ratios_of = {key: value for key, value in summary["ratios"].items() if not key.endswith("_finished")}
     figure = new_figure(7, 3.5, "Images per second and core, relative to torchvision's bare JPEG decoder")
     axes = figure.subplots()
@@ -111,7 +111,7 @@ def _measure_split(results: Results, settings: Sequence[Setting], root: Place, n
         stages = _stages(setting, datasets[setting.key], indices, encoded, results.device)
         steps |= {(setting.key, stage): step for stage, step in stages.items()}
     named = {f"{key}: {stage}": step for (key, stage), step in steps.items()}
-    # Of the process, not of this thread: a decoder may have a thread of its own.
+    # Process time, not thread time: a decoder may use its own thread.
     seconds = time_interleaved(named, time.process_time, rounds=rounds, min_sample_s=0)
     bare = seconds[f"{root.name}: {BARE}"]
     for key, stage in steps:
@@ -133,13 +133,13 @@ def _open(setting: Setting, root: Place) -> ImageFolder:
 
 
 def _jpeg_indices(images: ImageFolder, num_images: int) -> list[int]:
-    """Return the indices of at most ``num_images`` JPEG files, spread over all that `decode_jpeg` can read."""
+    """Return the evenly spaced indices of at most ``num_images`` JPEG files that `decode_jpeg` can read."""
     chosen = [index * len(images) // min(num_images, len(images)) for index in range(min(num_images, len(images)))]
     found = [index for index in chosen if jpeg_size(images.source.read(index)) is not None]
     if not found:
         raise DataError(
-            f"none of {len(chosen)} images is a JPEG file of 8 bits, gray or in colours; {printable(images.root)}: the "
-            "pipeline is compared with a decoder of such files, give a folder that holds some"
+            f"none of {len(chosen)} images is an 8-bit gray or RGB JPEG file; {printable(images.root)}: give a folder "
+            "with JPEG files, because the pipeline is compared with a JPEG decoder"
         )
     return found
 
@@ -147,7 +147,7 @@ def _jpeg_indices(images: ImageFolder, num_images: int) -> list[int]:
 def _stages(
     setting: Setting, images: ImageFolder, indices: Sequence[int], encoded: Sequence[bytes], device: torch.device
 ) -> dict[str, Step]:
-    """Return the stages of a setting, and the whole of them."""
+    """Return the stages of a setting and the whole pipeline."""
     keys = [[(0, index) for index in indices[start : start + BATCH]] for start in range(0, len(indices), BATCH)]
 
     def whole(some: Sequence[Key]) -> Batch:
@@ -162,7 +162,7 @@ def _stages(
     opened = partial(open_pixels, name="", decoder=setting.decoder)
     generator = random_of(0)
     is_scaled = setting.decoder == "scaled"
-    if is_scaled:  # the part of an image is what is decoded
+    if is_scaled:  # decodes only the crop
         boxes = [random_box(image.height, image.width, generator) for image in map(opened, encoded)]
         work: list[Any] = [(each, box) for each, box in zip(encoded, boxes, strict=True)]
         parts = [opened(each).part(box, (side, side)) for each, box in work]
@@ -197,12 +197,12 @@ def _stages(
 
 
 def _decoded(image: Pixels) -> Pixels:
-    """Return ``image`` with its pixels in memory."""
+    """Return ``image`` decoded to memory."""
     return image if isinstance(image, PILPixels) else ByteTensorPixels(image.tensor())
 
 
 def _each(run: Callable[[Any], object], work: Sequence[Any]) -> Step:
-    """Return the step that does ``run`` of everything in ``work``."""
+    """Return a step that calls ``run`` on every item of ``work``."""
 
     def repeatedly(times: int) -> None:
         for _ in range(times):

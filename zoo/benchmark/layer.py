@@ -1,4 +1,4 @@
-"""Time and bytes of one norm with its activation, forward and backward, by every back end."""
+"""Time and memory of one norm with its activation, forward and backward, with every back end."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SHAPES = (
 
 
 class Provider(NamedTuple):
-    """A way to compute norm and activation.
+    """An implementation of norm and activation.
 
     Args:
-    - `layer`: the module that has the parameters.
-    - `call`: the function that is measured: the layer, or something that runs it.
-    - `context`: returns the context in which ``call`` runs, such as one that forces a back end.
+    - `layer`: the module with the parameters.
+    - `call`: the measured function: the layer or a wrapper.
+    - `context`: returns a context manager around ``call``, such as one that forces a back end.
     """
 
     layer: nn.Module
@@ -50,7 +50,7 @@ class Provider(NamedTuple):
 
 
 def providers(channels: int, device: torch.device) -> dict[str, Provider]:
-    """Return all ways to norm and activate, by their names in the results; the first is the baseline of the ratios."""
+    """Return all implementations by their names in the results; the first is the baseline of the ratios."""
 
     def standard(inplace: bool = True) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(channels), nn.LeakyReLU(0.01, inplace)).to(device)
@@ -60,7 +60,7 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
         return Provider(layer, layer, lambda: backend.forced(name))
 
     eager, checkpointed, fused = standard(), standard(), InPlaceABN(channels).to(device)
-    compiled = standard(inplace=False)  # inductor's code for the in-place activation is several times slower than eager
+    compiled = standard(inplace=False)  # inductor is several times slower than eager for the in-place activation
     by_name = {
         BASELINE: Provider(eager, eager),
         "checkpointed std-BN": Provider(checkpointed, lambda x: checkpoint(checkpointed, x)),
@@ -85,10 +85,10 @@ def measure_layers(
     layouts: Sequence[str],
     rounds: int,
 ) -> None:
-    """Add bytes and time of each provider for each combination of shape, dtype and layout.
+    """Add memory and time of each provider for each combination of shape, dtype and layout.
 
-    Beside the time stand its ratio to the baseline, and its ratio to the time of `PASSES` passes over the tensor at
-    the bandwidth of a copy.
+    Times are also given relative to the baseline, and relative to `PASSES` passes over the tensor at the bandwidth of
+    a copy.
     """
     bytes_per_s = copy_bandwidth(results.device, rounds)
     results.settings["copy bandwidth, GB/s"] = round(bytes_per_s / 1e9, 2)
@@ -99,7 +99,7 @@ def measure_layers(
 
 
 def copy_bandwidth(device: torch.device, rounds: int) -> float:
-    """Return the bytes per second, those read and those written, of the copy of a tensor too large for caches."""
+    """Return the bytes read and written per second by the copy of a tensor that exceeds the caches."""
     source, target = (torch.ones(COPY_BYTES // 4, device=device) for _ in range(2))
     step = Step(lambda times: [target.copy_(source) for _ in range(times)])
     seconds = time_interleaved({"copy": step}, Clock(device), rounds=max(rounds, 5))["copy"]
@@ -107,7 +107,7 @@ def copy_bandwidth(device: torch.device, rounds: int) -> float:
 
 
 def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], bytes_per_s: float, rounds: int) -> None:
-    """Add the bytes, times and traffic of the providers."""
+    """Add memory, times and memory traffic of the providers."""
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
     dtype, layout = DTYPES[case.dtype], LAYOUTS[case.layout]
     x, dz = (torch.randn(case.shape, device=results.device).to(dtype).contiguous(memory_format=layout) for _ in "xz")
@@ -121,7 +121,7 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], by
         if results.device.type == "cpu" and native.why_not() is None:
             steps["raw native"] = _raw_step(x, dz)
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
-    torch.compiler.reset()  # the next case compiles layers of its own
+    torch.compiler.reset()  # the next case compiles its own layers
     baseline = seconds[next(iter(by_name))]
     for name, values in seconds.items():
         results.add(case, name, "time", "ms", [1e3 * value for value in values])
@@ -132,11 +132,11 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], by
 
 
 class _AsOperationResult(torch.autograd.Function):
-    """Returns x as if an operation had just computed it, so that it requires grad and may be overwritten."""
+    """Returns x as the output of an operation, so that it requires grad and may be overwritten."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, x: Tensor) -> Tensor:
-        # A tensor that autograd does not know, with the memory of x.
+        # A new tensor with the memory of x, unknown to autograd.
         return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.detach())  # type: ignore[call-overload]
 
     @staticmethod
@@ -145,7 +145,7 @@ class _AsOperationResult(torch.autograd.Function):
 
 
 def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> Step:
-    """Return forward and backward of the layer alone, dx included; x is copied anew for each sample."""
+    """Return forward and backward of the layer, including dx; x is copied before each sample."""
     token = torch.ones((), device=x.device, requires_grad=True)
     buffer = x.clone()
 
@@ -159,13 +159,13 @@ def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> Step:
 
 
 def _forward(provider: Provider, x: Tensor, dz: Tensor) -> Callable[[], Tensor]:
-    """Return a forward pass in which one operation computes the layer's input, and another uses its output."""
+    """Return a forward pass with one operation before and one after the layer."""
     token = torch.ones((), dtype=x.dtype, device=x.device, requires_grad=True)
     return lambda: (provider.call(x * token) * dz).sum()
 
 
 def _raw_step(x: Tensor, dz: Tensor) -> Step:
-    """Return forward and backward by the compiled CPU kernels without autograd."""
+    """Return forward and backward with the compiled CPU kernels, without autograd."""
     channels = x.shape[1]
     settings = NormSettings(torch.ones(channels), torch.zeros(channels), 1e-5, "leaky_relu", 0.01)
     buffer = x.clone()

@@ -1,4 +1,4 @@
-"""What `zoo.lean` does to networks, of this package and of others: the same bits, the bytes, and the time of a step."""
+"""Bit-exactness, memory and step time of `zoo.lean` on networks of this and other packages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.largest_batch import MemoryPrediction
+from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any
-from zoo.benchmark.results import Case, Results, told
+from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER
 from zoo.models.external import iter_tensors
 from zoo.remat import Rematerializer
@@ -37,17 +37,17 @@ def measure_lean_network(
     max_bytes: int | None = None,
     exact: bool = True,
 ) -> None:
-    """Add what a network holds and takes at its peak, and how long a step takes, lean beside plain.
+    """Add held memory, peak memory and step time of a network, lean and plain.
 
-    A network that cannot be built or trained in plain training is noted and left out. One whose gradients, outputs or
-    buffers are not the same bits gets "same bits" 0, and a note that says whether plain training repeats its own.
+    A network that cannot be built or trained plainly is noted and skipped. If outputs, gradients or buffers are not
+    bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic.
 
     Args:
-    - `setup`: the network, with standard batch norm if it is one of this package.
-    - `rounds`: steps of each whose times are taken; 0: none.
-    - `budget`, `exact`: those of `zoo.lean`.
-    - `max_bytes`: a network of which plain training is predicted to take more is noted and left out. One that cannot
-      run on the meta device, so that nothing is predicted, is measured.
+    - `setup`: the network; networks of this package use standard batch norm.
+    - `rounds`: timed steps; 0 measures memory only.
+    - `budget`, `exact`: arguments of `zoo.lean`.
+    - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
+      cannot run on the meta device is measured.
     """
     name = setup.arch
     try:
@@ -57,8 +57,8 @@ def measure_lean_network(
         plain, images = _new(setup)
         first = step_of(plain, images)
         plain, _ = _new(setup)
-    except Exception as error:  # whatever another package raises
-        results.note(f"not measured: {name} ({told(error)})")
+    except Exception as error:  # other packages may raise anything
+        results.note(f"not measured: {name} ({describe_error(error)})")
         return
     case = replace(setup.case, shape=tuple(images.shape))
     model = lean(copy.deepcopy(plain), budget, exact=exact)
@@ -66,7 +66,7 @@ def measure_lean_network(
         is_same = _are_equal(first, step_of(model, images))
     except Exception as error:
         results.add(case, LEAN, "trains", "1", [0.0])
-        results.note(f"{name} fails: {told(error)}")
+        results.note(f"{name} fails: {describe_error(error)}")
         return
     results.add(case, LEAN, "trains", "1", [1.0])
     results.add(case, LEAN, "same bits", "1", [float(is_same)])
@@ -77,11 +77,11 @@ def measure_lean_network(
     try:
         _add_costs(results, case, {PLAIN: plain, LEAN: model}, images, rounds)
     except Exception as error:
-        results.note(f"{name}: bytes and times not measured ({told(error)})")
+        results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
 
 
-def summarise_networks(results: Results) -> None:
-    """Add how many of the networks train lean, and with the same bits, and what most and the worst of them take."""
+def summarize_networks(results: Results) -> None:
+    """Add the numbers of networks that train lean and bitwise equal, and quantiles of their memory and time."""
 
     def values(metric: str) -> list[float]:
         found = [each for each in results.records if each.provider == LEAN and each.metric == metric]
@@ -108,12 +108,12 @@ def summarise_networks(results: Results) -> None:
 def _predicted_bytes(setup: Setup) -> int:
     try:
         return MemoryPrediction(setup, EAGER[0], scratch=False).bytes_for(setup.batch).total
-    except Exception:  # whatever another package raises where tensors have no values
+    except Exception:  # other packages may raise anything on the meta device
         return 0
 
 
 class _DoesNothing(TorchDispatchMode):
-    """What any mode written in Python costs."""
+    """The overhead of any dispatch mode in Python."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return operation(*args, **(kwargs or {}))

@@ -1,23 +1,34 @@
-"""Time and bytes of a training step of whole networks, and what takes the time, in variants beside eager std-BN."""
+"""Time, its breakdown by kind of operation, and memory of a training step of whole networks, relative to std-BN."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from zoo.benchmark.network_setup import Setup, room_for_compilations, training_step
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
-from zoo.benchmark.time_shares import measure_shares
 from zoo.benchmark.timing import Clock, ratios, time_interleaved
-from zoo.remat.memory_use import measure_memory
+from zoo.remat.memory_use import clear_gradients, measure_memory
 
 MODES = ("eager", "compiled")
+PROFILED_STEPS = 2
+REST = "rest"
+KINDS = {  # kinds of operations, by the names of operations in torch's profiler
+    "convolution": re.compile(r"conv(olution|[123]d|_depthwise)", re.IGNORECASE),
+    "norm and activation": re.compile(r"batch_?norm|abn|elu|silu|swish|sigmoid|tanh|mish", re.IGNORECASE),
+    "pooling": re.compile("pool", re.IGNORECASE),
+    "concatenation": re.compile(r"aten::cat$"),
+    "sums": re.compile(r"aten::(add|sub)_?$"),
+}
 VARIANTS = (
     Strategy(BASELINE, "standard", "plain"),
     Strategy("iABN plain", "inplace", "plain"),
@@ -28,9 +39,9 @@ VARIANTS = (
 
 
 def measure_networks(results: Results, setups: Sequence[Setup], modes: Sequence[str], rounds: int) -> None:
-    """Add time and bytes of each network with each norm in the ``modes``, and of other packages' networks.
+    """Add time and memory of each network with each norm in the ``modes``, and of other packages' networks.
 
-    Eager std-BN is always measured, as the baseline. `measure_strategies` says the rest.
+    The baseline, eager std-BN, is always measured. See `measure_strategies`.
     """
     wanted = [variant for variant in VARIANTS if ("eager" if variant.budget is None else "compiled") in modes]
     baseline = VARIANTS[0]
@@ -45,12 +56,15 @@ def measure_strategies(
     rounds: int,
     peers: Mapping[str, nn.Module] | None = None,
 ) -> None:
-    """Add the bytes of each strategy that the network has, then in a loop of its own the time of a step.
+    """Add memory and step time of each strategy that the network supports, with their ratios to the `BASELINE`.
 
-    Both stand beside their ratio to the `BASELINE`, which has to be among the ``strategies``. Where a step is not
-    compiled, steps that are not timed add which share of the time each kind of operation takes. With 0 rounds no times
-    are taken. ``peers`` are networks of other packages that are measured too, by their names. What torch refuses to
-    compile, or to run in a strategy, is noted and left out.
+    Memory and time are measured in separate loops; eager steps also get a breakdown of their time by kind of
+    operation, from further steps. Strategies that torch cannot compile or run are noted and skipped.
+
+    Args:
+    - `strategies`: must include the `BASELINE`.
+    - `rounds`: interleaved timings of each step; 0 measures memory only.
+    - `peers`: networks of other packages that are measured too, by name.
     """
     built = build_all(results, strategies, setup)
     models = {**{strategy.name: model for strategy, model in built.items()}, **(peers or {})}
@@ -84,9 +98,11 @@ def add_times(
     baseline: str,
     rounds: int,
 ) -> None:
-    """Add the time of a training step of each of the ``models``, and its ratio to that of the ``baseline``.
+    """Add the step time of each of the ``models`` and its ratio to that of the ``baseline``.
 
-    ``forwards`` compute their losses, by the same names; ``rounds`` is how often each step is timed, at least once.
+    Args:
+    - `forwards`: compute the losses, by the names of the models.
+    - `rounds`: interleaved timings of each step, at least one.
     """
     steps = {name: training_step(forwards[name], model) for name, model in models.items()}
     seconds = time_interleaved(steps, Clock(results.device), rounds=rounds, warmup=1)
@@ -98,7 +114,7 @@ def add_times(
 def _add_shares(
     results: Results, case: Case, forwards: Mapping[str, Callable[[], Tensor]], models: Mapping[str, nn.Module]
 ) -> None:
-    """Add which share of the time of a step each kind of operation takes, in rows of their own."""
+    """Add the share of the step time of each kind of operation, in separate rows."""
     of_time = replace(case, subject=f"{case.subject}, share of time")
     for name, model in models.items():
         shares = measure_shares(forwards[name], model.parameters(), results.device)
@@ -106,8 +122,32 @@ def _add_shares(
             results.add(of_time, name, kind, "%", [100 * share])
 
 
+def measure_shares(
+    forward: Callable[[], Tensor], parameters: Iterable[Tensor], device: torch.device
+) -> dict[str, float]:
+    """Run training steps in torch's profiler and return the fraction of operator time per kind, `REST` included.
+
+    Time is that of each operation without the operations it calls: of CPU cores, or of kernels on a GPU. The
+    parameters' gradients are None afterwards.
+
+    Args:
+    - `forward`: computes the loss, a scalar; it has run before, so that nothing is compiled here.
+    """
+    parameters, on_gpu = list(parameters), device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+        for _ in range(PROFILED_STEPS):
+            forward().backward()
+            clear_gradients(parameters)
+    times = dict.fromkeys((*KINDS, REST), 0.0)
+    for event in profiler.key_averages():
+        kind = next((kind for kind, pattern in KINDS.items() if pattern.search(event.key)), REST)
+        times[kind] += event.self_device_time_total if on_gpu else event.self_cpu_time_total
+    total = sum(times.values())
+    return {kind: time / total for kind, time in times.items()}
+
+
 def _peers(setup: Setup) -> dict[str, nn.Module]:
-    """Return the networks of this name that torchvision and timm have, if it is one of a shape that they share."""
+    """Return the networks of the same name in torchvision and timm; none if the setup changes the architecture."""
     if setup.structure is not None or setup.input_3x3:
         return {}
     builders: dict[str, Callable[[], nn.Module]] = {}

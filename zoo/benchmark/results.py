@@ -1,4 +1,4 @@
-"""The format that all benchmarks share: a header with machine and settings, and a record per measured quantity."""
+"""The common format of benchmark results: a header with machine and settings, and a record per measurement."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from zoo.errors import MAX_SHOWN_CHARS
 from zoo.files import write_json, write_text
 from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment
-from zoo.tables import Cell, markdown_table
+from zoo.tables import Cell, key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
 SPREAD = "interquartile range"
-# Where the header has what describes the environment; all else is among its versions, and threads among its settings.
+# Entries of the environment outside "versions" in the header; "threads" is among the settings.
 MACHINE = ("device", "cpu", "platform")
 TOP = ("commit", "date")
-CASE = ("subject", "shape", "dtype", "layout", "provider")  # the records that stand in one row of a table share these
+CASE = ("subject", "shape", "dtype", "layout", "provider")  # keys that are equal within a row of a table
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a layer or a network, and the shape, dtype and memory layout of its input."""
+    """The measured layer or network, and the shape, dtype and memory layout of its input."""
 
     subject: str
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Record:
-    """One quantity of one provider (a norm, a strategy): median and interquartile range of ``n`` values."""
+    """One metric of one provider (a norm, a strategy): median and interquartile range of ``n`` values."""
 
     subject: str
     provider: str
@@ -51,15 +51,14 @@ class Record:
 
 @dataclass
 class Results:
-    """Everything that one run of a benchmark has measured, with what is needed to repeat it.
+    """The measurements of one benchmark run, with the information to repeat it.
 
     Args:
-    - `benchmark`: the kind of benchmark: "layer", "model", "pareto", "fit", "lean", "data", "scaling",
-      "checkpoint" or "predict".
-    - `command`: the command line that runs it.
-    - `device`: device on which it runs.
-    - `settings`: what times depend on, such as the number of threads.
-    - `summary`: what the JSON file has besides, for programs that look for a few numbers.
+    - `benchmark`: the subcommand: "layer", "model", "pareto", "max-batch", "lean" or "input".
+    - `command`: the command line.
+    - `device`: the device of the measurements.
+    - `settings`: settings that affect times, such as the number of threads.
+    - `summary`: additional entries of the JSON file.
     """
 
     benchmark: str
@@ -75,7 +74,6 @@ class Results:
 
     def add(self, case: Case, provider: str, metric: str, unit: str, values: Sequence[float]) -> None:
         """Add a record of ``values`` (at least one)."""
-        self._cost.update()
         middle, spread = median_and_spread(values)
         self.records.append(
             Record(
@@ -84,12 +82,12 @@ class Results:
         )
 
     def note(self, text: str) -> None:
-        """Add a remark, unless it is there already."""
+        """Add a note, unless it exists already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def content(self) -> dict[str, Any]:
-        """Return what the JSON file holds: the header (machine, versions, commit, settings), notes and records."""
+        """Return the content of the JSON file: header (machine, versions, commit, settings), notes and records."""
         environment = describe_environment(self.device)
         return {
             "benchmark": self.benchmark,
@@ -105,7 +103,7 @@ class Results:
         }
 
     def write(self, stem: Path) -> str:
-        """Write ``stem``.json and ``stem``.md, and return the text of the latter."""
+        """Write ``stem``.json and ``stem``.md, and return the Markdown."""
         content = self.content()
         text = markdown(content)
         write_json(stem.with_name(stem.name + ".json"), content)
@@ -113,8 +111,8 @@ class Results:
         return text
 
 
-def told(error: Exception) -> str:
-    """Return the kind of an error and the first line of its message, which may have none."""
+def describe_error(error: Exception) -> str:
+    """Return the class of an error and the first line of its message, if any."""
     first_line = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
@@ -128,48 +126,31 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """Return the JSON ``content`` as Markdown: the header, and tables of a row per provider and a column per metric.
+    """Return the JSON ``content`` as Markdown: a header, and tables with a row per provider and a column per metric.
 
-    A cell is the median, with the spread in parentheses where there are several values. Two rows are in the same table
-    if they have a metric in common, or if a chain of other rows links them in this way: a benchmark that answers two
-    questions has two tables.
+    A cell is the median, followed by the spread in parentheses if there are several values. Rows that share a metric,
+    directly or through other rows, are in the same table.
     """
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:
         case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE)
-        spread = "" if record["n"] == 1 else f" ({_number(record['spread'])})"
-        rows.setdefault(case, {})[record["metric"], record["unit"]] = _number(record["median"]) + spread
-    tables: list[dict[tuple[str, str], None]] = []  # the metrics of each, in order
+        spread = "" if record["n"] == 1 else f" ({number_text(record['spread'])})"
+        rows.setdefault(case, {})[record["metric"], record["unit"]] = number_text(record["median"]) + spread
+    tables: list[dict[tuple[str, str], None]] = []  # ordered metrics of each table
     for cells in rows.values():
         metrics_of_row, joined = dict.fromkeys(cells), [table for table in tables if table.keys() & cells.keys()]
         for other in (*joined[1:], metrics_of_row):
             (joined or [metrics_of_row])[0].update(other)
         tables = [table for table in tables if not any(table is other for other in joined[1:])]
         tables += [] if joined else [metrics_of_row]
-    texts = []
+    blocks = []
     for metrics in tables:
         headers = [*CASE, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
         shown = [[*case, *map(cells.get, metrics)] for case, cells in rows.items() if cells.keys() & metrics.keys()]
-        texts.append(markdown_table(headers, shown))
-    return "\n".join([*_header(content), *(line for text in texts for line in ("", text)), ""])
-
-
-def _header(content: dict[str, Any]) -> list[str]:
-    def line(title: str, values: dict[str, Any]) -> str:
-        return f"- {title}: " + ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
-
-    return [
-        f"# zoo benchmark {content['benchmark']}",
-        "",
-        f"- command: `{content['command']}`",
-        line("machine", content["machine"]),
-        line("versions", content["versions"] | {"commit": content["commit"], "date": content.get("date")}),
-        line("settings", content["settings"]),
-        *(f"- {note}" for note in content["notes"]),
-    ]
-
-
-def _number(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1e6 else f"{value:.4g}"
+        blocks.append(markdown_table(headers, shown))
+    versions = {**content["versions"], "commit": content["commit"], "date": content.get("date")}
+    facts = {"machine": content["machine"], "versions": versions, "settings": content["settings"]}
+    header = [f"command: `{content['command']}`", *(f"{key}: {key_value_text(facts[key])}" for key in facts)]
+    return markdown_page(
+        [f"# zoo benchmark {content['benchmark']}", markdown_list([*header, *content["notes"]]), *blocks]
+    )

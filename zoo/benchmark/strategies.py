@@ -1,4 +1,4 @@
-"""Ways to train the same network in less memory, under the names that they have in tables and plots."""
+"""Memory strategies for training the same network, under their names in tables and plots."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from torch import Tensor, nn
 
 from zoo.benchmark.block_checkpointing import checkpoint_blocks_selectively
 from zoo.benchmark.network_setup import Setup
-from zoo.benchmark.results import Results, told
+from zoo.benchmark.results import Results, describe_error
 from zoo.engine.wrapping import compile_network
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
 
 BASELINE = "std-BN"
-FUSED = "iABN fused"  # in float32 the same as "iABN"
+FUSED = "iABN fused"  # identical to "iABN" in float32
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to train a network.
+    """A way to train a network.
 
     Args:
-    - `name`: what tables and plots call it.
-    - `norm`, `memory`: arguments with which the network is built.
-    - `budget`: None, or the network is compiled and torch.compile may keep this share, 0 to 1, of the activations
-      that it would keep otherwise.
-    - `reversible`: the network is the RevNet of about the same size and accuracy.
-    - `change`: None, or what is done to the network once it is built, such as `zoo.lean` with a budget; it returns
-      the network.
-    - `note`: what results say of the strategy, if anything.
+    - `name`: label in tables and plots.
+    - `norm`, `memory`: arguments that the network is built with.
+    - `budget`: activation memory budget of torch.compile, 0 to 1; None: the network is not compiled.
+    - `reversible`: use the RevNet of similar size and accuracy.
+    - `change`: applied to the built network and returns it, such as `zoo.lean` with a budget.
+    - `note`: remark for the results.
     """
 
     name: str
@@ -45,12 +43,12 @@ class Strategy:
     note: str = ""
 
     def build(self, setup: Setup) -> nn.Module:
-        """Return the network of a setup, or its reversible twin; ConfigError if it does not have the strategy."""
+        """Return the network of a setup or its reversible twin; ConfigError if it does not support the strategy."""
         model = (setup.reversible_twin() if self.reversible else setup).build(self.norm, self.memory)
         return model if self.change is None else self.change(model)
 
     def prepare(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Return the function that computes the logits: the model itself, or a compiled one."""
+        """Return the function that computes the logits: the model or its compiled version."""
         if self.budget is None:
             return model
         return compile_network(model, self.budget, fullgraph=True, dynamic=False)
@@ -61,8 +59,8 @@ EAGER = (
     Strategy("std-BN checkpointed", "standard", "checkpoint"),
     Strategy(
         "std-BN checkpointed selectively", "standard", "plain", change=checkpoint_blocks_selectively,
-        note="torch's own, for each block, with the outputs of convolutions and matrix products kept; activations work "
-        "out of place, and running statistics, which torch moves twice, are put back after the second time",
+        note="torch's selective activation checkpointing of each block, which saves the outputs of convolutions and "
+        "matrix products; activations are out of place, and buffers are restored after recomputation",
     ),
     Strategy("std-BN lean", "standard", "lean"),
     Strategy("std-BN lean, 40 FLOP/B", "standard", "lean", change=partial(lean, budget="40 FLOP/B")),
@@ -80,7 +78,7 @@ EAGER = (
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
-    """Return the eager strategies, and the compiled networks with the standard and the in-place norm at each budget."""
+    """Return the eager strategies, and compiled networks with standard and in-place norms at each budget."""
     compiled = [
         Strategy(f"compiled {name} {budget:g}", norm, memory, budget)
         for name, norm, memory in (("std-BN", "standard", "plain"), ("iABN", "inplace", "auto"))
@@ -92,24 +90,26 @@ def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
 def choose_strategies(
     strategies: Sequence[Strategy], patterns: Sequence[str], dtype: str = "float32"
 ) -> list[Strategy]:
-    """Return the baseline and the strategies whose name fits one of the shell-style patterns.
+    """Return the baseline and the strategies whose names match a shell-style pattern.
 
-    A strategy that makes no difference in this ``dtype`` is left out. ConfigError for a pattern that no name fits.
+    Strategies that are identical to others in this ``dtype`` are skipped. Raises ConfigError for an unmatched pattern.
     """
     names = [strategy.name for strategy in strategies]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise ConfigError(f"no strategy is called {pattern!r}; there are {', '.join(names)}")
+            raise ConfigError(f"no strategy is called {pattern!r}; --strategies: choose from {', '.join(names)}")
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)} | {BASELINE}
     if dtype == "float32" and FUSED in wanted:
         if len(wanted) == 2:
-            raise ConfigError(f"{FUSED!r} differs from 'iABN' in half precision only; name the latter, or a --dtype")
+            raise ConfigError(
+                f"{FUSED!r} differs from 'iABN' in half precision only; --strategies: give 'iABN', or set --dtype"
+            )
         wanted.remove(FUSED)
     return [strategy for strategy in strategies if strategy.name in wanted]
 
 
 def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) -> dict[Strategy, nn.Module]:
-    """Return the network in each strategy that it has; note in ``results`` which ones it does not have, and why."""
+    """Return the network with each strategy that it supports; note the others and the reasons in ``results``."""
     models: dict[Strategy, nn.Module] = {}
     for strategy in strategies:
         try:
@@ -126,10 +126,10 @@ def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) ->
 
 @contextmanager
 def refusals_noted(results: Results, setup: Setup, name: str) -> Iterator[None]:
-    """Return a context in which what torch refuses to run or to compile is noted, unless it is the baseline."""
+    """Context manager: note RuntimeErrors of torch instead of raising them, except for the baseline."""
     try:
         yield
     except RuntimeError as error:
         if name == BASELINE:
             raise
-        results.note(f"not measured: {setup.case.subject}, {name} ({told(error)})")
+        results.note(f"not measured: {setup.case.subject}, {name} ({describe_error(error)})")

@@ -1,4 +1,4 @@
-"""Timing of several steps in turns, so that anything that slows down the machine affects all of them alike."""
+"""Interleaved timing of several steps, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-MIN_SAMPLE_S = 0.01  # shorter steps are run several times per sample
+MIN_SAMPLE_S = 0.01  # shorter steps run several times per sample
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from malloc.h
 
 
 class Step(NamedTuple):
-    """Something to time: ``run(n)`` does it n times; ``prepare()`` runs before each sample and is not timed."""
+    """A timed step: ``run(n)`` executes it n times; ``prepare()`` runs before each sample and is not timed."""
 
     run: Callable[[int], object]
     prepare: Callable[[], object] = lambda: None
 
 
 class Clock:
-    """CPU time of this thread where it does all the work, otherwise wall-clock time once the device queue is empty."""
+    """CPU time of this thread if it does all the work, otherwise wall-clock time after synchronizing the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class Clock:
         self.description = "CPU time of the thread" if self._is_thread_time else "wall clock"
 
     def __call__(self) -> float:
-        """Return the time now, in seconds since some moment in the past."""
+        """Return the current time in seconds; only differences are meaningful."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.thread_time() if self._is_thread_time else time.perf_counter()
@@ -48,8 +48,8 @@ def time_interleaved(
 ) -> dict[str, list[float]]:
     """Return the seconds per call of each step, one value per round.
 
-    A round takes one sample of every step and begins with another step than the round before. A sample is one call,
-    or as many calls as take ``min_sample_s``.
+    A round takes one sample of every step, and each round starts with another step. A sample is one call, or as many
+    calls as fill ``min_sample_s``.
     """
     calls = {}
     for name, step in steps.items():
@@ -65,7 +65,7 @@ def time_interleaved(
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """Return the ratio of the times of two steps in each round."""
+    """Return the ratios of two steps' times within each round."""
     return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
 
 
@@ -77,11 +77,10 @@ def _sample(step: Step, clock: Callable[[], float], calls: int) -> float:
 
 
 def keep_heap() -> str:
-    """Make malloc of this process keep the memory that is freed, and return a description for the results.
+    """Configure malloc to keep freed memory, and return a description for the results.
 
-    glibc gives the memory of large tensors back to the kernel. The page faults when it is used again take longer than
-    the arithmetic, which would make everything that works in place look better than it is. Where there is no glibc
-    nothing is changed.
+    By default glibc returns the memory of large tensors to the kernel. The page faults on reuse take longer than the
+    arithmetic and would favor in-place operations. Without glibc nothing is changed.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -92,7 +91,7 @@ def keep_heap() -> str:
 
 
 def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]:
-    """Return the settings that times depend on, for the header of the results."""
+    """Return the settings that affect times, for the header of the results."""
     return {
         "threads": torch.get_num_threads(),
         "GOMP_CPU_AFFINITY": os.environ.get("GOMP_CPU_AFFINITY"),
@@ -104,5 +103,5 @@ def describe_timing(clock: Clock, allocator: str, rounds: int) -> dict[str, Any]
 
 
 def involuntary_switches() -> int:
-    """Return how often another process has taken the CPU from this one, which tells how busy the machine is."""
+    """Return the number of involuntary context switches of this process, a measure of how busy the machine is."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

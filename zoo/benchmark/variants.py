@@ -1,7 +1,7 @@
-"""The five strategies of the paper's Figure 2 for its block BN + ACT + CONV, all written in plain torch operations.
+"""The five strategies of Figure 2 of the InPlace-ABN paper for its block BN + ACT + CONV, in plain torch operations.
 
-They are to be compared with each other (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1). Networks
-use the faster operations of zoo/ops. gamma is used as it is, with its sign, as in the paper.
+They are compared with each other only (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1); networks
+use the faster operations of zoo/ops. As in the paper, gamma keeps its sign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STRATEGIES = {
 
 
 class Block(nn.Module):
-    """The paper's block, with a 3x3 convolution that keeps the number of channels.
+    """The paper's block, with a 3x3 convolution with equal input and output channels.
 
     Args:
     - `channels`: channels of input and output.
@@ -52,16 +52,16 @@ def bn_act_conv(
     eps: float = 1e-5,
     slope: float = 0.01,
 ) -> Tensor:
-    """Return conv(leaky_relu(gamma x_hat + beta)), where x_hat is x normalised with the statistics of the batch.
+    """Return conv(leaky_relu(gamma x_hat + beta)), where x_hat is x normalized with batch statistics.
 
-    Raises ValueError for a strategy that is not one of STRATEGIES.
+    Raises ValueError for an unknown strategy.
 
     Args:
     - `x`: input, (N, C, H, W); it is not modified.
     - `gamma`: scale, (C,).
     - `beta`: shift, (C,).
-    - `weight`: weight of the convolution, (C_out, C / groups, K, K) with an odd K; the size of the maps stays.
-    - `strategy`: key of `STRATEGIES`: what is saved for the backward pass, and how the rest is computed again.
+    - `weight`: weight of the convolution, (C_out, C / groups, K, K) with odd K and padding K // 2.
+    - `strategy`: key of `STRATEGIES`: what is saved for backward, and how the rest is recomputed.
     - `groups`: groups of the convolution.
     - `eps`: added to the variance.
     - `slope`: slope of the leaky ReLU for negative numbers.
@@ -92,7 +92,7 @@ class _Block(torch.autograd.Function):
         else:
             x_hat, z = None, _from_input(x, mean, inverse_std, gamma, beta, slope)
         saved = {"standard": (x, z), "checkpoint_norms": (x,), "checkpoint_xhat": (x_hat,)}.get(strategy, (z,))
-        # Only where backward computes x_hat from x does it need the mean: the paper's section 3.3.
+        # Backward needs the mean only to compute x_hat from x (section 3.3).
         ctx.save_for_backward(mean if x is saved[0] else None, inverse_std, gamma, beta, weight, *saved)
         ctx.strategy, ctx.groups, ctx.slope = strategy, groups, slope
         return F.conv2d(z, weight, padding=weight.shape[2] // 2, groups=groups)
@@ -156,7 +156,7 @@ def _backward_from_xhat(x_hat: Tensor, dy: Tensor, inverse_std: Tensor, gamma: T
 
 
 def _from_input(x: Tensor, mean: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor, slope: float) -> Tensor:
-    """Return z; normalisation, scale and shift are one operation."""
+    """Return z; normalization, scale and shift are one operation."""
     scale = gamma * inverse_std
     return F.leaky_relu_(_affine(x, scale, beta - mean * scale), slope)
 

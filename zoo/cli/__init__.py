@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import metadata
 from itertools import takewhile
 from typing import Any, NoReturn
 
 from zoo.cli import (
     benchmark,
-    check_results,
     compare,
     convert,
     data,
@@ -38,7 +39,7 @@ from zoo.run.console import set_up_console
 
 COMMANDS = (
     list_networks, show, settings, fetch, data, train, validate, compare, convert, predict, segment, reproduce,
-    benchmark, check_results, quickstart, doctor,
+    benchmark, quickstart, doctor,
 )  # fmt: skip
 
 
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     set_up_console(rank=_rank())
     parser = build_parser()
-    args = parser.parse_args(_known_command(parser, sys.argv[1:] if argv is None else argv))
+    words = _known_command(parser, sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(words)
+    args.command_line = shlex.join(["zoo", *words])  # recorded in result files
     if args.command is None:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USER_ERROR)
@@ -124,9 +127,10 @@ class _PrintVersion(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from zoo.engine.program import version_of
-
-        print(f"zoo {version_of('zoo') or 'of a checkout that is not installed'}")
+        try:
+            print(f"zoo {metadata.version('zoo')}")
+        except metadata.PackageNotFoundError:
+            print("zoo of a checkout that is not installed")
         parser.exit()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 from zoo.cli.options import check_writable
@@ -48,11 +47,5 @@ def run(args: argparse.Namespace) -> int:
     print(scored.table("folders" if args.real is None else "ImageNet-ReaL"))
     if args.json is not None:
         environment = describe_environment(torch.device("cpu"))
-        write_json(args.json, {"command": _command(args), "environment": environment, **scored.to_json()})
+        write_json(args.json, {"command": args.command_line, "environment": environment, **scored.to_json()})
     return 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    words = ["zoo", "compare", *(str(file) for file in (args.first, args.second) if file is not None)]
-    words += ["--real", str(args.real)] if args.real is not None else []
-    return shlex.join([*words, "--json", str(args.json)])

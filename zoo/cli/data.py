@@ -152,9 +152,8 @@ def _progress(split: str, total: int) -> Progress:
 
 def _write_source(args: argparse.Namespace, md5s: dict[str, str]) -> None:
     """Write OUT/KIND.json, which says what the class folders were made of and by which version."""
-    from zoo.engine.program import version_of
     from zoo.files import write_json
-    from zoo.run.environment import checkout_commit, utc_now
+    from zoo.run.environment import checkout_commit, utc_now, version_of
 
     content = {"made_by": f"zoo data {args.kind}", "zoo": version_of("zoo"), "commit": checkout_commit(),
                "date": utc_now(), "md5_of_source": md5s}  # fmt: skip

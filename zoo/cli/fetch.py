@@ -1,4 +1,4 @@
-"""``zoo fetch`` and ``zoo verify``: published weights into the cache, and a check of what is there."""
+"""``zoo fetch`` and ``zoo verify``: download published weights into the cache, and check the files there."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "names",
         metavar="NAME",
         nargs="*",
-        help="published weights, or all of them: 'all' (default: list what there is)",
+        help="published weights, or 'all' (default: list them)",
     )
     parser.set_defaults(run=run_fetch)
-    parser = commands.add_parser(
-        "verify", help="read the weights in the cache and compare their md5 with the published one"
-    )
+    parser = commands.add_parser("verify", help="compare the md5 of the weights in the cache with the published one")
     parser.add_argument("names", metavar="NAME", nargs="*", help="published weights (default: all files in the cache)")
     parser.set_defaults(run=run_verify)
 
 
 def run_fetch(args: argparse.Namespace) -> int:
-    """Fetch the weights with these names and print where each file is, or print a table of all; returns 0.
+    """Fetch the named weights and print the path of each, or print a table of all weights; returns 0.
 
-    A download that fails is logged, and the others go on; WeightsError is raised at the end.
+    A failed download is logged and the others continue; WeightsError is raised at the end.
     """
     from zoo.weights import fetch_weights
     from zoo.weights.download import UnresolvedError
@@ -39,20 +37,20 @@ def run_fetch(args: argparse.Namespace) -> int:
     if not args.names:
         return _list()
     names = list(published()) if args.names == ["all"] else args.names
-    for name in names:  # a mistake in the last name is noticed before the first download
+    for name in names:  # find a wrong name before the first download
         entry_of(name)
     failed = []
     for name in names:
         try:
             print(fetch_weights(name))
         except WeightsError as error:
-            if len(names) == 1 or isinstance(error, UnresolvedError):  # without a network the others fail, too
+            if len(names) == 1 or isinstance(error, UnresolvedError):  # without a network the others would fail too
                 raise
             logger.warning("%s", error)
             failed.append(name)
     if failed:
         raise WeightsError(
-            f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}; give the same command again"
+            f"{len(failed)} of {len(names)} files were not fetched: {listed(failed)}; run the same command again"
         )
     return 0
 
@@ -75,20 +73,20 @@ def _list() -> int:
 def run_verify(args: argparse.Namespace) -> int:
     """Print the state of each file; returns 0.
 
-    Raises VerificationError if a file is damaged, or one that was named is missing or partial.
+    Raises VerificationError if a file is damaged, or if a named file is missing or partial.
     """
     from zoo.tables import markdown_table
     from zoo.weights.cache import audit_cache, weights_dir
 
-    findings = audit_cache(args.names)
-    if not findings:
+    entries = audit_cache(args.names)
+    if not entries:
         print(f"{weights_dir()} holds no weights; zoo fetch lists what can be downloaded.")
         return 0
-    rows = [[printable(finding.path), finding.status, finding.sha256, finding.note] for finding in findings]
+    rows = [[printable(entry.path), entry.status, entry.sha256, entry.note] for entry in entries]
     print(markdown_table(["file", "state", "sha256", "note"], rows))
     faults = {"damaged", "missing", "partial"} if args.names else {"damaged"}
-    bad = [finding for finding in findings if finding.status in faults]
+    bad = [entry for entry in entries if entry.status in faults]
     if bad:
-        faulty = listed(f"{finding.path.name} is {finding.status}" for finding in bad)
-        raise VerificationError(f"{len(bad)} of {len(findings)} files are not as published: {faulty}; see their notes")
+        faulty = listed(f"{entry.path.name} is {entry.status}" for entry in bad)
+        raise VerificationError(f"{len(bad)} of {len(entries)} files are not as published: {faulty}; see their notes")
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -194,12 +193,9 @@ def _write_json(
     from zoo.run.seeds import seeds_json
 
     warn_of_changes()
-    words = ["zoo", "quickstart", *(["--task", args.task] if args.task != "classification" else [])]
-    words += ["--log-dir", str(args.log_dir)] if args.log_dir else []
-    words += ["--seed", *map(str, args.seed)] if args.seed else []
     content = {
         "benchmark": "quickstart",
-        "command": shlex.join([*words, "--json", str(args.json)]),
+        "command": args.command_line,
         "environment": describe_environment(process.device),
         "cost": cost.read(),
         "runs": [run._asdict() | {"results": [result.record() for result in run.results]} for run in runs],

@@ -98,12 +98,13 @@ def _show_experiment(name: str, as_json: bool) -> None:
 
 def _show_network(name: str, as_json: bool) -> None:
     """Print what a network is made of, how it was trained and scored, and where its weights are."""
+    import torch
+
     from zoo.architectures import ARCHITECTURES, OPTIONS
-    from zoo.layers.conv import counting
     from zoo.registry import get, published
     from zoo.tables import markdown_table
 
-    with counting():
+    with torch.device("meta"):
         model = get(name)
     entry, about = describe(name, model), published().get(name)
     record = ARCHITECTURES[entry["arch"]]
@@ -200,7 +201,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     Raises WeightsError if it cannot be read, ConfigError for a folder, with the files in it that can be shown.
     """
     from zoo.config import Experiment
-    from zoo.engine.checkpoint import BEST, CHECKPOINT, progress_in
+    from zoo.engine.checkpoint import BEST, CHECKPOINT, parse_progress
     from zoo.tasks import task_of
     from zoo.weights import digests_of, read_weights
     from zoo.weights.stored_spec import parse_stored_experiment
@@ -210,7 +211,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         advice = f"show a file in it: {', '.join(f'zoo show {printable(file)}' for file in files)}" if files else ""
         raise ConfigError(f"{printable(path)}: is a folder; {advice or 'give a weights file'}")
     stored = read_weights(path)
-    progress = progress_in(stored.content)
+    progress = parse_progress(stored.content)
     experiment = None if stored.spec is None else parse_stored_experiment(stored.content, printable(path))
     name, label = next(iter(task_of(experiment or Experiment()).labels.items()))  # those of ImageNet have no experiment
     if as_json:

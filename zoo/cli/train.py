@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +116,7 @@ def _train(args: argparse.Namespace) -> int:
         if not args.seeds:
             train_experiment(config, args.data, args.log_dir, process, options)
             return 0
-        runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, _command(args))
+        runs = train_seeds(config, args.data, args.log_dir, process, args.seeds, options, args.command_line)
         if process.is_main:
             print(seeds_table(task_of(config).shown_labels, runs))
     return EXIT_NOT_FINITE if any(run.fault for run in runs) else 0
@@ -155,13 +154,6 @@ def _experiment(name: str, data: Place, epochs: int | None) -> Experiment:
     return config
 
 
-def _command(args: argparse.Namespace) -> str:
-    words = ["zoo", "train", args.config, str(args.data), "--log-dir", str(args.log_dir)]
-    words += ["--weights", args.weights] if args.weights else []
-    words += ["--epochs", str(args.epochs)] if args.epochs else []
-    return shlex.join([*words, "--seeds", *map(str, args.seeds)])
-
-
 def _evaluate(args: argparse.Namespace) -> int:
     """Score the given weights by the experiment's own protocol; the original would silently score random weights."""
     from zoo.engine.process import open_process
@@ -187,9 +179,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _newest(log_dir: Path) -> Path:
     """Return the newest good checkpoint of a log folder, and log it if that is not the last one written."""
-    from zoo.engine.start import newest_checkpoint
+    from zoo.engine.start import load_newest_checkpoint
 
-    newest = newest_checkpoint(log_dir)
+    newest = load_newest_checkpoint(log_dir)
     if newest is None:
         raise ConfigError(
             f"there is no checkpoint to evaluate; {printable(log_dir)}: give the folder of a run as --log-dir, or the "

@@ -17,7 +17,7 @@ from zoo.convert.conversion import ConversionReport, StateDict, build_with_weigh
 from zoo.errors import ConfigError, ConversionError, listed
 from zoo.models import build_network
 from zoo.spec import NetworkSpec
-from zoo.weights.load import COUNTER, MAX_KEYS, backbone_in, torchvision_arch
+from zoo.weights.load import COUNTER, MAX_KEYS, extract_backbone, torchvision_arch
 
 RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
@@ -80,7 +80,7 @@ def _convert(
         )
     if arch not in known:
         raise ConfigError(f"{arch!r} is no network that torchvision has too; those are {', '.join(known)}")
-    backbone = backbone_in(state_dict) if conversion == "from-torchvision" else None
+    backbone = extract_backbone(state_dict) if conversion == "from-torchvision" else None
     if backbone is not None:
         left_out, state_dict = len(state_dict) - len(backbone), backbone
     with torch.device("meta"):

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from zoo.data._download_for_remote import LockedElsewhereError, locked
 from zoo.errors import DataError
-from zoo.files import LockedElsewhereError, cache_dir, locked
+from zoo.files import cache_dir
 
 LOCK = "lock"  # in a temporary folder: held by the process that makes it, so that a wrong clock costs nobody his folder
 MARKER = "contents.sha256"

@@ -17,13 +17,14 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from filelock import FileLock
 
 from zoo.data.folder import OnBadImage
 from zoo.data.label_maps import LabelledImages, read_label
 from zoo.data.reading import read_many
 from zoo.data.segmentation_transforms import Pixel
 from zoo.errors import DataError, listed, printable
-from zoo.files import cache_dir, locked, write_bytes
+from zoo.files import cache_dir, write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def load_class_index(
         return index
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(file.with_suffix(".lock"), waiting_for=f"the class index of {printable(found.root)}"):
+        with FileLock(file.with_suffix(".lock")):
             index = _read(file, found)  # another process may have written it meanwhile
             if index is None:
                 index = _build(found, on_bad_image, workers)

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from zoo.data.reading import open_regular
 from zoo.errors import DataError, brief, listed, printable
-from zoo.files import locked, replacing
+from zoo.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ def read_index(
     path = index_path(root)
     if not path.exists():
         try:
-            with locked(path.with_name(f".{path.name}.lock"), waiting_for=f"the index of {printable(root)}"):
+            with FileLock(path.with_name(f".{path.name}.lock")):
                 if not path.exists():  # another process may have written it meanwhile
                     logger.info("making the index of the %s; %s", kind, printable(root))
                     write(root)

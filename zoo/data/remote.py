@@ -24,13 +24,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.data._download_for_remote import (
+    TRIES,
+    Download,
+    DownloadError,
+    LockedElsewhereError,
+    Transient,
+    innermost,
+    locked,
+    open_own,
+)
 from zoo.data.index import MAGIC, START, Index
 from zoo.data.places import RemoteFolder
 from zoo.data.reading import Unreadable, open_regular
 from zoo.data.shards import COLUMNS, SHARDS, UNKNOWN, Shards, check_places
 from zoo.errors import ConfigError, DataError, ZooError, brief, printable
-from zoo.files import LockedElsewhereError, cache_dir, is_offline, locked, open_own
-from zoo.weights.download import TRIES, Download, DownloadError, Transient, innermost
+from zoo.files import cache_dir, is_offline
 
 logger = logging.getLogger(__name__)
 

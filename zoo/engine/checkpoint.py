@@ -1,11 +1,10 @@
-"""Checkpoint files. They are written so that a good one always exists, and read so that a damaged one is noticed."""
+"""Checkpoint files: written atomically in the background, read safely and verified."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 
 from zoo.engine.process import Process
 from zoo.engine.snapshot import Snapshots
-from zoo.engine.state import TrainState, rank_state, settle_buffers, shared_state, tensors_of_updates
+from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
 from zoo.errors import CheckpointError, brief, printable
 from zoo.files import replacing
 from zoo.limits import is_number
@@ -31,23 +30,21 @@ CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
 FORMAT_VERSION = 1
-# The keys of a checkpoint that model_best.pth.tar also has: what inference needs, and where the weights come from.
+# The keys of a checkpoint that model_best.pth.tar has too: what inference needs, and the origin of the weights.
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
 )  # fmt: skip
 ZIP_MAGIC = b"PK"
-MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of what is shown of a file from an unknown source
+MAX_VERSION_LENGTH, MAX_COUNT = 40, 2**63  # limits of values shown from untrusted files
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
+    """Context that writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
 
-    A context; every rank has to open it and to call the same methods, rank 0 writes. A write that fails raises
-    CheckpointError, on every rank, in the next `save`, `check` or `settle`; the earlier files are then still there.
-    The end of the context waits for the write, also after an error, which a failure of the write does not replace: it
-    is logged. Rank 0 keeps a copy of the state in host memory, see `Snapshots`. On a CPU the thread takes the copy of
-    what only an update changes while the gradients of the next step are computed, and `TrainState.before_update` waits
-    for the copy.
+    Every rank has to open it and call the same methods; rank 0 writes. Training waits while rank 0 copies the state to
+    host memory (`Snapshots`), not while the copy is written. A write that fails raises CheckpointError, on every rank,
+    in the next `save`, `raise_if_failed` or `join`; the earlier files are then intact. The end of the context waits for
+    the write. If it ends with another error, a failed write is logged instead.
     """
 
     def __init__(self, process: Process, folder: Path) -> None:
@@ -65,63 +62,60 @@ class CheckpointWriter:
     ) -> None:
         try:
             if kind is None:
-                self.settle()
+                self.join()
         finally:
             self._thread.shutdown()
             if self._write is not None and (failure := self._write.exception()) is not None:
                 logger.error("%s", failure)
 
     def save(self, state: TrainState, is_best: bool = False) -> None:
-        """Begin to write the state as it is now, when the write before has ended.
+        """Copy the state and start to write the copy, after joining the previous write.
 
-        The earlier checkpoint is renamed to ``checkpoint.previous.pth.tar``; with ``is_best`` the weights that
+        The previous checkpoint is renamed to ``checkpoint.previous.pth.tar``. With ``is_best`` the weights that
         validation scored are also written to ``model_best.pth.tar``, see `best_of`. All ranks have rank 0's running
         statistics afterwards.
         """
-        self.settle()
-        settle_buffers(state)
+        self.join()
+        broadcast_buffers(state)
         ranks = state.process.gather(rank_state(state))
-        state.process.on_main(partial(self._begin, state, ranks, is_best))
+        state.process.on_main(partial(self._start, state, ranks, is_best))
 
-    def _begin(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
+    def _start(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
         try:
-            content, complete = self._snapshots.take(_content(state, ranks), tensors_of_updates(state))
-        except (MemoryError, RuntimeError) as error:  # torch reports memory that it does not get as a RuntimeError
+            content = self._snapshots.take(_content(state, ranks))
+        except (MemoryError, RuntimeError) as error:  # torch reports a failed allocation as a RuntimeError
             raise CheckpointError(
-                f"the state cannot be copied to host memory ({brief(error)}); {printable(self._folder)}: a checkpoint "
-                "needs memory for a copy of weights, momentum and moving average; free some, then continue with "
-                "--resume auto"
+                f"the state cannot be copied to host memory ({brief(error)}); {printable(self._folder)}: free memory "
+                "for a copy of weights, momentum and moving average, then continue with --resume auto"
             ) from error
-        completed = threading.Event()
-        state.before_update = completed.wait
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
         self._thread.submit(int)
-        self._write = self._thread.submit(_complete_and_write, complete, completed, content, self._folder, is_best)
+        self._write = self._thread.submit(write, content, self._folder, is_best)
 
-    def check(self) -> None:
-        """Raise the failure of a write that has ended, and do not wait for one that goes on."""
+    def raise_if_failed(self) -> None:
+        """Raise the error of a write that has ended; do not wait for one that is still running."""
         if self._process.any_rank(self._write is not None and self._write.done()):
-            self.settle()
+            self.join()
 
-    def settle(self) -> None:
-        """Wait for the write that goes on, if there is one."""
+    def join(self) -> None:
+        """Wait for the running write, if there is one, and raise its error on every rank."""
         self._process.on_main(self._result)
 
-    def wait(self) -> None:
-        """Wait for the write as `settle` does, but raise nothing, and ask no other rank."""
+    def join_quietly(self) -> None:
+        """Wait for this rank's running write; raise nothing and communicate with no other rank."""
         if self._write is not None:
             futures.wait([self._write])
 
     def _result(self) -> None:
-        self.wait()
+        self.join_quietly()
         write, self._write = self._write, None
         if write is not None:
             write.result()
 
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what a checkpoint holds: tensors and plain Python, readable with weights_only=True."""
+    """Return the content of a checkpoint: tensors and plain Python, readable with weights_only=True."""
     network = _network(state)
     names = {"class_names": list(state.class_names)} if network is None and state.class_names is not None else {}
     return {
@@ -140,41 +134,29 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _network(state: TrainState) -> dict[str, Any] | None:
-    """Return what a reader has to know to build the network; None for a network of the user's own."""
+    """Return the description from which a reader builds the network; None for a network of the user's own."""
     if not is_described(state.config.network.arch):
         return None
     return state.config.network.described(state.config.input, state.class_names).model_dump(mode="json")
 
 
-def _complete_and_write(
-    complete: Callable[[], None], completed: threading.Event, content: dict[str, Any], folder: Path, is_best: bool
-) -> None:
-    """Complete the copy of a state, tell so, and write it."""
-    try:
-        complete()
-    finally:
-        completed.set()
-    write(content, folder, is_best)
-
-
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
-    """Replace the checkpoint in ``folder`` by one with ``content``; CheckpointError if that is impossible.
+    """Replace the checkpoint in ``folder`` atomically and durably; CheckpointError if that fails.
 
-    At every moment, even at a power failure, the folder has the old file or the new one.
+    At any moment, even at a power failure, the folder has the old file or the new one.
     """
     checkpoint = folder / CHECKPOINT
     try:
         with replacing(checkpoint) as temporary:
             _save(content, temporary)
-            # The best weights are written first. A run that is killed here resumes from the older checkpoint and writes
-            # them again.
+            # The best weights come first: a run killed here resumes from the older checkpoint and writes them again.
             if is_best:
                 with replacing(folder / BEST) as temporary_best:
                     _save(best_of(content), temporary_best)
             if checkpoint.exists():
                 os.replace(checkpoint, folder / PREVIOUS)
         _flush_folder(folder)
-    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError of its own
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(_write_failure(error, folder)) from error
 
 
@@ -186,10 +168,9 @@ def _save(content: dict[str, Any], path: Path) -> None:
 
 
 def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what inference needs of a checkpoint: the weights that validation scored, and what describes them.
+    """Return the part of a checkpoint that inference needs: the weights that were validated, and their description.
 
-    The weights are the moving average if there is one (``averaged`` is then true). The optimizer and all other training
-    state are left out.
+    The weights are the moving average if there is one (``averaged`` is then true). Training state is left out.
     """
     averaged = content["ema"] is not None
     weights = content["ema" if averaged else "state_dict"]
@@ -203,17 +184,15 @@ def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _write_failure(error: BaseException, folder: Path) -> str:
     cause = error.__context__ if isinstance(error.__context__, OSError) else error
     intact = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
-    before = (
-        f"the previous checkpoint, {printable(folder / intact[0])}, is intact" if intact else "there was none before"
-    )
+    before = f"the previous checkpoint, {printable(folder / intact[0])}, is intact" if intact else "there is no other"
     return (
-        f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; "
-        f"make room or mend the folder, then continue with --resume auto"
+        f"the checkpoint cannot be written ({printable(cause)}); {printable(folder)}: {before}; free disk space or "
+        "repair the folder, then continue with --resume auto"
     )
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make the renames in ``folder`` durable, where the system lets a folder be flushed."""
+    """Make the renames in ``folder`` durable, where the system can flush a folder."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -224,51 +203,53 @@ def _flush_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint file, its tensors on the CPU.
+    """Return the content of a checkpoint file, with tensors on the CPU.
 
-    Only tensors and plain Python are read, and a file that would run code is refused. Raises CheckpointError if there
-    is no such file, if it is damaged (every byte is checked), or if it holds no training state.
+    Only tensors and plain Python are loaded, never code. Raises CheckpointError if the file is missing, if it is
+    damaged (all checksums are verified), or if it has no training state.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint; {printable(path)}: give the path of one, or --resume auto")
+        raise CheckpointError(f"no such checkpoint; {printable(path)}: give the path of one, or --resume auto")
     try:
         with open(path, "rb") as file:
             magic = file.read(len(ZIP_MAGIC))
             if not magic:
                 raise ValueError("it is empty")
             content = load_bounded(file) if magic == ZIP_MAGIC else None
-    except Exception as error:  # damaged bytes make the readers of zip and pickle raise nearly anything
+    except Exception as error:  # damaged bytes make zip and pickle raise nearly anything
         raise CheckpointError(
             f"the checkpoint is damaged ({type(error).__name__}: {brief(error)}); {printable(path)}: resume from "
             "another one"
         ) from error
     if isinstance(content, dict) and "averaged" in content and "position" not in content:
         raise CheckpointError(
-            f"this file holds the best weights of a run without its training state; {printable(path)}: continue the "
-            f"run from {printable(path.with_name(CHECKPOINT))}, or start a new training from these weights with "
-            "--weights and another --log-dir"
+            f"this file has the best weights of a run without its training state; {printable(path)}: resume from "
+            f"{printable(path.with_name(CHECKPOINT))}, or start a new run with --weights and another --log-dir"
         )
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
-            f"this file holds no training state to continue from; {printable(path)}: weights files, those of the "
-            f"original project among them, can start a new training with --weights"
+            f"this file has no training state to resume from; {printable(path)}: start a new run from weights files, "
+            "also those of the original project, with --weights"
         )
     version = content["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
         name = brief(repr(version)) if isinstance(version, (int, str)) else f"of type {type(version).__name__}"
         raise CheckpointError(
             f"checkpoint format {name}, but this version reads {FORMAT_VERSION}; "
-            f"{printable(path)}: continue with the version of zoo that wrote it"
+            f"{printable(path)}: resume with the version of zoo that wrote it"
         )
     return content
 
 
 @dataclass(frozen=True)
 class CheckpointProgress:
-    """How far the run of a checkpoint is (``best_score`` in percent); values that the file does not tell are None.
+    """Progress of the run that wrote a checkpoint; values that the file lacks are None.
 
-    ``moving_average``: whether it holds a moving average of the weights, which is what is loaded. ``torch``: the
-    version that wrote it.
+    Args:
+    - `epochs_done`, `steps_done`: position of the run.
+    - `best_score`: best validation score, percent.
+    - `moving_average`: whether the file has a moving average of the weights, which is then loaded.
+    - `torch`: the version that wrote it.
     """
 
     epochs_done: int | None
@@ -278,8 +259,8 @@ class CheckpointProgress:
     torch: str | None
 
 
-def progress_in(content: Mapping[Any, Any]) -> CheckpointProgress:
-    """Return what the content of a weights file tells about the run that wrote it."""
+def parse_progress(content: Mapping[Any, Any]) -> CheckpointProgress:
+    """Return the progress of the run that wrote a weights file, from its content."""
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None
     epochs, steps, best_score = (

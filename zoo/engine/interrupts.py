@@ -1,4 +1,4 @@
-"""A record of Ctrl-C for code in which Python may lose it; without torch, whose import is such code."""
+"""Recovers a Ctrl-C that Python drops, for instance while torch is imported; does not import torch itself."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import FrameType, TracebackType
 
 
 class RememberedInterrupt:
-    """A context in which SIGINT raises KeyboardInterrupt, as it does by default, and is remembered.
+    """Context in which SIGINT raises KeyboardInterrupt, as it does by default, and is recorded.
 
-    Python drops an exception that a destructor or the callback of a weak reference raises. A KeyboardInterrupt is such
-    an exception if its signal arrives there, for instance during an import. `raise_if_lost` raises it again. The
-    context does nothing outside the main thread, and where SIGINT has another handler or is ignored.
+    Python drops exceptions that are raised in a destructor or in the callback of a weak reference. If the signal
+    arrives there, for instance during an import, the KeyboardInterrupt is lost; `raise_if_lost` raises it again. The
+    context does nothing outside the main thread, and where SIGINT is ignored or has another handler.
     """
 
     def __init__(self) -> None:
@@ -39,6 +39,6 @@ class RememberedInterrupt:
 
     @staticmethod
     def raise_if_lost(handler: object) -> None:
-        """Raise KeyboardInterrupt if ``handler`` is that of such a context, and has received a signal."""
+        """Raise KeyboardInterrupt if ``handler`` is such a context and has received a signal."""
         if isinstance(handler, RememberedInterrupt) and handler._was_received:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, with reports, checkpoints, validations and a way to stop in between."""
+"""The training loop: epochs of steps, with logging, checkpoints, validation and graceful stops."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zoo.data.loader import Loader
 from zoo.data.sampler import MIN_PER_NORM, TrainBatches, ValBatches
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.meters import Reading, reconstruction_errors
-from zoo.engine.optim import clamp_notice, lr_factor, set_lr
+from zoo.engine.optim import lr_factor, set_lr
 from zoo.engine.reporting import Log, Pace, metrics_since
-from zoo.engine.state import TrainState, all_finite, settle_buffers
+from zoo.engine.state import TrainState, all_finite, broadcast_buffers
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
@@ -26,12 +26,12 @@ from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, listed, printable
 from zoo.spec import escape_names
 
-NUM_SHOWN = 4  # batches of a validation whose maps are logged
+NUM_SHOWN = 4  # batches of a validation whose class maps are logged
 
 
 @dataclass
 class _Run:
-    """The arguments that all functions of the loop need: the state, and the objects around it."""
+    """What all functions of the loop need: the state, and the objects around it."""
 
     state: TrainState
     train_loader: Loader[TrainBatches]
@@ -57,26 +57,28 @@ def train(
     *,
     log_interval: int = 10,
 ) -> Result | None:
-    """Train from where ``state`` is to the end of the schedule; return the last validation, if there was one.
+    """Train from the position of ``state`` to the end of the schedule; return the result of the last validation.
 
-    Every rank has to call it. ``state`` is changed. Checkpoints are written to ``log_dir`` every
-    ``checkpoint.every_steps`` steps and at the end of each epoch, after its validation, while training goes on; all of
-    them are written when this returns or raises. ``log`` is told the averages every ``log_interval`` batches. After
-    SIGTERM or SIGINT the state is saved and TrainingInterrupted raised; during a validation it is the state at the end
-    of the epoch, so that a resume begins with the validation. Raises NonFiniteLossError, DataError and CheckpointError
-    without saving; CheckpointError for a failed write at the next report or save, or at the end.
+    Every rank has to call it. ``state`` is updated in place. Each epoch ends with a validation and a checkpoint in
+    ``log_dir``; ``checkpoint.every_steps`` adds checkpoints within epochs. They are written in the background, and all
+    of them are complete when this returns or raises. ``log`` receives the averages every ``log_interval`` batches.
+
+    SIGTERM and SIGINT save the state and raise TrainingInterrupted. During validation the saved state is that of the
+    end of the epoch, and a resumed run starts with the validation. Raises NonFiniteLossError, DataError and
+    CheckpointError without saving; a failed write raises at the next report or save, or at the end. Returns None if
+    all epochs are done already.
     """
     result = None
     with StopSignals(state.process.control) as stop, CheckpointWriter(state.process, log_dir) as writer:
         run = _Run(state, train_loader, val_loader, log, log_dir, log_interval, stop, writer)
         _check_data(run)
-        _announce(run)
+        _log_merged_batch(run)
         try:
             while state.epoch < state.config.optimizer.schedule.epochs:
                 _train_epoch(run)
                 result = _finish_epoch(run)
         except BaseException:
-            # While signals are still watched: a worker that hangs would keep the process from ending.
+            # Here, while signals are still handled: a worker that hangs would keep the process from ending.
             for loader in (train_loader, val_loader):
                 loader.stop_workers()
             raise
@@ -87,39 +89,33 @@ def _check_data(run: _Run) -> None:
     state, num_images = run.state, run.batches.num_images
     if state.num_images not in (0, num_images):
         raise CheckpointError(
-            f"there are {num_images} training images, but the checkpoint is of a run with "
-            f"{state.num_images}; training data: put the same images there to continue that run"
+            f"{num_images} training images, but {state.num_images} in the run of the checkpoint; training data: resume "
+            "with the same images"
         )
     state.num_images = num_images
     class_names = escape_names(run.train_loader.dataset.classes)
     if state.class_names not in (None, class_names):
         before, now = set(state.class_names or ()), set(class_names)
-        only_there, only_here = (listed(sorted(names)) or "none" for names in (before - now, now - before))
-        how = f"only there: {only_there}; only here: {only_here}" if before != now else "their order is another one"
+        missing, new = (listed(sorted(names)) or "none" for names in (before - now, now - before))
+        how = f"missing: {missing}; new: {new}" if before != now else "in another order"
         raise CheckpointError(
-            f"the classes are not those of the checkpoint ({how}); {printable(run.train_loader.dataset.root)}: put the "
-            "same data there to continue that run, or start a new one with --weights and another --log-dir"
+            f"the classes differ from those of the checkpoint ({how}); {printable(run.train_loader.dataset.root)}: "
+            "resume with the same data, or start a new run with --weights and another --log-dir"
         )
     state.class_names = class_names
 
 
-def _announce(run: _Run) -> None:
-    """Log the consequences of the settings that a user may not expect."""
-    settings = run.state.config.optimizer
-    num_batches = len(run.batches)
+def _log_merged_batch(run: _Run) -> None:
     if run.batches.merged:
-        size = run.batches.global_size(num_batches - 1)
+        size, batch_size = run.batches.global_size(len(run.batches) - 1), run.state.config.optimizer.batch_size
         run.log.message(
-            f"the last batch of each epoch has {size} images: what is left over after batches of "
-            f"{settings.batch_size} is too little for one of its own"
+            f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too small "
+            "for a batch of its own"
         )
-    notice = clamp_notice(settings.schedule, num_batches, settings.learning_rate)
-    if notice is not None:
-        run.log.message(notice)
 
 
 def _train_epoch(run: _Run) -> None:
-    """Take the steps of the running epoch that are still to be taken."""
+    """Take the remaining steps of the running epoch."""
     state, num_batches = run.state, len(run.batches)
     run.batches.set_epoch(state.epoch)
     run.batches.skip_to(state.batch)
@@ -143,7 +139,7 @@ def _train_epoch(run: _Run) -> None:
 
 
 def _prepared(run: _Run, batch: Batch) -> StepBatch:
-    """Return ``batch`` on the device; log and count its images that could not be read."""
+    """Return ``batch`` on the device; log and count its unreadable images."""
     state = run.state
     for fault in batch.skipped:
         run.log.message(f"left out: {fault}")
@@ -151,9 +147,8 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
     least = MIN_PER_NORM * state.config.optimizer.accumulate_steps
     if batch.skipped and len(batch.targets) < least:
         raise DataError(
-            f"only {len(batch.targets)} images of a batch can be read, and {least} are needed to take "
-            f"statistics of; {printable(run.train_loader.dataset.root)}: mend the images, the last is: "
-            f"{batch.skipped[-1]}"
+            f"only {len(batch.targets)} images of a batch are readable, but batch statistics need {least}; "
+            f"{printable(run.train_loader.dataset.root)}: repair the images, the last is: {batch.skipped[-1]}"
         )
     images = batch.on(state.process.device)
     if state.config.training.channels_last:
@@ -166,7 +161,7 @@ def _prepared(run: _Run, batch: Batch) -> StepBatch:
 
 @contextmanager
 def _reconstruction_metered(run: _Run) -> Iterator[None]:
-    """Log the reconstruction errors of the step inside, if the settings ask for them in this step."""
+    """Context that logs the reconstruction errors of the step inside, if this step is to be metered."""
     state, every_steps = run.state, run.state.config.training.reconstruction_meter
     if not every_steps or (state.step + 1) % every_steps:
         yield
@@ -177,14 +172,14 @@ def _reconstruction_metered(run: _Run) -> Iterator[None]:
 
 
 def _meter_gradient_angle(run: _Run, batch: StepBatch) -> None:
-    """Log the angle between the gradients of the coming step, if the settings ask for it in this step."""
+    """Log the angle between the gradients of the next step, if that step is to be metered."""
     state, every_steps = run.state, run.state.config.training.gradient_angle_meter
     if every_steps and (state.step + 1) % every_steps == 0:
         run.log.gradient_angle(state.step + 1, gradient_angle(state, batch))
 
 
 def _set_lr(run: _Run) -> float:
-    """Set the rate of the coming step and return it."""
+    """Set the learning rate of the next step and return it."""
     state, settings = run.state, run.state.config.optimizer
     factor = lr_factor(settings.schedule, state.epoch, state.batch, len(run.batches), settings.learning_rate)
     set_lr(state.optimizer, factor)
@@ -192,24 +187,27 @@ def _set_lr(run: _Run) -> float:
 
 
 def _report(run: _Run, reported: Reading, lr: float) -> Reading:
-    """Log the averages since the reading ``reported`` and of the epoch; return those of the epoch.
+    """Log the averages since the reading ``reported`` and those of the epoch; return the new reading.
 
-    It waits for the device."""
+    It waits for the device.
+    """
     now = _checked_reading(run)
-    run.writer.check()
+    run.writer.raise_if_failed()
     run.log.train_metrics(metrics_since(reported, now, run.state, len(run.batches), lr, run.pace))
     run.log.parameters(run.state.step, run.state.model)
     return now
 
 
 def _finish_epoch(run: _Run) -> Result:
-    """Validate, count the epoch as done and save; return the scores."""
+    """Validate, advance to the next epoch and save; return the result of the validation."""
     state = run.state
-    # A signal that came during the last step is answered now, and not after a validation of several minutes.
+    # Answer a signal that arrived during the last step before a validation of several minutes.
     _stop_if_asked(run, run.stop.agreed_at_once())
     skipped = state.meter.read(reduce=True).skipped
     if skipped:
-        run.log.message(f"epoch {state.epoch + 1}: {skipped} training image{'s' * (skipped > 1)} could not be read")
+        run.log.message(
+            f"epoch {state.epoch + 1}: {skipped} training image{'s were' if skipped > 1 else ' was'} unreadable"
+        )
     try:
         result = _validation(run)
     except _StopInValidation as asked:
@@ -227,9 +225,9 @@ def _finish_epoch(run: _Run) -> Result:
 
 
 def _validation(run: _Run) -> Result:
-    """Return the scores of the network, or of its moving average, with rank 0's running statistics."""
+    """Validate the network, or its moving average, with rank 0's running statistics."""
     state, settings = run.state, run.state.config
-    settle_buffers(state)
+    broadcast_buffers(state)
     with run.log.progress("validation", len(run.val_loader)) as advance:
         return validate(
             state.scored_model,
@@ -246,7 +244,7 @@ def _validation(run: _Run) -> Result:
 
 
 def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
-    """Return a function that logs the task's maps for a few of rank 0's batches, the same in every validation."""
+    """Return a callback that logs class maps of a few of rank 0's batches, the same in every validation."""
     state, num_batches, seen = run.state, len(run.val_loader), count()
     chosen = {index * num_batches // NUM_SHOWN for index in range(NUM_SHOWN)} if state.process.is_main else set()
 
@@ -258,13 +256,13 @@ def _class_maps(run: _Run) -> Callable[[Batch, Tensor], None]:
 
 
 class _StopInValidation(Exception):
-    """All ranks agreed to stop in the middle of the same validation; the text is the name of the signal."""
+    """All ranks agreed to stop during validation; the text is the name of the signal."""
 
 
 def _val_batches(run: _Run) -> Iterator[Batch]:
-    """Yield this rank's batches to validate; raise _StopInValidation on every rank once they agree on a signal.
+    """Yield this rank's validation batches; raise _StopInValidation on every rank once all agree on a signal.
 
-    All ranks have to exchange messages equally often, although a rank may have a batch fewer than rank 0.
+    All ranks have to take part in equally many all-reduces, although a rank may have a batch fewer than rank 0.
     """
     batches, world_size = run.val_loader.batch_sampler, run.state.process.world_size
     largest_share = -(-batches.num_images // world_size)
@@ -278,16 +276,16 @@ def _val_batches(run: _Run) -> Iterator[Batch]:
 
 
 def _save(run: _Run, is_best: bool = False) -> None:
-    """Write a checkpoint; NonFiniteLossError, on every rank, if a loss of the epoch or any weight is not finite."""
+    """Start to write a checkpoint; NonFiniteLossError, on every rank, unless all losses and weights are finite."""
     _checked_reading(run)
-    # A finite loss can have gradients that are not finite, which only the next loss would show.
+    # A finite loss may have infinite gradients, which only the next loss would show.
     if run.state.process.any_rank(not all_finite(run.state.model)):
         raise _not_finite(run, f"the weights are not finite after step {run.state.step}")
     run.writer.save(run.state, is_best)
 
 
 def _checked_reading(run: _Run) -> Reading:
-    """Return the averages of the running epoch over all ranks; every rank has to call it, and waits.
+    """Return the averages of the running epoch over all ranks (an all-reduce that waits for the device).
 
     NonFiniteLossError, on every rank, if any loss was not finite.
     """
@@ -298,7 +296,7 @@ def _checked_reading(run: _Run) -> Reading:
 
 
 def _not_finite(run: _Run, what: str) -> NonFiniteLossError:
-    run.writer.wait()  # the checkpoint that is being written is the last good one
+    run.writer.join_quietly()  # the checkpoint being written is the last good one
     path = run.log_dir / CHECKPOINT
     last_good = f"the last good checkpoint is {printable(path)}"
     place = last_good if path.exists() else f"{printable(run.log_dir)} has no checkpoint yet"
@@ -308,12 +306,12 @@ def _not_finite(run: _Run, what: str) -> NonFiniteLossError:
 
 
 def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> None:
-    """Save, unless that is done, and raise TrainingInterrupted if the ranks agreed on a signal."""
+    """If the ranks agreed on a signal, save unless ``saved``, and raise TrainingInterrupted."""
     if signal_name is None:
         return
     if not saved:
         _save(run)
-    run.writer.settle()
+    run.writer.join()
     state, path = run.state, run.log_dir / CHECKPOINT
     raise TrainingInterrupted(
         f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "

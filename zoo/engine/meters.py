@@ -1,4 +1,4 @@
-"""What is measured during training: loss and scores, and how exactly reversible chains reconstruct activations."""
+"""Meters of a training run: sums of loss and scores, and the reconstruction error of reversible chains."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from zoo.config import Training
 from zoo.errors import ConfigError
-from zoo.ops.context import RandomState
+from zoo.ops.context import RandomState, restored_buffers
 
-COUNT, SKIPPED, FIRST_BAD = -3, -2, -1  # the places behind the counts of the task
+COUNT, SKIPPED, FIRST_BAD = -3, -2, -1  # indices behind the counts of the task
 NO_BAD_STEP = -1
 
 
@@ -26,10 +26,10 @@ class Reading:
 
     Args:
     - `loss_sum`: the loss, nats.
-    - `counts`: the whole numbers that the task makes its scores of, int64, on the CPU.
-    - `count`: number of images that were seen.
-    - `skipped`: number of images that could not be read.
-    - `first_bad_step`: the first step whose loss was not finite, None if there was none.
+    - `counts`: the integers from which the task computes its scores, int64, on the CPU.
+    - `count`: number of images.
+    - `skipped`: number of unreadable images.
+    - `first_bad_step`: the first step whose loss was not finite, or None.
     """
 
     loss_sum: float
@@ -40,11 +40,11 @@ class Reading:
 
     @property
     def loss(self) -> float:
-        """The mean loss in nats per image, NaN if no image was seen."""
+        """The mean loss per image in nats, NaN without images."""
         return self.loss_sum / (self.count or math.nan)
 
     def since(self, before: Reading) -> Reading:
-        """Return the sums over the images that were seen after ``before``, an earlier reading of the same meter."""
+        """Return the sums over the images seen after ``before``, an earlier reading of the same meter."""
         return Reading(
             self.loss_sum - before.loss_sum,
             self.counts - before.counts,
@@ -55,14 +55,14 @@ class Reading:
 
 
 class Meter:
-    """Sums of the loss, of what a task counts and of images since the last `reset`.
+    """Sums of the loss, the task's counts and the number of images since the last `reset`.
 
-    The sums are kept on ``device`` and the host waits for them only in `read`. Counts are int64 and the loss is
-    float64, so that the sums of a whole data set are exact. MPS has no float64 and sums the loss in float32.
+    The sums stay on ``device``; only `read` waits for them. Counts are int64 and the loss is float64, so that the sums
+    over a whole data set are exact. (MPS has no float64 and sums the loss in float32.)
 
     Args:
-    - `device`: where the batches are.
-    - `num_counts`: how many whole numbers the task counts.
+    - `device`: device of the batches.
+    - `num_counts`: number of integers that the task counts.
     """
 
     def __init__(self, device: torch.device | str, num_counts: int) -> None:
@@ -82,8 +82,11 @@ class Meter:
     def update(self, loss_sum: Tensor, counts: Tensor, num_images: int, step: int) -> None:
         """Add one batch without waiting for the device.
 
-        ``loss_sum``: the loss summed over the images (nats), 0-d. ``counts``: what the task counts, (num_counts,).
-        ``step``: the number remembered if this is the first loss that is not finite.
+        Args:
+        - `loss_sum`: the loss summed over the images, nats, 0-d.
+        - `counts`: the task's counts, (num_counts,).
+        - `num_images`: number of images.
+        - `step`: the step to report if this is the first loss that is not finite.
         """
         self._loss += loss_sum
         self._counts[:COUNT] += counts
@@ -93,15 +96,12 @@ class Meter:
         first_bad.masked_fill_(is_first_bad, step)
 
     def skip(self, count: int) -> None:
-        """Count ``count`` images that could not be read; they enter no average."""
+        """Count ``count`` unreadable images, which enter no average."""
         if count:
             self._counts[SKIPPED] += count
 
     def read(self, reduce: bool = False) -> Reading:
-        """Return the sums so far, over all processes if ``reduce`` (one all-reduce, on every rank).
-
-        This waits for the device.
-        """
+        """Return the sums so far, over all ranks if ``reduce`` (one all-reduce); waits for the device."""
         loss, first_bad = self._loss.item(), int(self._counts[FIRST_BAD])
         sums, losses, first_bads = self._counts[:FIRST_BAD], [loss], [first_bad]
         if reduce and dist.is_initialized() and dist.get_world_size() > 1:
@@ -120,7 +120,7 @@ class Meter:
         return {"loss": self._loss.to("cpu", copy=True), "counts": self._counts.to("cpu", copy=True)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Continue from what `state` returned; ValueError for the sums of another task."""
+        """Load what `state` returned; ValueError for the sums of another task."""
         if state["counts"].shape != self._counts.shape:
             raise ValueError(f"meter.counts has shape {tuple(state['counts'].shape)}, not {tuple(self._counts.shape)}")
         self._loss.copy_(state["loss"])
@@ -128,10 +128,10 @@ class Meter:
 
 
 def _of_all_ranks(sums: Tensor, loss: float, first_bad: int) -> tuple[Tensor, list[float], list[int]]:
-    """Return the ``sums`` over all ranks, and the losses and first bad steps of each, in the order of the ranks.
+    """Return the ``sums`` over all ranks, and the losses and first bad steps in rank order, by one all-reduce.
 
-    Only whole numbers are added up, so that no bit is lost: each rank writes the bits of its loss, and its step, into
-    places of its own, where all others have 0.
+    Only integers are added, so that no bit is lost: each rank writes the bits of its loss, and its step, to elements
+    where all other ranks have 0.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     own = sums.new_zeros(2, world_size)
@@ -144,34 +144,34 @@ def _of_all_ranks(sums: Tensor, loss: float, first_bad: int) -> tuple[Tensor, li
 
 
 def check_meters(model: nn.Module, settings: Training) -> None:
-    """Raise ConfigError if reconstruction is to be measured in a ``model`` that reconstructs nothing."""
+    """Raise ConfigError if a meter of reconstruction is on but ``model`` reconstructs nothing."""
     if not all(chain.store for chain in _chains(model).values()):
         return
     for meter in ("reconstruction_meter", "gradient_angle_meter"):
         if every_steps := getattr(settings, meter):
             raise ConfigError(
-                f"training.{meter} = {every_steps}: this network reconstructs no activations; remove the key, "
-                'or use a revnet*, irevnet* or revnext* with network.memory "auto"'
+                f"training.{meter} = {every_steps}, but this network reconstructs no activations: remove the key, or "
+                'use a revnet*, irevnet* or revnext* with network.memory "auto"'
             )
 
 
 def _chains(model: nn.Module) -> dict[str, Any]:
-    """Return the chains of reversible blocks or invertible layers in a ``model`` by their names."""
+    """Return the chains of reversible blocks or invertible layers in ``model`` by name."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "meter")}
 
 
 @contextmanager
 def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
-    """Yield a dictionary that a backward pass fills with the relative error of each block's reconstructed input.
+    """Yield a dict that backward fills with the relative error of each block's reconstructed input.
 
-    Its keys are "chain/index", with the name of the reversible chain in ``model`` and the index of the block in the
-    chain, or "index" alone if ``model`` is the chain. Chains that store their activations report nothing. Inside this
-    context a backward pass needs the memory of stored activations, to compare with, and waits for the device.
+    Keys are "chain/index": the name of the reversible chain in ``model`` and the index of the block; "index" alone if
+    ``model`` is the chain. Chains that store activations report nothing. Inside this context backward takes the memory
+    of stored activations, to compare with, and waits for the device.
     """
     errors: dict[str, float] = {}
     chains = _chains(model)
-    # A chain may report the parts of a block one by one, from the last to the first. The first part's input, which is
-    # reported last and stays, is the input of the block.
+    # A chain may report the parts of a block from the last to the first. The first part's input, which is reported
+    # last and overwrites the others, is the input of the block.
     for name, chain in chains.items():
         prefix = f"{name}/" if name else ""
         chain.meter = lambda index, error, prefix=prefix: errors.__setitem__(f"{prefix}{index}", error)
@@ -183,36 +183,33 @@ def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
 
 
 def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store: bool) -> list[Tensor]:
-    """Return the gradient of the sum of ``losses`` for each trained parameter; everything else stays as it is.
+    """Return the gradient of the sum of ``losses`` with respect to each trained parameter; ``model`` is unchanged.
 
-    Running statistics and random numbers are those from before. With ``store`` the reversible chains keep their
-    activations, without it they do what they do in training. ``losses`` runs the model; each loss is one that backward
-    has not run through.
+    Running statistics and random generators are restored. With ``store`` the reversible chains store activations,
+    without it they do as in training. ``losses`` runs the model and yields losses with a graph of their own.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     chains, random_state = _chains(model).values(), RandomState.now(parameters[0])
-    buffers, stores = {name: buffer.clone() for name, buffer in model.named_buffers()}, [c.store for c in chains]
+    stores = [chain.store for chain in chains]
     total: list[Tensor] = []
     try:
-        for chain in chains:
-            chain.store = chain.store or store
-        for loss in losses():
-            of_loss = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            total = [a + b for a, b in zip(total, of_loss, strict=True)] if total else list(of_loss)
+        with restored_buffers(model):
+            for chain in chains:
+                chain.store = chain.store or store
+            for loss in losses():
+                of_loss = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                total = [a + b for a, b in zip(total, of_loss, strict=True)] if total else list(of_loss)
     finally:
         for chain, stored in zip(chains, stores, strict=True):
             chain.store = stored
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
         random_state.restore()
     return total
 
 
 def angle_between(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """Return the angle between two vectors in degrees, each given in parts; NaN if one is 0 or not finite.
+    """Return the angle in degrees between two vectors, each given as a list of tensors; NaN if one is 0 or not finite.
 
-    It is 2 arcsin(|u - v| / 2) of the unit vectors, in float64, and exact for small angles too.
+    Computes 2 arcsin(|u - v| / 2) of the unit vectors in float64, which is accurate for small angles too.
     """
     pairs = [(u.detach().cpu().double(), v.detach().cpu().double()) for u, v in zip(first, second, strict=True)]
     u_norm, v_norm = (

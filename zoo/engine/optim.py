@@ -1,6 +1,6 @@
-"""The optimizer of a run, and its learning rate.
+"""The optimizer of a run and its learning rate schedule.
 
-The rate is a function of the position in training alone, so that a checkpoint does not have to hold it.
+The learning rate is a pure function of the position in training, so checkpoints do not need it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from zoo.config import MIN_LINEAR_LR, Optimizer, Schedule
 from zoo.errors import ConfigError
 from zoo.torch_internals import NormBase
 
-ENDING_TYPES = ("cosine", "triangle", "polynomial")  # schedules whose rate depends on the number of epochs
+ENDING_TYPES = ("cosine", "triangle", "polynomial")  # schedules that depend on the number of epochs
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """Return the SGD or Adam optimizer of all parameters that require a gradient, each in exactly one group.
 
-    Parameters with "fc" in the name have the rate ``classifier_lr`` unless that is -1. With ``decay_norms`` off the
-    weights and biases of norms have no weight decay, with ``decay_biases`` off the biases of other layers have none.
-    Adam takes its rate and weight decay from the settings, and nothing else. Every group keeps its rate as
-    ``initial_lr``. Raises ConfigError if there is nothing to train.
+    Parameters with "fc" in the name have the learning rate ``classifier_lr`` unless that is -1. ``decay_norms`` and
+    ``decay_biases`` turn weight decay of norms and of other biases on. Every group has its base rate as ``initial_lr``.
+    Raises ConfigError if no parameter requires a gradient.
     """
     groups = _parameter_groups(model, settings)
     if not groups:
-        raise ConfigError("no parameter wants a gradient; the network: leave some of it to be trained")
+        raise ConfigError("no parameter requires a gradient; the network: do not freeze all of it")
     # With a fused optimizer the gradient scaler of fp16 decides on the device whether to step, without asking the host.
     fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
     if settings.type == "Adam":
@@ -62,7 +61,7 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
 
 
 def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoch: int, base_lr: float) -> float:
-    """Return the factor of the base rate in this step; epochs and steps count from 0.
+    """Return the factor of the base learning rate in this step; epochs and steps count from 0.
 
     With t = epoch (mode "epoch") or t = epoch * steps_per_epoch + step_in_epoch (mode "step") the types are:
 
@@ -73,12 +72,11 @@ def lr_factor(schedule: Schedule, epoch: int, step_in_epoch: int, steps_per_epoc
     - linear: alpha t + beta, but never below MIN_LINEAR_LR / base_lr, the end of the published decay (CVPR 2018,
       section 4.1); with the published alpha and beta alone it would fall below zero
     - cosine: (1 + cos(pi t / t_end)) / 2, where t_end is the end of training
-    - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then in a line to 0 in the last step (EURASIP
-      JIVP 2023:1, section 5, interpolated as its public code does)
+    - triangle: (t + 1) / p up to 1 at p = peak_epoch * steps_per_epoch, then linearly to 0 at the last step (EURASIP
+      JIVP 2023:1, section 5, interpolated as in its public code)
     - polynomial: (1 - t / t_end)^power, where t_end is the end of training (CVPR 2018, section 4.2, with mode "step")
 
-    During the first ``warmup_epochs`` the factor is multiplied with the fraction of the warm-up that is done after this
-    step.
+    During the first ``warmup_epochs`` the factor is multiplied by the fraction of the warm-up completed by this step.
     """
     step = epoch * steps_per_epoch + step_in_epoch
     t = epoch if schedule.mode == "epoch" else step
@@ -112,25 +110,14 @@ def _decay(schedule: Schedule, t: int, steps_per_epoch: int) -> float:
 
 
 def _power(gamma: float, exponent: int) -> float:
-    """Return the power, or infinity where it is too large for a float; the loss of that step then ends the training."""
+    """Return the power, or infinity on overflow; the loss of that step then ends the training."""
     try:
         return float(gamma**exponent)
     except OverflowError:
         return math.inf
 
 
-def clamp_notice(schedule: Schedule, steps_per_epoch: int, base_lr: float) -> str | None:
-    """Return a sentence for the log if a linear schedule is held at MIN_LINEAR_LR; None if it stays above."""
-    t_end = schedule.epochs * (1 if schedule.mode == "epoch" else steps_per_epoch)
-    if schedule.type != "linear" or (last := base_lr * _decay(schedule, t_end - 1, 1)) >= MIN_LINEAR_LR:
-        return None
-    return (
-        f"linear schedule: the rate is held at {MIN_LINEAR_LR:g}, where alpha and beta alone would take it "
-        f"to {last:g} at the end of training"
-    )
-
-
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set the rate of every parameter group to ``factor`` times its own initial rate."""
+    """Set the learning rate of every parameter group to ``factor`` times its initial rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor

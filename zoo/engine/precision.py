@@ -1,4 +1,4 @@
-"""Number formats by name, and the context in which a network computes in one of them."""
+"""Dtypes by name, and autocast."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ AMP_DTYPES = {
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return the context in which torch computes matrix products and convolutions on ``device`` in ``dtype``.
-
-    With float32 the context does nothing: every operation computes in the format of its inputs.
-    """
+    """Return a context that autocasts matrix products and convolutions on ``device`` to ``dtype``; none for float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return ``x`` in float32, or in its own format if that is wider."""
+    """Return ``x`` in float32, or in its own dtype if that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Estimates the running statistics of a network again, for weights whose activations have changed."""
+"""Reestimation of running statistics, for weights whose activations have changed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from zoo.torch_internals import BatchNormBase
 
 @torch.no_grad()
 def reestimate_statistics(model: nn.Module, batches: Iterable[Batch], num_batches: int) -> int:
-    """Set the running statistics of all norms to the plain average of the batch statistics; return how many batches.
+    """Set the running statistics of all norms to the mean of the batch statistics; return the number of batches used.
 
-    Only the norms are put into training mode: dropout does not drop anything. ``model`` is in evaluation mode
-    afterwards; its norms have their own momentum again.
+    Only norms are in training mode, so that dropout is off. ``model`` is in evaluation mode afterwards. Returns 0, with
+    freshly initialized statistics, if no batch has two images.
 
     Args:
     - `model`: the network, on the device to compute on. Frozen norms keep their statistics.
-    - `batches`: batches of images (N, 3, h, w); batches of a single image are left out.
-    - `num_batches`: largest number of batches to use.
-
-    Returns 0, with the statistics of a new network, if no batch has two images.
+    - `batches`: batches of images (N, 3, h, w); batches of a single image are skipped.
+    - `num_batches`: maximum number of batches to use.
     """
     device = next(model.parameters()).device
     norms = [part for part in model.eval().modules() if isinstance(part, (ABN, BatchNormBase))]
@@ -32,7 +30,7 @@ def reestimate_statistics(model: nn.Module, batches: Iterable[Batch], num_batche
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the average over all batches so far
+        norm.momentum = None  # a cumulative average
         norm.train()
     num_done = 0
     for batch in batches:

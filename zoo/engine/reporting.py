@@ -1,4 +1,4 @@
-"""What the training loop reports: the numbers of a log interval, and the interface of the log that receives them.
+"""Reports of the training loop: the metrics of a log interval, and the interface of the log that receives them.
 
 zoo/report implements the interface.
 """
@@ -24,38 +24,38 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """The numbers of a log interval, over all ranks; scores in percent by name, losses in nats per image."""
+    """Metrics of a log interval over all ranks; scores in percent by name, losses in nats per image."""
 
     step: int
-    """Optimizer steps done since the start of training: the x of every curve."""
+    """Number of optimizer steps since the start of training: the x axis of every curve."""
     epoch: int
     """Index of the running epoch, from 0."""
     batch: int
-    """Batches done of the running epoch, from 1 to ``num_batches``."""
+    """Number of batches of the running epoch that are done, from 1 to ``num_batches``."""
     num_batches: int
     loss: float
     """Mean over the images since the last report."""
     scores: Mapping[str, float]
-    """Those of the images since the last report."""
+    """Scores over the images since the last report."""
     epoch_loss: float
     """Mean over the images of the epoch so far."""
     epoch_scores: Mapping[str, float]
-    """Those of the images of the epoch so far."""
+    """Scores over the images of the epoch so far."""
     lr: float
-    """The rate that the last step was done with (first parameter group)."""
+    """Learning rate of the last step (first parameter group)."""
     images_per_s: float
-    """Of all ranks together, over the time since the last report."""
+    """Throughput of all ranks together since the last report."""
     step_s: float
     """Mean duration of a step since the last report, waiting for data included."""
     data_s: float
-    """The part of ``step_s`` that was spent waiting for the loader."""
+    """The part of ``step_s`` spent waiting for the loader."""
     peak_memory_bytes: int
-    """CUDA: most memory ever allocated on the device; CPU: largest resident size of the process."""
+    """CUDA: peak of the memory allocated on the device; CPU: peak resident size of the process."""
     eta_s: float
-    """Expected time to the end of the last epoch's training, validations not included."""
+    """Expected time to the end of training, without validations."""
 
     def record(self) -> dict[str, Any]:
-        """Return all numbers by their published names; those of the epoch's scores begin with ``epoch_``."""
+        """Return all metrics in one dict; the names of the epoch's scores start with ``epoch_``."""
         flat: dict[str, Any] = {}
         for key, value in asdict(self).items():
             prefix = key.removesuffix("scores")
@@ -64,28 +64,28 @@ class TrainMetrics:
 
 
 class Log(Protocol):
-    """The log that a run reports to. Every rank calls all methods; the log decides what each rank writes.
+    """Interface of the log of a run. Every rank calls all methods; the log decides what each rank writes.
 
-    No method may wait for the device, except those that are given tensors or modules.
+    No method may wait for the device, except those that receive tensors or modules.
     """
 
     def message(self, text: str) -> None:
         """Record one line of text: notices, warnings, what was loaded."""
 
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], object]]:
-        """Open a progress bar of ``total`` batches, ``done`` of them finished; yields ``advance(count)``."""
+        """Open a progress bar of ``total`` batches, ``done`` of them finished; yield ``advance(count)``."""
 
     def train_metrics(self, metrics: TrainMetrics) -> None:
-        """Record the numbers of a log interval."""
+        """Record the metrics of a log interval."""
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
 
     def images(self, step: int, images: Tensor) -> None:
-        """Record a few images of a batch (N, 3, H, W) as the network sees them: normalised, on the device."""
+        """Record a few images of a batch (N, 3, H, W), normalized and on the device."""
 
     def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation."""
+        """Record class maps (H, W) over a normalized image (3, h, w) of the validation."""
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
         """Record the relative reconstruction error of each block of reversible chains, by ``chain/index``."""
@@ -94,11 +94,11 @@ class Log(Protocol):
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
 
     def parameters(self, step: int, model: nn.Module) -> None:
-        """Offer the raw model's parameters for histograms; called at each log interval."""
+        """Record histograms of the bare model's parameters; called at each log interval."""
 
 
 class Pace:
-    """Measures how long the steps since the last `take` lasted, in seconds of a monotonic clock."""
+    """Measures the duration of the steps since the last `take`, in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._num_steps = 0
@@ -108,7 +108,7 @@ class Pace:
         self._all_s = 0.0
 
     def timed(self, loader: Iterable[BatchT]) -> Iterator[BatchT]:
-        """Yield the batches of ``loader``; count each as a step, and the time until it comes as waiting for data."""
+        """Yield the batches of ``loader``; count each as a step, and the time to get it as waiting for data."""
         self._begin = time.perf_counter()
         batches = iter(loader)
         while True:
@@ -121,7 +121,7 @@ class Pace:
             yield batch
 
     def take(self) -> tuple[float, float, float]:
-        """Return the seconds since the last call, those of a step, and those of a step spent waiting for data."""
+        """Return the seconds since the last call, per step, and per step spent waiting for data."""
         now = time.perf_counter()
         elapsed, num_steps = now - self._begin, max(self._num_steps, 1)
         times = elapsed, elapsed / num_steps, self._data_s / num_steps
@@ -131,17 +131,17 @@ class Pace:
         return times
 
     def expected_s(self, num_steps: int) -> float:
-        """Return how long ``num_steps`` steps take at the average pace of all steps up to the last `take`."""
+        """Return the expected seconds of ``num_steps`` steps, from the mean of all steps up to the last `take`."""
         return num_steps * self._all_s / max(self._all_steps, 1)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak of the memory of tensors on a CUDA device so far; for the CPU that of the whole process."""
+    """Return the peak memory of tensors on a CUDA device; for the CPU that of the whole process, 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return 0
-    import resource  # not there on Windows
+    import resource  # not on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -150,9 +150,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 def metrics_since(
     before: Reading, now: Reading, state: TrainState, num_batches: int, lr: float, pace: Pace
 ) -> TrainMetrics:
-    """Return the numbers of the steps between two readings of one epoch; ``pace`` begins a new interval.
+    """Return the metrics of the steps between two readings of one epoch, and start a new interval of ``pace``.
 
-    ``num_batches`` is the number of batches of an epoch and ``lr`` the rate of the last step.
+    ``num_batches`` is the number of batches of an epoch and ``lr`` the learning rate of the last step.
     """
     elapsed_s, step_s, data_s = pace.take()
     between = now.since(before)

@@ -1,4 +1,4 @@
-"""Where a run begins: at its own checkpoint, with given weights, or from scratch."""
+"""Start of a run: from its own checkpoint, from given weights, or from random weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from zoo.config import Experiment, check_world_size, leaves
 from zoo.engine import checkpoint
-from zoo.engine.agreement import ABSENT, differing_keys
+from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.meters import check_meters
 from zoo.engine.optim import ENDING_TYPES
 from zoo.engine.process import Process, seed_everything
@@ -27,10 +27,10 @@ from zoo.weights import load_weights
 from zoo.weights.stored_spec import parse_class_names, parse_network
 
 AUTO = "auto"
-# Prefixes of the keys that may differ on a resume because they do not affect the computation. All others must match.
+# Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
 HARMLESS_KEYS = ("checkpoint.", "expected", "training.reconstruction_meter", "training.gradient_angle_meter")
-EPOCHS = "optimizer.schedule.epochs"  # may grow on a resume, which prolongs the run
-# What Python and torch raise when a checkpoint file holds something unexpected under one of its keys.
+EPOCHS = "optimizer.schedule.epochs"  # may grow on a resume
+# What Python and torch raise for unexpected values in a checkpoint.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
 
@@ -45,37 +45,36 @@ def start(
     allow_world_size_change: bool = False,
     build: Callable[[NetworkSpec], nn.Module] = build_from_config,
 ) -> TrainState:
-    """Return the state that training begins with; every rank has to call it, and gets the same weights.
+    """Return the initial state of training, with the same weights on all ranks; every rank has to call it.
 
-    The global random generators are seeded. Raises ConfigError, CheckpointError and WeightsError.
+    Seeds the global random generators. Raises ConfigError, CheckpointError and WeightsError.
 
     Args:
-    - `task`: what the experiment trains for, with its settings.
+    - `task`: the task of the experiment, with its settings.
     - `process`: this process of the run.
     - `log_dir`: folder of the run's checkpoints.
-    - `log`: gets messages about where the run begins.
+    - `log`: receives messages about the start of the run.
     - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
     - `weights`: path of a file of initial weights, or None.
-    - `allow_world_size_change`: whether a checkpoint of another number of processes is accepted.
-    - `build`: returns the freshly initialised network.
+    - `allow_world_size_change`: accept a checkpoint of another world size.
+    - `build`: builds and initializes the network.
     """
     config = task.config
     check_world_size(config, process.world_size)
     for doubt in config.doubts():
         log.message(f"warning: {doubt}")
-    resumed = find_checkpoint(resume, log_dir, process)
+    resumed = load_checkpoint(resume, log_dir, process)
     seed_everything(config.seed, rank=-1)
     is_fresh = resumed is None and weights is None
     model = build(config.network if is_fresh else config.network.without_pretrained())
     check_meters(model, config.training)
 
-    # A run begins from the first of these that exists: its own checkpoint, so that the same command line continues it
-    # as often as it is interrupted; the given weights; random weights.
+    # The checkpoint takes precedence over the weights, so that the same command line continues an interrupted run.
     if resumed is None and weights is not None:
         report = load_weights(model, weights)
         log.message(f"initial weights: {report}")
     elif weights is not None:
-        log.message(f"the initial weights {weights} are not read: the run continues from its checkpoint")
+        log.message(f"the initial weights {weights} are ignored: the run resumes from its checkpoint")
     state = build_state(task, model, process)
     seed_everything(config.seed, process.rank)
     if resumed is not None:
@@ -85,31 +84,33 @@ def start(
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint that was read, and notices for the user about why it was chosen."""
+class LoadedCheckpoint:
+    """The content of a checkpoint file, and notices for the user about why it was chosen."""
 
     path: Path
     content: dict[str, Any]
     notices: list[str]
 
 
-def find_checkpoint(resume: str | None, folder: Path, process: Process) -> Found | None:
-    """Return the checkpoint that ``resume`` asks for, the same on every rank; None for a fresh start.
+def load_checkpoint(resume: str | None, folder: Path, process: Process) -> LoadedCheckpoint | None:
+    """Return the checkpoint to resume from, the same on every rank; None for a fresh start.
 
     ``resume`` is None, the path of a file, or "auto" for the newest good checkpoint of ``folder``, if there is one.
-    Rank 0 reads the file and sends its content to the others, so that only its machine needs the file. Raises
-    CheckpointError, on every rank, if the file is missing or damaged, or if "auto" finds only damaged ones.
+    Rank 0 reads the file and broadcasts its content, so that only its machine needs the file. Raises CheckpointError,
+    on every rank, if the file is missing or damaged, or if "auto" finds only damaged ones.
     """
 
-    def find() -> Found | None:
+    def load() -> LoadedCheckpoint | None:
         if resume is None:
             return None
-        return newest_checkpoint(folder) if resume == AUTO else Found(Path(resume), checkpoint.read(Path(resume)), [])
+        if resume == AUTO:
+            return load_newest_checkpoint(folder)
+        return LoadedCheckpoint(Path(resume), checkpoint.read(Path(resume)), [])
 
-    return process.on_main(find)
+    return process.on_main(load)
 
 
-def newest_checkpoint(folder: Path) -> Found | None:
+def load_newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
     """Return the newest good checkpoint of a log folder, None if it has none; CheckpointError if all are damaged."""
     candidates = [folder / checkpoint.CHECKPOINT, folder / checkpoint.PREVIOUS]
     notices: list[str] = []
@@ -117,25 +118,26 @@ def newest_checkpoint(folder: Path) -> Found | None:
         try:
             if path.exists():
                 content = checkpoint.read(path)
-                return Found(path, content, [*notices, f"falling back to {printable(path)}"] if notices else [])
+                return LoadedCheckpoint(
+                    path, content, [*notices, f"falling back to {printable(path)}"] if notices else []
+                )
             notices.append(f"there is no {printable(path)}")
         except CheckpointError as error:
             notices.append(str(error))
     if not any(path.exists() for path in candidates):
         return None
     raise CheckpointError(
-        f"no good checkpoint to resume from: {'; '.join(notices)}; start anew in another --log-dir, or remove "
-        f"the damaged files"
+        f"no good checkpoint to resume from: {'; '.join(notices)}; use another --log-dir, or remove the damaged files"
     )
 
 
-def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = False) -> list[str]:
-    """Set ``state`` and the random generators to what the checkpoint holds; return notices for the user.
+def restore(state: TrainState, resumed: LoadedCheckpoint, allow_world_size_change: bool = False) -> list[str]:
+    """Load the checkpoint into ``state`` and the random generators; return notices for the user.
 
-    A run of more epochs than the checkpoint's is prolonged: it goes on from the same position, with the learning rate
-    that its own schedule has there. With another number of processes the averages of the running epoch start anew.
-    Raises CheckpointError if the checkpoint was written with other settings, or with another number of processes
-    although ``allow_world_size_change`` is off; WeightsError if its description of the network is wrong.
+    A run with more epochs than the checkpoint's continues from the same position, with the learning rate that the
+    longer schedule has there. With another world size the averages of the running epoch are reset. Raises
+    CheckpointError if the checkpoint was written with other settings, or with another world size and
+    ``allow_world_size_change`` is off; WeightsError if its description of the network is invalid.
     """
     saved = resumed.content
     try:
@@ -145,7 +147,7 @@ def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = F
             raise CheckpointError(
                 f"the checkpoint is of {brief(saved['world_size'])} process(es), this run has "
                 f"{state.process.world_size}; {printable(resumed.path)}: start as many, or give "
-                "--allow-world-size-change (it will not be the same run to the bit)"
+                "--allow-world-size-change (the last bits of the results will differ)"
             )
         if saved.get("network") is not None:  # older checkpoints, and those of a user's own network, have none
             state.class_names = parse_network(saved["network"], printable(resumed.path)).class_names
@@ -161,9 +163,8 @@ def restore(state: TrainState, resumed: Found, allow_world_size_change: bool = F
         first_line = next(iter(str(error).strip().splitlines()), "")
         reason = f"{type(error).__name__}: {brief(first_line)}"
         raise CheckpointError(
-            f"the file holds no state that this run can continue from ({reason}); {printable(resumed.path)}: "
-            "resume from another checkpoint, or start a new training from its weights with --weights and another "
-            "--log-dir"
+            f"this run cannot resume from the state in the file ({reason}); {printable(resumed.path)}: use another "
+            "checkpoint, or start a new run from its weights with --weights and another --log-dir"
         ) from error
     if not same_ranks:
         state.meter.reset()
@@ -179,7 +180,7 @@ def _position(state: TrainState) -> str:
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
-    """Yield a notice for each difference that may change the results in the last bits."""
+    """Yield a notice for each difference that may change the last bits of the results."""
     now = {
         "world_size": ("processes", state.process.world_size),
         "num_threads": ("threads", torch.get_num_threads()),
@@ -192,11 +193,11 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
-    """Yield a notice if the run is prolonged; CheckpointError if it differs in a setting that may not change."""
+    """Yield a notice if the number of epochs has grown; CheckpointError if a setting that must match differs."""
     network = NetworkSpec.model_validate(read_earlier_form(saved["network"])).model_dump(mode="json")
     saved = {**saved, "network": network}
     now = dict(leaves(config.model_dump(mode="json")))
-    # Keys that are newer than the checkpoint behaved then as their present defaults do.
+    # A setting that is newer than the checkpoint defaults to the behavior before it existed.
     defaults = leaves(config.defaults().model_dump(mode="json"))
     before = {**{key: value for key, value in defaults if key in now}, **dict(leaves(saved))}
     changes = [
@@ -206,8 +207,8 @@ def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iter
     ]
     if changes:
         raise CheckpointError(
-            f"the checkpoint was written with other settings ({listed(changes)}); {printable(path)}: put the settings "
-            f"back to continue, or start a new training from these weights with --weights and another --log-dir"
+            f"the checkpoint was written with other settings ({listed(changes)}); {printable(path)}: restore the "
+            "settings, or start a new run from these weights with --weights and another --log-dir"
         )
     if before[EPOCHS] != now[EPOCHS]:
         yield f"prolonged from {before[EPOCHS]} to {now[EPOCHS]} epochs: {_prolonged_rate(config)}"

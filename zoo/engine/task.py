@@ -1,4 +1,4 @@
-"""The contract of a task: everything in which one kind of training differs from another."""
+"""Interface of a task: everything that differs between classification and segmentation."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class ScoringProtocol(Protocol):
-    """How images are scored: the views that the network is given of each, and how their logits become one."""
+    """How images are scored: which views of an image the network sees, and how their logits are combined."""
 
     @property
     def name(self) -> str:
-        """The name in results, such as ``center224``."""
+        """Name in results, such as ``center224``."""
 
     def logits(self, forward: Forward, images: Tensor) -> Tensor:
-        """Return the logits of a batch of ``images``, as the validation loader of this protocol yields them.
+        """Return the logits of a batch of ``images`` from the validation loader of this protocol.
 
-        ``forward`` is the network: (N, 3, h, w) -> logits, in parts where memory is short.
+        ``forward`` is the network: (N, 3, h, w) -> logits, in parts if memory is short.
         """
 
 
 class Result(ABC):
-    """The scores of a validation; a task's class is a dataclass with the scores in percent.
+    """Result of a validation; subclasses are dataclasses with a field per score, in percent.
 
     Args:
-    - `labels`: the scores by name, each with the word that logs and tables show. The best checkpoint of a run is the
-      one with the highest value of the first.
+    - `labels`: label of each score in logs and tables, by name. The first score selects the best checkpoint.
     - `loss`: mean over the images, nats.
     - `count`: number of images that were scored.
-    - `skipped`: number of images that could not be read and are in no average.
-    - `protocol`: name of the way in which the images were scored.
-    - `val`: the images that there are, of which a limit may have left some out: their number, that of their classes,
-      and a digest of their names; None for the validations of a training, whose log has it once.
+    - `skipped`: number of unreadable images, which enter no average.
+    - `protocol`: name of the scoring protocol.
+    - `val`: the whole validation set, of which a limit may score only a part: number of images and classes, and a
+      digest of the names; None during training, whose log has it once.
     """
 
     labels: ClassVar[Mapping[str, str]]
@@ -60,31 +59,31 @@ class Result(ABC):
 
     @property
     def shown_labels(self) -> Mapping[str, str]:
-        """Those of ``labels`` that logs and tables show; files for programs have all scores."""
+        """The ``labels`` that logs and tables show; JSON files have all scores."""
         return self.labels
 
     def standard_errors(self) -> dict[str, float]:
-        """Return the standard errors by the names of the scores, in points; none for scores that have none."""
+        """Return standard errors by the names of the scores, in percentage points, where they are known."""
         return {}
 
     @property
     def score(self) -> float:
-        """The score that the best checkpoint is chosen by, percent."""
+        """The score that selects the best checkpoint, percent."""
         return next(iter(self.scores().values()))
 
     @property
     def expected_as(self) -> str:
-        """The name under which an experiment has the score that is expected by this protocol."""
+        """The key of this protocol in the ``expected`` block of an experiment."""
         return self.protocol
 
     def record(self) -> dict[str, Any]:
-        """Return the numbers of a line of the metrics file, by their published names."""
+        """Return the fields of a line of the metrics file."""
         numbers: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         del numbers["val"]
         return numbers
 
     def to_json(self, weights_md5: str | None, environment: dict[str, Any]) -> dict[str, Any]:
-        """Return the contents of a result file; a loss that is not finite becomes null (JSON has no NaN)."""
+        """Return the content of a result file; a loss that is not finite becomes null, as JSON has no NaN."""
         return {
             **self.record(),
             "loss": self.loss if math.isfinite(self.loss) else None,
@@ -96,13 +95,13 @@ class Result(ABC):
 
 
 class Task(ABC):
-    """What an experiment trains for; one object for a run.
+    """Task of an experiment: loaders, loss and scores; one object per run.
 
     Args:
     - `config`: the settings of the experiment.
 
-    A class has ``labels``, those of its `Result`; ``num_counts`` is how many whole numbers the scores are made of, see
-    `counts`. ``protocols`` are those that scores are published for, by name.
+    Class attributes: ``labels``, those of its `Result`; ``num_counts``, the number of integers that `counts` returns;
+    ``protocols``, the protocols with published scores, by name.
     """
 
     labels: ClassVar[Mapping[str, str]]
@@ -114,12 +113,12 @@ class Task(ABC):
 
     @property
     def shown_labels(self) -> Mapping[str, str]:
-        """Those of ``labels`` that logs and tables show; files for programs have all scores."""
+        """The ``labels`` that logs and tables show; JSON files have all scores."""
         return self.labels
 
     @abstractmethod
     def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
-        """Return the loader of the training images of one process; DataError for data that do not fit.
+        """Return this rank's loader of training images; DataError for unsuitable data.
 
         ``share``: rank, world_size, workers, pin_memory and on_bad_image, as in `zoo.data.loader`.
         """
@@ -135,54 +134,51 @@ class Task(ABC):
         world_size: int = 1,
         **share: Any,
     ) -> Loader[ValBatches]:
-        """Return the loader of the validation images of one process, for one of the task's protocols.
+        """Return this rank's loader of validation images for one of the task's protocols.
 
-        ``batch_size``: images at once, if the task can choose; default the process's share of a training batch.
+        ``batch_size``: images per batch, if the task can choose; default: the rank's share of a training batch.
         ``limit``: see `zoo.data.sampler.ValBatches`.
         """
 
     def trained_network(self, model: nn.Module) -> nn.Module:
-        """Return what a step of training calls with its images, for logits that `loss` and `counts` can read.
-
-        It is the ``model`` itself, or a module that has it as its only part.
-        """
+        """Return the module that a training step calls: ``model``, or a module around it, with logits for `loss`."""
         return model
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss to train with, summed over the images, 0-d; the logits are at least float32.
+        """Return the training loss, summed over the images, 0-d; the logits are at least float32.
 
-        It has to be a sum: a step divides it by the images of all processes.
+        It has to be a sum: a step divides it by the global number of images.
         """
 
     @abstractmethod
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the whole numbers that the scores are made of, (num_counts,) int64, for a batch; they are added up.
+        """Return the integers from which scores are computed, (num_counts,) int64, additive over batches.
 
-        Nothing waits for the device.
+        Must not wait for the device.
         """
 
     @abstractmethod
     def scored(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss that a validation reports, summed over the images, 0-d, and the `counts`."""
+        """Return the validation loss, summed over the images, 0-d, and the `counts`."""
 
     @abstractmethod
     def scores(self, reading: Reading) -> dict[str, float]:
-        """Return the scores of what a meter has read, by name, percent; NaN where nothing was seen."""
+        """Return the scores by name from a meter's reading, percent; NaN without images."""
 
     @property
     @abstractmethod
     def own_protocol(self) -> ScoringProtocol:
-        """The protocol of the validations of a training."""
+        """The protocol of validations during training."""
 
     @abstractmethod
     def result(self, reading: Reading, protocol: str) -> Result:
-        """Return the scores of a validation by the protocol of this name; DataError if there is nothing to score."""
+        """Return the result of a validation by the named protocol; DataError if there is nothing to score."""
 
     def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Return maps of classes, (H, W) each, to be shown over the first image of a batch; none if it has only one."""
+        """Return class maps (H, W) by name, to show over the first image of a batch; none for classification."""
         return {}
 
     @abstractmethod
     def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands that a user may want after training, with what they are for; both paths are quoted."""
+        """Return the commands to suggest after training, by their purpose; both paths are shell-quoted."""

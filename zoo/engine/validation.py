@@ -1,7 +1,7 @@
-"""Scores a network on every image of a data set exactly once, on any number of processes.
+"""Validation: scores a network on every image of a data set exactly once, on any number of processes.
 
-Each process scores its own images with the network inside DistributedDataParallel. No rank therefore waits for another
-before the one all-reduce at the very end, and ranks may have different numbers of batches, or none.
+Each rank runs the bare network inside DistributedDataParallel on its own images. No rank waits for another before the
+all-reduce at the end, and ranks may have different numbers of batches, or none.
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ def validate(
     advance: Callable[[int], object] | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
-    """Return the scores of ``model`` over the images of all ranks' loaders; every rank gets the same.
+    """Return the scores of ``model`` over the images of all ranks, the same on every rank.
 
     Args:
-    - `model`: images (N, 3, h, w) -> logits. The training and evaluation modes of its modules are restored.
-    - `task`: what the logits are scored by.
+    - `model`: images (N, 3, h, w) -> logits. It runs in evaluation mode; the modes of its modules are restored.
+    - `task`: computes loss and counts of the logits.
     - `loader`: the batches of this rank.
     - `device`: device of the model, to which the images are moved.
     - `world_size`: number of ranks.
-    - `num_images`: how many images the loaders of all ranks hold together; VerificationError if another number was
-      seen.
-    - `protocol`: the views of the images that the loader gives, and how their logits become one.
-    - `amp`: the format to compute in: "off", "bf16" or "fp16".
-    - `advance`: called with 1 after each batch.
+    - `num_images`: number of images of all ranks; VerificationError if another number was seen.
+    - `protocol`: the views of an image that the loader yields, and how their logits are combined.
+    - `amp`: mixed precision: "off", "bf16" or "fp16".
+    - `advance`: called with 1 after each batch, to advance a progress bar.
     - `record`: called with each batch of images and its logits on the device.
     """
     net = unwrap(model)
@@ -76,7 +75,7 @@ def validate(
 
 
 def is_memory_full(error: RuntimeError) -> bool:
-    """Return whether torch says by ``error`` that the memory of the device is full."""
+    """Return whether ``error`` is torch's report of an out-of-memory condition."""
     # The CPU's allocator has no error class of its own.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
@@ -91,7 +90,7 @@ def _out_of_memory(num_images: int, images: Tensor, device: torch.device) -> Zoo
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode, and each back into its own mode afterwards, as norms may be frozen."""
+    """Context in evaluation mode. It restores the mode of each module, as norms may be frozen."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -102,28 +101,27 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _checked(reading: Reading, num_images: int) -> Reading:
-    """Return ``reading``; VerificationError unless it is of every image once and of one at least."""
+    """Return ``reading``; VerificationError unless it covers every image once, and at least one."""
     seen = reading.count + reading.skipped
     if seen != num_images:
         raise VerificationError(
-            f"{reading.count} images scored and {reading.skipped} left out, but the data set has "
-            f"{num_images}; validation over all processes: this is a fault of zoo, please report it"
+            f"{reading.count} images scored and {reading.skipped} left out, but the data set has {num_images}; "
+            "validation over all ranks: this is a bug of zoo, please report it"
         )
     if reading.count == 0:
         raise VerificationError(
-            f"none of {num_images} images could be scored; validation data: mend the files left out"
+            f"none of {num_images} images could be scored; validation data: repair the unreadable files"
         )
     if reading.first_bad_step is not None:
         logger.warning(
-            "the validation loss is not finite, first in batch %d: the weights are damaged, "
-            "or half precision overflows",
+            "the validation loss is not finite, first in batch %d: the weights are damaged or half precision overflows",
             reading.first_bad_step,
         )
     return reading
 
 
 class _ShrinkingForward:
-    """Calls a network on as many images at a time as fit into memory; the number is halved when the memory is full."""
+    """Calls a network on as many images at a time as fit into memory; halves the number when memory runs out."""
 
     def __init__(self, model: nn.Module, device: torch.device, amp: str) -> None:
         self._model = model
@@ -132,7 +130,7 @@ class _ShrinkingForward:
         self._num_images: int | None = None  # at a time
 
     def __call__(self, images: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the logits of images (N, 3, h, w), at least float32; ``finished`` normalises them on the device."""
+        """Return the logits of images (N, 3, h, w), at least float32; ``finished`` normalizes them on the device."""
         while True:
             num_images = min(self._num_images or len(images), len(images))
             try:

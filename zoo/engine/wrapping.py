@@ -1,4 +1,4 @@
-"""What training puts around a network: torch.compile, and the averaging of gradients over processes."""
+"""Wrappers around a trained network: torch.compile and DistributedDataParallel."""
 
 # No postponed annotations here: DistributedDataParallel checks those of its communication hook.
 import inspect
@@ -28,20 +28,20 @@ def compile_network(
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> nn.Module:
-    """Return the compiled model; the budget (0 to 1, None: torch's choice) limits what it keeps for backward.
+    """Return the compiled model; the budget (0 to 1, None: torch's choice) limits its activation memory.
 
-    With a budget, backward uses the random numbers of forward, such as dropout masks; torch alone may draw others.
-    ``mode``, ``fullgraph`` and ``dynamic`` are those of torch.compile.  (torch's context for the budget of a region of
+    With a budget, backward reuses the random numbers of forward, such as dropout masks; torch alone may redraw them.
+    ``mode``, ``fullgraph`` and ``dynamic`` are those of torch.compile. (torch's context for the budget of a region of
     a network, new in 2.15, refuses regions that update running statistics.)
     """
     if activation_memory_budget is None:
         return torch.compile(model, mode=mode, fullgraph=fullgraph, dynamic=dynamic)  # type: ignore[return-value]
-    # With a backend of its own, torch.compile takes no mode.
+    # torch.compile takes either a backend or a mode.
     inductor = lookup_backend("inductor")
     options = {**list_mode_options(mode), "custom_partitioner_fn": random_saving_partitioner()}
 
-    # torch.compile has no guard on the budget, so that a model that is compiled twice would keep the first one. With a
-    # backend of its own, each compiled model has its own budget.
+    # torch.compile has no guard on the budget: a model compiled twice would keep the first budget. A backend of its own
+    # gives each compiled model its own budget.
     def backend(graph: Any, inputs: Any) -> Any:
         with memory_budget(activation_memory_budget):
             return inductor(graph, inputs, config_patches=options)
@@ -50,11 +50,11 @@ def compile_network(
 
 
 def distribute(network: nn.Module, process: Process, compress: bool = False) -> nn.Module:
-    """Return ``network`` itself for a single process, else in a wrapper that averages gradients over all ranks.
+    """Return ``network``, wrapped in DistributedDataParallel if there are several processes.
 
-    All ranks get rank 0's weights here. Buffers are not broadcast at each step: in training nothing reads the
-    running statistics, so that rank 0's are the same with and without; `zoo.engine.state.settle_buffers` spreads
-    them where they are read or saved. With ``compress`` gradients travel in bfloat16.
+    Rank 0's weights are broadcast to all ranks. Buffers are not broadcast at each step, as training does not read
+    running statistics; `zoo.engine.state.broadcast_buffers` does so before they are read or saved. With ``compress``
+    gradients are communicated in bfloat16.
     """
     if process.world_size == 1:
         return network
@@ -70,25 +70,25 @@ def distribute(network: nn.Module, process: Process, compress: bool = False) -> 
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network inside DistributedDataParallel and torch.compile, or ``model`` itself if it has no wrapper.
+    """Return the bare network inside DistributedDataParallel and torch.compile; ``model`` itself without wrappers.
 
-    Calling the network inside starts no collective operation, and no compilation for a batch of another size.
+    Calling it starts no collective operation of a wrapper, and no compilation for another batch size.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else uncompiled(model)
     return model if inner is model else unwrap(inner)
 
 
 def _average_in_rank_order(dtype: torch.dtype | None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Overwrite the bucket with its mean over all ranks, each element added up from rank 0 to the last.
+    """Communication hook: overwrite the bucket with its mean over all ranks, summed from rank 0 to the last.
 
-    Gloo's own sum starts at another rank for each part of a bucket, and DistributedDataParallel fills its buckets
-    anew after the first step. With more than two ranks the first step after a resume would so differ, in the last
-    bit, from the same step of an uninterrupted run. As in a ring, two times the bucket is sent and received, with a
-    ``dtype`` rounded to it both times; sums have the dtype of the bucket.
+    Gloo's all-reduce starts at another rank for each part of a bucket, and DistributedDataParallel rebuilds its buckets
+    after the first step. With more than two ranks the first step after a resume would differ, in the last bit, from the
+    same step of an uninterrupted run. Like a ring all-reduce this sends and receives twice the size of the bucket. With
+    ``dtype`` values are rounded to it for each transfer; sums have the dtype of the bucket.
     """
     world_size, flat = dist.get_world_size(), bucket.buffer()
     parts = F.pad(flat.to(dtype or flat.dtype), (0, -flat.numel() % world_size)).view(world_size, -1)
-    # Rank r adds up part r of all ranks, then everybody gets all means.
+    # A reduce-scatter (rank r sums part r of all ranks) and an all-gather.
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts)
     total = received[0].to(flat.dtype)

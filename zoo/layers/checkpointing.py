@@ -37,7 +37,11 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
 @contextmanager
 def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Keep the norms of the module from updating their running statistics and numbers of batches."""
+    """Context in which the norms of ``module`` do not update their running statistics.
+
+    Unlike `zoo.ops.context.restored_buffers` it modifies no buffer that the graph of the repeated forward has saved, so
+    that backward may run after the context has ended.
+    """
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     foreign = [norm for norm in module.modules() if isinstance(norm, NormBase) and not isinstance(norm, ABN)]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in foreign]

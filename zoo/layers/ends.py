@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch.fx
 from torch import Tensor, nn
 
-from zoo.layers.conv import conv2d, uninitialised
+from zoo.layers.conv import conv2d, uninitialized
 from zoo.layers.norm import NormFactory
 from zoo.ops.pooling import max_pool2d
 
@@ -57,9 +57,9 @@ class GlobalAvgPool2d(nn.Module):
 
 
 def build_classifier(channels: int, classes: int, drop_rate: float = 0.0) -> nn.Sequential:
-    """Return ``avg_pool``, with a ``drop_rate`` above 0 ``drop``, and the uninitialised linear layer ``fc``."""
+    """Return ``avg_pool``, with a ``drop_rate`` above 0 ``drop``, and the uninitialized linear layer ``fc``."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(avg_pool=GlobalAvgPool2d())
     if drop_rate > 0:
         layers["drop"] = nn.Dropout(drop_rate)
-    layers["fc"] = uninitialised(nn.Linear, channels, classes)
+    layers["fc"] = uninitialized(nn.Linear, channels, classes)
     return nn.Sequential(layers)

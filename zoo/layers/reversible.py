@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 
 from zoo.layers.checkpointing import paused_statistics
-from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storages_of
+from zoo.ops.chain import Gradients, Meter, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.undo import channel_pool, channel_unpool, halves
 from zoo.torch_internals import has_backward_hooks
@@ -117,8 +117,8 @@ def subtract_branch(
         dsource = dsource.add_(through) if may_overwrite else dsource + through
     gradients = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
     # If a parameter is added to the output directly, its gradient is dy itself, which the next link may overwrite.
-    storage_of_dy = storages_of((dy,))
-    return x, dsource, {p: dp.clone() if storages_of((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
+    storage_of_dy = storage_ids((dy,))
+    return x, dsource, {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
 
 
 def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:

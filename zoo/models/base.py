@@ -201,7 +201,7 @@ class Network(nn.Module):
         lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
-        """Give the first convolution an uninitialised weight for ``in_chans`` channels of the image."""
+        """Give the first convolution an uninitialized weight for ``in_chans`` channels of the image."""
         _, conv = self._first_conv()
         conv.in_channels = self.in_chans = in_chans
         conv.weight = nn.Parameter(conv.weight.new_empty(conv.out_channels, in_chans, *conv.kernel_size))
@@ -285,7 +285,7 @@ class Network(nn.Module):
 
 
 def count_network(model: Network) -> dict[str, int]:
-    """Return how large a network is. Its weights need no values (see `zoo.layers.conv.counting`).
+    """Return how large a network is. It may be on the meta device.
 
     ``parameters`` counts the values that training changes, ``parameters_headless`` those outside the classifier, and
     ``norms`` the norm layers with running statistics.

@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.layers.conv import uninitialised
+from zoo.layers.conv import uninitialized
 from zoo.layers.deeplab_head import DeeplabV3
 from zoo.layers.norm import NormFactory
 from zoo.models.base import FeatureInfo, Network
@@ -60,7 +60,7 @@ class DeepLab(Network):
 
     def _add_classifier(self, classes: int) -> None:
         if classes > 0:
-            self.cls = uninitialised(nn.Conv2d, HEAD_CHANNELS, classes, 1)
+            self.cls = uninitialized(nn.Conv2d, HEAD_CHANNELS, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (N, classes, H, W) of the images x (N, 3, H, W); without classifier the head's map."""
@@ -94,7 +94,7 @@ class DeepLab(Network):
         return HEAD_CHANNELS
 
     def set_input_channels(self, in_chans: int) -> None:
-        """Give the body's first convolution an uninitialised weight for ``in_chans`` channels of the image."""
+        """Give the body's first convolution an uninitialized weight for ``in_chans`` channels of the image."""
         self.body.set_input_channels(in_chans)
         self.in_chans = in_chans
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.layers.conv import uninitialised
+from zoo.layers.conv import uninitialized
 from zoo.layers.invertible import (
     BatchPool,
     ChannelPool,
@@ -49,7 +49,7 @@ class LargestValueNetwork(Network):
             return
         pool = GlobalMax(self.images_per_input)
         if classes > 0:
-            fc = uninitialised(ScaledLinear, self.num_features, classes, bias=False)
+            fc = uninitialized(ScaledLinear, self.num_features, classes, bias=False)
             self.classifier = nn.Sequential(OrderedDict(max_pool=pool, fc=fc))
         else:
             self.global_pool = pool

@@ -186,7 +186,7 @@ class _Chain(torch.autograd.Function):
         _check_modules([link for _, link in ctx.numbered], ctx.parameters, ctx.training)
         ys = ctx.saved_tensors[: len(grads)]
         if ctx.is_last:
-            seen_by_caller = storages_of((*ys, *grads))
+            seen_by_caller = storage_ids((*ys, *grads))
         else:
             ys, grads, seen_by_caller = ctx.handover.take()
         gradients: Gradients = {}
@@ -197,7 +197,7 @@ class _Chain(torch.autograd.Function):
                 for (number, link), random_state, true_inputs in reversed(forward):
                     if random_state is not None:
                         random_state.restore()
-                    seen_by_caller &= storages_of((*ys, *grads))  # may not be overwritten
+                    seen_by_caller &= storage_ids((*ys, *grads))  # may not be overwritten
                     ys, grads, of_parameters = link.reverse(ys, grads, may_overwrite=not seen_by_caller)
                     add_gradients(gradients, of_parameters)
                     if true_inputs is not None:
@@ -217,8 +217,8 @@ def add_gradients(gradients: Gradients, others: Gradients) -> None:
         gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
 
 
-def storages_of(tensors: Iterable[Tensor | None]) -> set[int]:
-    """Return the addresses of the tensors' storages, which tell whether tensors share memory."""
+def storage_ids(tensors: Iterable[Tensor | None]) -> set[int]:
+    """Return the ids of the tensors' storages; tensors that share memory have the same id."""
     return {storage_id(tensor.untyped_storage()) for tensor in tensors if tensor is not None}
 
 

@@ -8,13 +8,13 @@ of the forward pass with it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.utils.checkpoint import set_device_states
@@ -169,3 +169,15 @@ class RandomState(NamedTuple):
     def is_same(self, other: RandomState) -> bool:
         """Return whether no random number was drawn between the two."""
         return all(map(torch.equal, [self.cpu, *self.states], [other.cpu, *other.states]))
+
+
+@contextmanager
+def restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Context that restores the buffers of ``module`` at its end, so that a repeated forward updates no statistics."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:  # torch leaves a checkpoint's recomputation by an exception once it has all tensors that it needs
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

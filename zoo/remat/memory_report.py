@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import brief
+from zoo.ops.context import restored_buffers
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, Decision
 from zoo.tables import Cell, markdown_table
@@ -237,16 +238,10 @@ def _shortened(name: str, length: int) -> str:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Return a context after which buffers and random number generators are as before."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Context that restores buffers and random number generators at its end."""
     devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    buffer.copy_(before[name])
+    with torch.random.fork_rng(devices=list(devices)), restored_buffers(model):
+        yield
 
 
 @contextmanager

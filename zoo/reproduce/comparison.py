@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from zoo.reproduce.published_numbers import PublishedNumber
+from zoo.run.plot_style import Panel
 
 Value = float | str | None
 State = Literal[
@@ -15,7 +16,7 @@ State = Literal[
 
 
 class Verdict(NamedTuple):
-    """What follows from a published and a measured number.
+    """The verdict on a measured number.
 
     Args:
     - `state`: "reproduced"; "off"; "underpowered" where the images or the runs are too few for the claim; "needs data"
@@ -37,14 +38,14 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of a table or figure: what was published, what was measured, and what follows from both.
+    """One number of a table or figure: published value, measured value and verdict.
 
     Args:
-    - `what`: what the number measures.
+    - `what`: name of the number.
     - `published`: None where nothing was published.
-    - `measured`: None where nothing was measured; the verdict then says why.
+    - `measured`: None if nothing was measured; the verdict then gives the reason.
     - `unit`: unit of both numbers.
-    - `verdict`: how far the measured number is from the published one.
+    - `verdict`: the difference between the measured and the published number.
     - `n`: the runs or repetitions whose mean or median was taken; 1 for a number that is the same each time.
     - `spread`: in the same unit: the standard error of a mean accuracy, the interquartile range of times; None where
       nothing varies or it is not known.
@@ -70,33 +71,6 @@ class Comparison:
     command: str = ""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A curve of a panel; one with ``is_theory`` follows from a formula, not from a measurement.
-
-    Curves of the same ``group`` have the same colour; a ``note`` is written beside the last point.
-    """
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    is_theory: bool = False
-    group: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes of a plot, each axis linear or logarithmic."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    x_log: bool = False
-    y_log: bool = False
-
-
 @dataclass
 class Section:
     """A section of a report: one table or figure of a paper.
@@ -104,11 +78,11 @@ class Section:
     Args:
     - `key`: a word such as "table3", which the file of its plot is named after.
     - `title`: the heading.
-    - `setting`: what was measured, and how.
+    - `setting`: description of the measurement.
     - `comparisons`: the rows of its table.
-    - `notes`: what a reader must know to judge the comparisons.
-    - `panels`: what its plot shows; without panels there is no plot.
-    - `seconds`: how long it took to measure.
+    - `notes`: remarks on the comparisons.
+    - `panels`: panels of its plot, if any.
+    - `seconds`: duration of the measurement.
     """
 
     key: str
@@ -164,14 +138,14 @@ def compare_maximum(what: str, published: PublishedNumber, measured: float, unit
 
 
 def explain(comparison: Comparison, why: str) -> Comparison:
-    """Return the comparison with a further reason behind that of its verdict."""
+    """Return the comparison with ``why`` appended to the reason of its verdict."""
     verdict = comparison.verdict
     reason = f"{verdict.reason}; {why}" if verdict.reason else why
     return replace(comparison, verdict=verdict._replace(reason=reason))
 
 
 def unpublished(what: str, measured: Value, unit: str = "") -> Comparison:
-    """Return the entry of a measured number that the paper does not have."""
+    """Return the comparison of a measured number that the paper does not publish."""
     return Comparison(what, None, measured, unit, Verdict("nothing published"))
 
 

@@ -1,4 +1,4 @@
-"""Test errors of trained networks beside the published ones; networks not yet trained get the command to do it."""
+"""Test errors of trained networks, compared with the published ones; untrained networks get the training command."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
-from zoo.reproduce.comparison import Comparison, Panel, Section, Verdict, not_measured
+from zoo.reproduce.comparison import Comparison, Section, Verdict, not_measured
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, data_of, environment_of
+from zoo.run.plot_style import Panel
 from zoo.run.seeds import spread_of
 from zoo.tasks import significance
 
@@ -105,7 +106,7 @@ def _score(
 
 
 def facts_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
-    """Return what a comparison says of the runs behind it: the machine, and the images."""
+    """Return the provenance of a comparison's runs: environment and images."""
     return {"environment": environment_of(runs), "data": data_of(runs)}
 
 
@@ -133,7 +134,7 @@ def decide(distance: float, doubled_error: float, tolerance: float, text: str) -
 
 
 def missing_images(runs: Sequence[TrainingRun]) -> str:
-    """Return which runs were not trained or scored on the whole data; "" if all were on all of it."""
+    """Return a remark on runs that were not trained or scored on the whole data set; "" if there are none."""
     for run in runs:
         counts = (run.num_training_images, run.num_validation_images)
         whole = WHOLE_SETS[run.config.network.num_classes]
@@ -146,7 +147,7 @@ def missing_images(runs: Sequence[TrainingRun]) -> str:
 
 
 def needs_training(experiment: str, runs: Sequence[TrainingRun] = (), duration: str = UNKNOWN) -> Verdict:
-    """Return the verdict on a number that a training of an experiment would give, with its command.
+    """Return the verdict "needs training" with the command that trains the experiment.
 
     ``runs`` are unfinished ones of it; ``duration`` says how long it takes.
     """

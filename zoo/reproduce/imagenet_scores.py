@@ -1,4 +1,4 @@
-"""`zoo reproduce imagenet`: measure the published ImageNet scores again, each of them once."""
+"""`zoo reproduce imagenet`: measures the published ImageNet scores."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
 
 @dataclass(frozen=True)
 class ImageNetOptions:
-    """What `zoo reproduce imagenet` is asked for.
+    """Options of `zoo reproduce imagenet`.
 
     Args:
     - `data`: the folder with val/, which has one folder per class.
     - `models`: names of published networks, shell-style patterns among them, and checkpoint files.
     - `protocols`: names of published ways to score; None for all of them, and for checkpoints their own crop.
-    - `limit`: the number of images to score, spread evenly over the data; None for all.
+    - `limit`: number of evenly spaced images to score; None for all.
     - `batch_size`: images at once per process; None for the experiment's over the number of processes.
     - `workers`: processes that read images, per process of the run.
     - `on_bad_image`: whether to "stop" at an unreadable image or to "skip" it.
     - `print_freq`: batches between two lines of the log.
     - `out`: the folder of the report.
+    - `command_line`: the command that was typed, for the report.
     """
 
     data: Path
@@ -58,10 +59,11 @@ class ImageNetOptions:
     on_bad_image: OnBadImage = "stop"
     print_freq: int | None = 10
     out: Path = OUT
+    command_line: str = ""
 
-    def command(self, *models: str) -> str:
-        """Return the command that scores these models."""
-        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", *models]
+    def command_of(self, model: str) -> str:
+        """Return the command that scores one model."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
         words += ["--protocols", *self.protocols] if self.protocols else []
         words += ["--out", str(self.out)] if self.out != OUT else []
         words += ["--limit", str(self.limit)] if self.limit else []
@@ -69,7 +71,7 @@ class ImageNetOptions:
 
 
 def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRun:
-    """Score what can be scored and write the report after each row; all ranks have the same rows.
+    """Score all available networks and write the report after each row; all ranks have the same rows.
 
     Rows that an earlier run measured with the same weights, data and limit are taken over from the report in the
     folder. Raises ConfigError for an unknown network, or for a file there that is no such report.
@@ -84,7 +86,7 @@ def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRu
 
 @dataclass(frozen=True)
 class Entry:
-    """A network to score: a published one, or that of a checkpoint (``file``) with the scores expected of it."""
+    """A network to score: a published network, or that of a checkpoint ``file`` with its expected scores."""
 
     name: str
     protocols: Sequence[Protocol]
@@ -95,7 +97,7 @@ class Entry:
 
 
 def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list[Entry]:
-    """Return the networks that patterns and checkpoint files stand for, each once, in the published order.
+    """Return the networks that match patterns and checkpoint files, without duplicates, in the published order.
 
     ``protocols``: names of the published ones; None for all of them, and for checkpoints their own crop.
     Raises ConfigError for a name that is neither.
@@ -124,7 +126,7 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
 
 
 def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
-    """Return a checkpoint with its own centre crop and ten crops, unless published protocols are asked for."""
+    """Return a checkpoint with its own center crop and ten crops, unless published protocols are requested."""
     network = scoring.load_network(file)
     own_protocol = center_crop(network.experiment)
     expected = network.experiment.expected
@@ -162,7 +164,7 @@ class ImageNetRun:
         self._write()
 
     def _planned_row(self, entry: Entry, protocol: Protocol) -> Row:
-        """Return the row with what an earlier run measured, if one did."""
+        """Return the row with the measurement of an earlier run, if any."""
         wanted = (entry.name, protocol.name, entry.weights_md5, self._data.digest, self._options.limit)
         known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY) == wanted]
         return Row(
@@ -171,7 +173,7 @@ class ImageNetRun:
             published=entry.scores.get(protocol.name.partition("-")[0]),
             source=entry.source,
             weights_md5=entry.weights_md5,
-            command=self._options.command(entry.name),
+            command=self._options.command_of(entry.name),
             measured=known[0] if known else None,
             reason=None if known else "not yet",
             reused=bool(known),
@@ -201,7 +203,7 @@ class ImageNetRun:
                 self._write()
 
     def _load(self, entry: Entry) -> tuple[scoring.LoadedNetwork | None, str | None]:
-        """Return the network, or on all ranks None and what is wrong on one of them."""
+        """Return the network, or on all ranks None and the error of one of them."""
         network, fault = None, None
         if self._unresolved is not None and entry.file is None and not weights_path(entry.name).exists():
             fault = f"no weights: see {self._unresolved}"
@@ -243,14 +245,14 @@ class ImageNetRun:
         return measured
 
     def _write(self) -> None:
-        """Write imagenet.json and imagenet.md, each whole or not at all; the former keeps all measurements."""
+        """Write imagenet.json, with all measurements, and imagenet.md."""
         if not self._process.is_main:
             return
         data, folder, rows, missing = self._data, self._options.out, list(self.rows.values()), self._missing()
         self.markdown = markdown_report(rows, data, missing, self._environment, self._options.limit)
         content = {
             "benchmark": "imagenet",
-            "command": self._options.command(*self._options.models),
+            "command": self._options.command_line,
             "data": {**asdict(data), "is_imagenet": data.is_imagenet},
             "limit": self._options.limit,
             "environment": self._environment,
@@ -262,7 +264,7 @@ class ImageNetRun:
         write_text(folder / "imagenet.md", self.markdown)
 
     def _missing(self) -> list[str]:
-        """Return what is missing to measure all rows, and where it is expected."""
+        """Return the missing inputs and where they are expected, one text each."""
         lines = []
         if not self._data.is_imagenet:
             kind = "a part of it" if self._data.is_part else "something else"
@@ -279,12 +281,12 @@ class ImageNetRun:
 
 
 def load_measurements(folder: Path) -> list[dict[str, Any]]:
-    """Return all measurements in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    """Return all measurements in ``folder``/imagenet.json, if any; raises ConfigError for a foreign file."""
     return _read_report(folder)["measurements"]
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows in ``folder``/imagenet.json, if there is one; ConfigError if it is something else."""
+    """Return the rows in ``folder``/imagenet.json, if any; raises ConfigError for a foreign file."""
     return _read_report(folder)["rows"]
 
 
@@ -302,6 +304,6 @@ def _read_report(folder: Path) -> dict[str, list[dict[str, Any]]]:
             row[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"there is a file that is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
+            f"this file is no report of zoo reproduce; {printable(path)}: remove it, or give another --out"
         ) from error
     return content

@@ -8,7 +8,7 @@ from typing import Any
 
 from zoo.data.validation_set import NUM_IMAGES, ValidationSet
 from zoo.reproduce.comparison import Verdict
-from zoo.tables import Cell, markdown_table
+from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 from zoo.tasks.significance import standard_error
 
 TOLERANCE = 0.1  # percentage points
@@ -48,7 +48,7 @@ class Row:
     reused: bool = False
 
     def difference(self, data: ValidationSet) -> dict[str, float] | None:
-        """Return measured minus published in points, both with two digits; None where they cannot be compared."""
+        """Return measured minus published in points, rounded to two digits; None if they cannot be compared."""
         if self.measured is None or self.published is None or not _is_comparable(self.measured, data):
             return None
         return {key: round(round(self.measured[key], 2) - self.published[key], 2) for key in self.published}
@@ -60,7 +60,7 @@ class Row:
         return {key: standard_error(self.measured[key], self.measured["count"]) for key in METRICS}
 
     def verdict(self, data: ValidationSet) -> Verdict:
-        """Return how far measured and published score are apart, or why that cannot be said."""
+        """Return the verdict on the difference, or why there is none."""
         if self.measured is None:
             return Verdict("needs data", "not run")
         if self.published is None:
@@ -80,7 +80,7 @@ class Row:
         return self.verdict(data).state == "off"
 
     def to_json(self, data: ValidationSet) -> dict[str, Any]:
-        """Return everything known about the row; ``images`` are those that it was scored on, or would be."""
+        """Return the row for JSON; ``images`` describes the scored or required images."""
         verdict = self.verdict(data)
         return {
             **asdict(self),
@@ -122,22 +122,22 @@ def markdown_report(
         "be. The same weights on the same images differ by less.",
     ]
     if missing:
-        sections += ["## What is missing", "\n".join(f"- {line}" for line in missing)]
+        sections += ["## What is missing", markdown_list(missing)]
     if not_run := _not_run(rows):
-        sections += ["## Not run", "\n".join(not_run)]
+        sections += ["## Not run", markdown_list(not_run)]
     machine: list[list[Cell]] = [[key, None if value is None else str(value)] for key, value in environment.items()]
     sections += ["## Environment", markdown_table(["", "this run"], machine)]
-    return "\n\n".join(sections) + "\n"
+    return markdown_page(sections)
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:
-    """Return a list item for each network with rows not run: which, why, and the command that would run them."""
+    """Return a list item for each network with unmeasured rows: protocols, reason and command."""
     waiting: dict[tuple[str, str, str | None], list[str]] = {}
     for row in rows:
         if row.measured is None:
             waiting.setdefault((row.network, row.command, row.reason), []).append(row.protocol)
     return [
-        f"- {network}, {', '.join(protocols)}: {(reason or '').removeprefix(f'{network}: ')}\n\n  `{command}`"
+        f"{network}, {', '.join(protocols)}: {(reason or '').removeprefix(f'{network}: ')}\n\n  `{command}`"
         for (network, command, reason), protocols in waiting.items()
     ]
 
@@ -173,7 +173,7 @@ def _pair(score: Mapping[str, Any] | None, sign: str = "") -> str | None:
 
 
 def _when(row: Row, environment: Mapping[str, Any]) -> str | None:
-    """Return when a row was measured, and where its environment differs from that of this run."""
+    """Return when a row was measured, and how its environment differs from that of this run."""
     if row.measured is None:
         return None
     if not row.reused:

@@ -1,10 +1,10 @@
-"""Section 4.1 of Rota Bulo et al. 2018: the batches that networks can be trained with on ImageNet, with either norm."""
+"""Section 4.1 of Rota Bulo et al. 2018: the largest ImageNet batches with standard and with in-place norms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zoo.benchmark.largest_batch import MemoryPrediction
+from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minimum, not_measured, unpublished

@@ -1,4 +1,4 @@
-"""Figures 1 and 2 of Rota Bulo et al. 2018, and its shares of memory saved: what is stored for backward, counted."""
+"""Figures 1 and 2 and the abstract of Rota Bulo et al. 2018: memory saved for backward, counted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def count_block_buffers(batch: int = 2) -> Section:
 
 
 def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
-    """Return the bytes of each map that exists because backward needs it, the block's input included."""
+    """Return the bytes of each feature map that is saved for backward, including the block's input."""
     forward = forward_of(block, torch.randn(batch, 2 * WIDTH, SIDE, SIDE))
     with StorageLog() as log:
         loss = forward()
@@ -86,7 +86,7 @@ def count_stored_tensors(batch: int = 2) -> Section:
 
 
 def stored_names(block: Block, x: Tensor) -> list[str]:
-    """Return the names of the maps that the backward pass of a block is given: x, x_hat, z or "something else"."""
+    """Return the names of the feature maps that a block saves for backward: x, x_hat, z or "something else"."""
     x_hat = F.batch_norm(x, None, None, training=True)
     known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, 0.01)}  # scale 1, shift 0
     output = block(x)  # torch 2.11 hands no saved tensors out when the output is gone
@@ -97,7 +97,7 @@ def stored_names(block: Block, x: Tensor) -> list[str]:
 
 
 def forward_of(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
-    """Return a forward pass in which an operation computes the block's input, and none needs its output again."""
+    """Return a forward pass with an operation before the block, and none after it that saves its output."""
     token, weights = torch.ones((), requires_grad=True), torch.randn_like(x)
     return lambda: (block(x * token) * weights).sum()
 

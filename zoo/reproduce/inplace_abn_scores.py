@@ -26,7 +26,7 @@ def report_imagenet_scores(rows: ImageNetRows) -> Section:
 
 
 def report_readme_scores(rows: ImageNetRows) -> Section:
-    """Return the scores of the networks that the README of the authors' code has and the paper has not."""
+    """Return the scores of the networks that are in the README of the authors' code, but not in the paper."""
     return Section(
         "readme", "README of the authors' code: further networks", IMAGENET,
         [*_imagenet("readme/", rows), *_segmentation("readme/")],
@@ -75,7 +75,7 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
 
 
 def _segmentation(prefix: str) -> Iterator[Comparison]:
-    """Yield what each published score needs whose key begins so and ends in miou."""
+    """Yield a "needs data" or "needs training" comparison for each published mIoU whose key has the prefix."""
     for key, number in published_numbers("inplace_abn").items():
         if key.startswith(prefix) and key.endswith("/miou"):
             is_of_test_images = number.settings.startswith("test")

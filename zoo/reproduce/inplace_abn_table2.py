@@ -8,20 +8,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zoo.architectures import LEAN, architecture
-from zoo.benchmark.largest_batch import TOLERANCE, MemoryPrediction, predict_and_measure
+from zoo.benchmark.max_batch import TOLERANCE, MemoryPrediction, predict_and_measure
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategies
 from zoo.config import experiments_dir, load_experiment
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     unpublished,
     within,
 )
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.run.plot_style import Line, Panel
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ CHECKED = (4, 128)  # crops, and their side, of the real steps: what any machine
 
 
 class Largest(NamedTuple):
-    """The most that fits into the memory of the first row, on one GPU.
+    """The largest batch or crop that fits in the memory of the first row, on one GPU.
 
     Args:
     - `batch`, `size`: crops, and their side in pixels; a regime fixes one of them.
@@ -150,7 +149,7 @@ def compare_gain(what: str, number: PublishedNumber, gain: float, unit: str) -> 
 
 
 def gains_of(name: str, regime: str) -> list[PublishedNumber]:
-    """Return how many more pixels a batch has than in the first row: in-place norms, and synchronised ones if tried."""
+    """Return the gain in pixels over the first row, of in-place norms and, if measured, synchronized norms."""
     suffix = regime.replace(" ", "_")
     keys = [f"table2/{name}_{norm}_{suffix}/pixels" for norm in ("ipabn", "ipabn-sync")]
     return [number for key, number in published_numbers("inplace_abn").items() if key in keys]
@@ -178,7 +177,7 @@ def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> l
 
 
 def _check(setup: Setup) -> Comparison:
-    """Return how far the prediction of a small step with in-place norms is from a real one."""
+    """Return the error of the predicted memory of a small step with in-place norms."""
     strategy = next(strategy for strategy in strategies_of(setup.arch) if strategy.name == PLAIN)
     predicted, taken = predict_and_measure(setup, strategy)
     difference = predicted / taken - 1

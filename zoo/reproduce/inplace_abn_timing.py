@@ -31,7 +31,7 @@ Seconds = Mapping[str, Sequence[float]]  # the times of each strategy, one per r
 
 
 class Difference(NamedTuple):
-    """How much longer one strategy takes than another, in percent: median and interquartile range of ``n`` rounds."""
+    """Overhead of a strategy over another in percent: median and interquartile range of ``n`` rounds."""
 
     value: float
     spread: float
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
         return self.spread > abs(self.value)
 
     def comparison(self, what: str, number: PublishedNumber | None, verdict: Verdict) -> Comparison:
-        """Return the comparison with a published number; its verdict holds if the rounds agree well enough."""
+        """Return the comparison with a published number; it is underpowered if the rounds scatter too much."""
         if number is not None and self.is_noisy:
             verdict = Verdict("underpowered", TOO_NOISY)
         return Comparison(what, number, self.value, "%", verdict, n=self.n, spread=self.spread)
@@ -55,7 +55,7 @@ def measure_overheads(
     rounds: int = ROUNDS,
     sample_s: float = SAMPLE_S,
 ) -> Section:
-    """Return how much longer a block takes with each strategy than with the standard one.
+    """Return the overhead of each strategy over the standard block.
 
     The process keeps the memory that it frees from here on (`keep_heap`).
 
@@ -93,7 +93,7 @@ def measure_overheads(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread, whose CPU time other programs hardly change."""
+    """Context manager: use one thread, whose CPU time is hardly affected by other programs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -115,14 +115,14 @@ def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> Step:
 
 
 def difference(seconds: Sequence[Seconds], strategy: str, other: str) -> Difference:
-    """Return how much longer ``strategy`` takes than ``other``: of each round the mean over the modules."""
+    """Return the overhead of ``strategy`` over ``other``, averaged over the modules in each round."""
     rounds = len(seconds[0][strategy])
     values = [100 * mean(times[strategy][n] / times[other][n] - 1 for times in seconds) for n in range(rounds)]
     return Difference(*median_and_spread(values), rounds)
 
 
 def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
-    """Return what the paper says of the times; ``seconds``: those of the strategies by module."""
+    """Return the comparisons with the paper's times; ``seconds`` are the times of the strategies by module."""
     overheads = {name: difference([times], INPLACE_1, STANDARD) for name, times in seconds.items()}
     by_value = sorted(overheads, key=lambda name: overheads[name].value)
     comparisons = []
@@ -145,7 +145,7 @@ def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
 
 
 def _compare_overheads(seconds: Sequence[Seconds]) -> Comparison:
-    """Return the overhead of checkpointing beside that of in-place norms, and their factor as the reason."""
+    """Return the overheads of checkpointing and of in-place norms, with their ratio as the reason."""
     inplace, checkpoint = (difference(seconds, strategy, STANDARD) for strategy in (INPLACE_1, CHECKPOINT))
     low, high = ALMOST_DOUBLE
     if inplace.is_noisy or checkpoint.is_noisy:
@@ -162,7 +162,7 @@ def _compare_overheads(seconds: Sequence[Seconds]) -> Comparison:
 
 
 def list_overheads(seconds: Mapping[str, Seconds]) -> list[Comparison]:
-    """Return the time of each module's standard block, and by how much the others take longer."""
+    """Return the time of each module's standard block and the overhead of the others."""
     comparisons, nothing = [], Verdict("nothing published")
     for name, times in seconds.items():
         value, spread = median_and_spread([1e3 * time for time in times[STANDARD]])

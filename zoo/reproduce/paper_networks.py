@@ -26,7 +26,7 @@ def build_for_training(
     weight_init: str = "truncated_normal",
     **options: Any,
 ) -> nn.Module:
-    """Return the initialised network in training mode; on the meta device nothing is computed.
+    """Return the initialized network in training mode; on the meta device nothing is computed.
 
     ``num_classes``: default the architecture's. ``options`` are those of the architecture, and ``structure``.
     """
@@ -41,7 +41,7 @@ def build_for_training(
 
 
 def build_revnext(name: str, slope: float = 0.2, **options: Any) -> nn.Module:
-    """Return an initialised network of Hascoet et al. 2023 in training mode; ``slope`` is that of the leaky ReLUs."""
+    """Return an initialized network of Hascoet et al. 2023 in training mode; ``slope`` is that of the leaky ReLUs."""
     return build_for_training(name, activation="leaky_relu", slope=slope, weight_init="torch", **options)
 
 
@@ -60,7 +60,7 @@ def held_bytes(name: str, batch: int, size: int, **options: Any) -> int:
 
 
 def forward_of(model: nn.Module, batch: int, size: int) -> Callable[[], Tensor]:
-    """Return a function that computes the loss of random images, which are made now."""
+    """Return a function that computes the loss of fixed random images."""
     device = next(model.parameters()).device
     images = torch.randn(batch, 3, size, size, device=device)
     classes = torch.zeros(batch, dtype=torch.long, device=device)

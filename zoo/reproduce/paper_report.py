@@ -1,7 +1,12 @@
-"""The report of a paper: PAPER.md, PAPER.json and the plots."""
+"""The report of a paper: PAPER.md, PAPER.json and the plots.
+
+``python -m zoo.reproduce.paper_report FILE.json`` redraws the plots of an earlier report.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -9,27 +14,27 @@ from typing import Any
 
 from zoo.files import write_bytes, write_json, write_text
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.plot import draw
 from zoo.run.cost import CostMeter
-from zoo.tables import markdown_table, number_text
+from zoo.run.plot_style import Line, Panel, draw_panels
+from zoo.tables import key_value_text, markdown_list, markdown_page, markdown_table, number_text
 
 HEADERS = ("what", "published", "kind and place", "measured", "unit", "verdict")
-# Of the environment, in the Markdown file.
+# Entries of the environment in the Markdown file.
 SHOWN = ("cpu", "device", "threads", "torch", "norms", "tf32", "pillow", "libjpeg", "zoo", "commit", "date")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a paper, which is written anew after each of its items.
+    """Settings of the report of a paper, which is rewritten after each item.
 
     Args:
-    - `folder`, `name`: where its files are, and how their names begin.
+    - `folder`, `name`: folder and file name stem of the report.
     - `title`: its heading.
-    - `command`: what measures it.
-    - `environment`: the versions and the machine.
+    - `command`: the command line.
+    - `environment`: versions and machine.
     - `plots`: whether to draw plots.
-    - `cost`: what counts the cost of measuring.
-    - `remarks`: what stands on top.
+    - `cost`: measures the duration.
+    - `remarks`: list items of the header.
     """
 
     folder: Path
@@ -53,33 +58,29 @@ def write_report(report: Report, sections: Sequence[Section]) -> str:
     write_text(folder / f"{name}.md", text)
     for section in sections:
         if section.panels and report.plots:
-            write_bytes(folder / _plot(name, section.key), draw(section))
+            write_bytes(folder / _plot(name, section.key), draw_panels(section.title, section.panels))
     return text
 
 
 def report_text(title: str, content: Mapping[str, Any]) -> str:
-    """Return PAPER.md, which is made of the ``content`` of PAPER.json; ``title`` is its heading."""
-    environment = content["environment"]
-    header = [f"# {title}", "", f"- command: `{content['command']}`"]
-    header += ["- " + ", ".join(f"{key} {environment[key]}" for key in SHOWN if environment.get(key))]
-    header += [f"- {remark}" for remark in content["remarks"]]
-    sections = [
-        _markdown(
-            section,
-            _plot(content["benchmark"], section["key"]) if section["panels"] and content.get("plots", True) else None,
-        )
-        for section in content["sections"]
-    ]
-    return "\n".join([*header, *sections]) + "\n"
+    """Return PAPER.md, given its ``title`` and the ``content`` of PAPER.json."""
+    environment = {key: content["environment"].get(key) for key in SHOWN}
+    header = [f"command: `{content['command']}`", key_value_text(environment), *content["remarks"]]
+    blocks = [f"# {title}", markdown_list(header)]
+    for section in content["sections"]:
+        blocks += _blocks(section)
+        if section["panels"] and content.get("plots", True):
+            blocks.append(f"![{section['title']}]({_plot(content['benchmark'], section['key'])})")
+    return markdown_page(blocks)
 
 
 def _plot(name: str, key: str) -> str:
-    """Return the name of the file with the plot of a section."""
+    """Return the file name of a section's plot."""
     return f"{name}_{key}.png"
 
 
 def _to_json(section: Section) -> dict[str, Any]:
-    """Return the section's fields; the files have always called the comparisons "figures"."""
+    """Return the section's fields, with the comparisons under the key "figures"."""
     content = asdict(replace(section, comparisons=[]))
     del content["comparisons"]
     return {**content, "figures": [_comparison_to_json(comparison) for comparison in section.comparisons]}
@@ -92,21 +93,30 @@ def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     return {**content, "published": published, "verdict": str(verdict), "state": verdict.state}
 
 
-def _markdown(section: Mapping[str, Any], plot: str | None) -> str:
-    """Return a section of the JSON file as a part of the report; ``plot`` is the name of the file with its plot."""
-    lines = ["", f"## {section['title']}", "", f"{section['setting']} ({section['seconds']:.0f} s)"]
+def _blocks(section: Mapping[str, Any]) -> list[str]:
+    """Return heading, setting, table and notes of a section of the JSON file."""
     rows = [[each["what"], *_published(each["published"]), number_text(each["measured"]), each["unit"], each["verdict"]]
             for each in section["figures"]]  # fmt: skip
-    lines += ["", markdown_table(HEADERS, rows)] if rows else []
-    lines += ["", *(f"- {note}" for note in section["notes"])] if section["notes"] else []
-    lines += ["", f"![{section['title']}]({plot})"] if plot else []
-    return "\n".join(lines)
+    setting = f"{section['setting']} ({section['seconds']:.0f} s)"
+    table = markdown_table(HEADERS, rows) if rows else ""
+    return [f"## {section['title']}", setting, table, markdown_list(section["notes"])]
 
 
 def _published(published: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return what was published, and its kind and place; empty texts for nothing."""
-    return (
-        ("", "")
-        if published is None
-        else (number_text(published["value"]), f"{published['kind']}, {published['place']}")
-    )
+    """Return a published number, and its kind and place; empty texts for None."""
+    if published is None:
+        return "", ""
+    return number_text(published["value"]), f"{published['kind']}, {published['place']}"
+
+
+def redraw(path: Path) -> None:
+    """Redraw the plots of the report ``path``, a JSON file, into files next to it."""
+    for section in json.loads(path.read_text(encoding="utf-8"))["sections"]:
+        if section["panels"]:
+            panels = [Panel(**each | {"lines": [Line(**line) for line in each["lines"]]}) for each in section["panels"]]
+            write_bytes(path.with_name(_plot(path.stem, section["key"])), draw_panels(section["title"], panels))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        redraw(Path(name))

@@ -1,4 +1,4 @@
-"""`zoo reproduce PAPER` and `all`: measure tables and figures one after another, write their reports and the ledger."""
+"""`zoo reproduce PAPER` and `all`: measure the papers' items and write the reports and the scoreboard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from zoo.errors import ConfigError, DataError, listed, printable
 from zoo.reproduce import OUT
 from zoo.reproduce.comparison import Comparison, Section
 from zoo.reproduce.imagenet_scores import ImageNetOptions, read_scores, reproduce_imagenet
-from zoo.reproduce.ledger import Ledger, MeasuredBy, Row
-from zoo.reproduce.ledger_files import read_rows, write_ledger
 from zoo.reproduce.paper_report import Report, write_report
 from zoo.reproduce.papers import PAPERS, ImageSet, Inputs, Measurement
+from zoo.reproduce.scoreboard import MeasuredBy, Row, Scoreboard
+from zoo.reproduce.scoreboard_files import read_rows, write_scoreboard
 from zoo.reproduce.training_runs import TrainingRun, draw_runs, read_runs, write_runs
 from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment, warn_of_changes
@@ -34,7 +34,7 @@ NUM_CLASSES: dict[ImageSet, tuple[str, int]] = {"ImageNet": ("val", 1000), "CIFA
 
 @dataclass(frozen=True)
 class PaperOptions:
-    """What `zoo reproduce` is asked for with the name of a paper, or with `ALL`.
+    """Options of `zoo reproduce` for one paper or for `ALL`.
 
     Args:
     - `paper`: a key of `zoo.reproduce.papers.PAPERS`, or `ALL` for all of them.
@@ -44,6 +44,7 @@ class PaperOptions:
     - `plots`: whether to draw plots, which needs matplotlib.
     - `workers`: processes that read the images of ImageNet.
     - `out`: the folder of the reports.
+    - `command_line`: the command that was typed, for the reports.
     """
 
     paper: str
@@ -53,23 +54,15 @@ class PaperOptions:
     plots: bool = True
     workers: int = 4
     out: Path = OUT
+    command_line: str = ""
 
     @property
     def papers(self) -> list[str]:
         """The names of the papers to measure."""
         return list(PAPERS) if self.paper == ALL else [self.paper]
 
-    @property
-    def command(self) -> str:
-        """The command with these options."""
-        words = ["zoo", "reproduce", self.paper, *self._words("data"), *self._words("runs")]
-        words += ["--item", *self.items] if self.items else []
-        words += ["--out", str(self.out)] if self.out != OUT else []
-        words += [] if self.plots else ["--no-picture"]
-        return shlex.join(words)
-
     def command_of(self, paper: str, item: str, comparison: Comparison) -> str:
-        """Return the command that measures a comparison of an item, with those inputs that it needed."""
+        """Return the command that measures a comparison of an item, with the inputs that it needs."""
         words = ["zoo", "reproduce", paper, "--item", item]
         if comparison.environment is not None:
             words += self._words("runs")
@@ -84,14 +77,14 @@ class PaperOptions:
 
 
 class Reproduced(NamedTuple):
-    """What `reproduce_papers` leaves: the reports as Markdown, by the papers' names, and the rows of the ledger."""
+    """Result of `reproduce_papers`: the reports as Markdown by paper, and the rows of the scoreboard."""
 
     reports: Mapping[str, str]
     rows: Sequence[Row]
 
 
 def reproduce_papers(options: PaperOptions) -> Reproduced:
-    """Measure one item after another; after each, write the report of its paper and the ledger.
+    """Measure all items, and write the paper's report and the scoreboard after each.
 
     The curves of training runs are kept in PAPER_runs.json and drawn in PAPER_runs.png. With the folder of ImageNet,
     the published networks are scored on it first, as `zoo reproduce imagenet` does. Before anything is measured, raises
@@ -101,9 +94,9 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     if options.plots:
         check_matplotlib()
     warn_of_changes()
-    images = None if options.data is None else recognise(options.data, options.paper)
+    images = None if options.data is None else recognize(options.data, options.paper)
     found = {paper: _read_runs(options, paper) for paper in options.papers}
-    ledger = Ledger(PAPERS, read_rows(options.out))
+    scoreboard = Scoreboard(PAPERS, read_rows(options.out))
 
     def choose() -> dict[str, list[Measurement]]:
         cifar10, scores = options.data if images == "CIFAR-10" else None, read_scores(options.out)
@@ -114,7 +107,10 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     _make_folder(options.out)
     if images == "ImageNet" and options.data is not None and any(PAPERS[paper].images == images for paper in chosen):
         with open_process() as process:
-            reproduce_imagenet(ImageNetOptions(options.data, workers=options.workers, out=options.out), process)
+            images_options = ImageNetOptions(
+                options.data, workers=options.workers, out=options.out, command_line=options.command_line
+            )
+            reproduce_imagenet(images_options, process)
         chosen = choose()
     device = torch.device("cpu")
     environment = describe_environment(device)
@@ -123,7 +119,7 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
         title, cost = PAPERS[paper].title, CostMeter(device)
-        report = Report(options.out, paper, title, options.command, environment, options.plots, cost, remarks)
+        report = Report(options.out, paper, title, options.command_line, environment, options.plots, cost, remarks)
         sections: list[Section] = []
         for measurement in measurements:
             item = measurement.item
@@ -131,18 +127,18 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
             reports[paper] = write_report(report, sections)
             for comparison in sections[-1].comparisons:
                 by = MeasuredBy(item, options.command_of(paper, item, comparison), environment)
-                ledger.add(comparison, by, is_part=bool(options.items))
-            _write_ledger(options, ledger, environment)
+                scoreboard.add(comparison, by, is_part=bool(options.items))
+            _write_scoreboard(options, scoreboard, environment)
         if not options.items:
-            ledger.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment))
-            _write_ledger(options, ledger, environment)
-    return Reproduced(reports, list(ledger.rows.values()))
+            scoreboard.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment))
+            _write_scoreboard(options, scoreboard, environment)
+    return Reproduced(reports, list(scoreboard.rows.values()))
 
 
-def recognise(data: Path, paper: str) -> ImageSet:
-    """Return what a folder of images is, by its class folders: 1000 in val/ are ImageNet, 10 in train/ are CIFAR-10.
+def recognize(data: Path, paper: str) -> ImageSet:
+    """Return the data set of a folder: ImageNet has 1000 class folders in val/, CIFAR-10 has 10 in train/.
 
-    Raises DataError for anything else, and for a data set that the paper, or any with `ALL`, has no use for.
+    Raises DataError for anything else, and for a data set that the paper does not need.
     """
     counts = {name: _num_folders(data / part) for name, (part, _) in NUM_CLASSES.items()}
     found = next((name for name, (_, expected) in NUM_CLASSES.items() if counts[name] == expected), None)
@@ -166,9 +162,9 @@ def _num_folders(folder: Path) -> int:
 
 
 def of_items(names: Sequence[str], measurements: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Measurement]]:
-    """Return those of the papers' items that are named, or all of them without a name; case and blanks do not matter.
+    """Return the papers' items with these names, or all items without names; case and blanks are ignored.
 
-    Raises ConfigError, with the items that there are, for a name that no paper has.
+    Raises ConfigError, which lists the items, for an unknown name.
     """
     known = {_plain(each.item) for of_paper in measurements.values() for each in of_paper}
     unknown = [name for name in names if _plain(name) not in known]
@@ -192,7 +188,7 @@ def _plain(item: str) -> str:
 
 
 def _read_runs(options: PaperOptions, paper: str) -> tuple[list[TrainingRun], list[str]]:
-    """Return the runs of a paper's experiments, and remarks on those of no paper that is measured."""
+    """Return the runs of a paper's experiments, and remarks on runs that belong to none of the measured papers."""
     others = [name for other in options.papers if other != paper for name in PAPERS[other].experiments]
     return read_runs(options.runs, PAPERS[paper].experiments, others)
 
@@ -209,7 +205,7 @@ def _make_folder(folder: Path) -> None:
 def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -> None:
     """Write the curves of the runs of a paper, and draw them."""
     if runs and any(path.is_dir() for path in options.runs):  # files of runs alone hold all that would be written
-        write_runs(options.out, paper, options.command, runs)
+        write_runs(options.out, paper, options.command_line, runs)
     if runs and options.plots:
         draw_runs(options.out, paper, runs)
 
@@ -223,5 +219,5 @@ def _measure(paper: str, measurement: Measurement) -> Section:
     return section
 
 
-def _write_ledger(options: PaperOptions, ledger: Ledger, environment: Mapping[str, Any]) -> None:
-    write_ledger(options.out, list(ledger.rows.values()), options.command, environment)
+def _write_scoreboard(options: PaperOptions, scoreboard: Scoreboard, environment: Mapping[str, Any]) -> None:
+    write_scoreboard(options.out, list(scoreboard.rows.values()), options.command_line, environment)

@@ -1,4 +1,4 @@
-"""The papers whose tables and figures are measured, and the order of these in their reports."""
+"""The papers and their measured tables and figures, in the order of the reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Paper:
 
 
 class Inputs(NamedTuple):
-    """What the measurements of a paper are given besides the package.
+    """Inputs of a paper's measurements.
 
     Args:
     - `runs`: the training runs (--runs) of the paper's experiments.
@@ -63,7 +63,7 @@ class Inputs(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What measures a table or figure, or a part of it.
+    """The measurement of a table or figure, or of a part of it.
 
     Args:
     - `item`: the word and the number in the paper, such as "Table 1".
@@ -75,7 +75,7 @@ class Measurement(NamedTuple):
 
 
 def _of_figure4(inputs: Inputs) -> Callable[[], Section]:
-    """Return what measures Figure 4 of the RevNet paper, once its images are opened."""
+    """Return the measurement of Figure 4 of the RevNet paper, after opening its images."""
     images = None if inputs.data is None else revnet_figures3and4.open_images(inputs.data)
     return partial(revnet_figures3and4.report_reconstruction, inputs.runs, images)
 

@@ -1,4 +1,4 @@
-"""The numbers that the papers and their authors publish, each once: published/PAPER.json."""
+"""Reads the numbers that the papers and their authors publish from published/PAPER.json."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def published_numbers(paper: str) -> dict[str, PublishedNumber]:
 
 
 def published(paper: str, key: str) -> PublishedNumber:
-    """Return one number of a paper; KeyError for a key that its file does not have."""
+    """Return one number of a paper; raises KeyError for an unknown key."""
     return published_numbers(paper)[key]

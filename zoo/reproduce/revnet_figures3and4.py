@@ -24,7 +24,7 @@ from zoo.data.transforms import ValTransform
 from zoo.engine.meters import angle_between, gradients
 from zoo.errors import DataError, printable
 from zoo.registry import CIFAR_INPUT
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, State, Verdict, not_measured, unpublished
+from zoo.reproduce.comparison import Comparison, Section, State, Verdict, not_measured, unpublished
 from zoo.reproduce.error_rates import (
     CLOSE,
     UNKNOWN,
@@ -40,6 +40,7 @@ from zoo.reproduce.error_rates import (
 from zoo.reproduce.paper_networks import build_for_training
 from zoo.reproduce.published_numbers import PublishedNumber, published
 from zoo.reproduce.training_runs import TrainingRun
+from zoo.run.plot_style import Line, Panel
 
 IMAGENET = ("revnet104", "resnet101_preact")
 CIFAR = "revnet164_cifar10"
@@ -110,7 +111,7 @@ def report_reconstruction(runs: Sequence[TrainingRun], images: ImageFolder | Non
 
 
 def _by_experiment(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """Return the runs of RevNets by their experiments, those of the paper's figure first."""
+    """Return the runs of RevNets by experiment, starting with those of the paper's figure."""
     groups: dict[str, list[TrainingRun]] = {CIFAR: [], LONGER: []}
     for run in runs:
         groups.setdefault(run.experiment, []).append(run)
@@ -160,7 +161,7 @@ def _verdict(is_as_published: bool, text: str, weakness: str) -> Verdict:
 
 
 def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
-    """Return why runs do not stand for the paper's training; "" if they do."""
+    """Return why the runs are not comparable with the paper's training, or ""."""
     if name not in (CIFAR, LONGER):
         return f"not the paper's training, which `zoo train {LONGER} DATA` repeats"
     unfinished = [run for run in runs if not run.is_finished]
@@ -170,7 +171,7 @@ def _weakness(name: str, runs: Sequence[TrainingRun]) -> str:
 
 
 def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
-    """Return the epochs after the regular training in which nothing became unstable: the error stays as it is."""
+    """Return the number of epochs after the regular training in which the error stays stable."""
     number = published("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zoo.benchmark.largest_batch import MemoryPrediction
+from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
 from zoo.config import Experiment, experiments_dir, load_experiment
@@ -59,7 +59,7 @@ def _decay_steps(config: Experiment) -> str:
 
 
 def _steps(config: Experiment) -> str:
-    """Return the steps of a training, rounded to thousands: epochs of ImageNet are no whole thousands of steps."""
+    """Return the steps of a training, rounded to thousands like the paper's."""
     return _thousands([round(config.optimizer.schedule.epochs * _num_batches(config), -3)])
 
 

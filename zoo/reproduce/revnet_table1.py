@@ -1,4 +1,4 @@
-"""Table 1 of Gomez et al. 2017, memory and computation of a step against depth, and what the text says of both."""
+"""Table 1 of Gomez et al. 2017, memory and computation of a step against depth, and the statements on both."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,
@@ -33,6 +31,7 @@ from zoo.reproduce.comparison import (
 )
 from zoo.reproduce.paper_networks import build_for_training, forward_of, held_bytes
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.run.plot_style import Line, Panel
 from zoo.torch_internals import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)
@@ -88,7 +87,7 @@ def measure_growth(units: Sequence[int] = UNITS) -> Section:
 
 
 def measure_savings() -> Section:
-    """Return how many times as many bytes ResNets hold as their RevNets (section 1)."""
+    """Return the held memory of ResNets relative to their RevNets (section 1)."""
     section = Section(
         "section1", "Section 1: storage beside ResNets of the same size",
         "Bytes between forward and backward, counted for 8 images, without parameters. The paper says \"typically\": "
@@ -159,7 +158,7 @@ def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
 
 
 def measure_layer_costs() -> Section:
-    """Return what a step costs where forward and backward through a layer cost 1 each (section 4)."""
+    """Return the cost of a step if forward and backward through a layer cost 1 each (section 4)."""
     section = Section(
         "section4", "Section 4: cost of a step for each layer",
         f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: the counted calls of F and G, and one pass back. "

@@ -53,7 +53,7 @@ IMAGES = 32  # per GPU, for a ResNet; a RevNet got 64 (section 7.1)
 
 
 def measure_parameters() -> Section:
-    """Return Table 2: the networks as they are known here, and their counted parameters."""
+    """Return Table 2: structure and number of parameters of the networks."""
     section = Section("table2", "Table 2: networks and parameters", "Trainable parameters, counted.")
     section.notes.append(REVNET104_NOTE)
     for number in _of_item("Table 2"):
@@ -109,7 +109,7 @@ def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
 
 
 def report_differences(runs: Sequence[TrainingRun]) -> Section:
-    """Return by how much the test errors of RevNets are larger than those of their ResNets (section 5.2)."""
+    """Return the difference between the test errors of RevNets and their ResNets (section 5.2)."""
     section = Section(
         "section5.2_errors", "Section 5.2: test errors of RevNets beside ResNets",
         "Mean test error of a RevNet's finished runs less that of its ResNet's, in points. The largest difference of "

@@ -1,4 +1,4 @@
-"""What reconstruction costs beside memory (Hascoet et al. 2023, sections 3.4 to 4.4): forward passes and weights."""
+"""Costs of reconstruction besides memory (Hascoet et al. 2023, sections 3.4 to 4.4): forward passes and weights."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _compare(key: str, name: str, runs: Sequence[TrainingRun]) -> Comparison:
 
 
 def _compare_kinds(name: str, number: PublishedNumber, runs: Sequence[TrainingRun]) -> Comparison:
-    """Return what reconstruction costs, in points of the mean error, beside what the paper says of such networks."""
+    """Return the cost of reconstruction in points of the mean error, compared with the paper's statements."""
     stored, reconstructed = (
         [run for run in runs if run.is_finished and run.is_stored == is_stored] for is_stored in (True, False)
     )

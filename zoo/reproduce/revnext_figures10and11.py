@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from zoo.layers.invertible import InvertibleNorm, LayerwiseBlock
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,
@@ -25,6 +23,7 @@ from zoo.reproduce.comparison import (
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
+from zoo.run.plot_style import Line, Panel
 
 BATCH, SIZE = 8, 32
 AUTHORS_BATCH = 256
@@ -113,7 +112,7 @@ def measure_ratios(
 
 
 def _undo_as_authors(layer: Any) -> None:
-    """Make a norm find its input as ``IBatchNorm3d`` in layers.py of the authors' code does."""
+    """Make a norm reconstruct its input like ``IBatchNorm3d`` in layers.py of the authors' code."""
     record, undo = layer.record_, layer.undo_
 
     def record_(x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Figures 5 and 6 of Hascoet et al. 2023: the signal-to-noise ratio that is left after inverting a layer."""
+"""Figures 5 and 6 of Hascoet et al. 2023: the signal-to-noise ratio after inverting a layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Line, Panel, Section, Verdict, compare, within
+from zoo.reproduce.comparison import Comparison, Section, Verdict, compare, within
 from zoo.reproduce.published_numbers import PublishedNumber, published
+from zoo.run.plot_style import Line, Panel
 
 SIDE = 64  # pixels of a side of the inverted feature maps: standard normal
 CHANNELS_OF_ALL = 32  # channels of all feature maps together, unless one has more

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from zoo.benchmark.largest_batch import constant_bytes
+from zoo.benchmark.max_batch import constant_bytes
 from zoo.benchmark.network_setup import Setup
 from zoo.config import experiments_dir, load_experiment
 from zoo.layers.norm import ABN
@@ -18,8 +18,6 @@ from zoo.ops.abn.backend import forced, name_for
 from zoo.remat.memory_use import Memory, count_memory, measure_memory
 from zoo.reproduce.comparison import (
     Comparison,
-    Line,
-    Panel,
     Section,
     Verdict,
     compare,
@@ -32,6 +30,7 @@ from zoo.reproduce.error_rates import command_of, errors_of, report_errors
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
 from zoo.reproduce.published_numbers import published
 from zoo.reproduce.training_runs import TrainingRun
+from zoo.run.plot_style import Line, Panel
 
 SIZES = (144, 192, 240)  # of the images, in pixels; in smaller batches another moment of the step has the peak
 BATCH = 8

@@ -21,31 +21,29 @@ from zoo.config import Experiment, experiments_dir, load_experiment, parse_exper
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes, write_json
-from zoo.reproduce.comparison import Line, Panel, Section
-from zoo.reproduce.plot import draw
 from zoo.run.cost import total_cost
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE
+from zoo.run.plot_style import Line, Panel, draw_panels
 
-# Numbers of records kept per run, evenly spread over its steps: of reconstruction errors and of angles.
+# Evenly spaced records kept per run, of reconstruction errors and of angles.
 NUM_RECONSTRUCTIONS, NUM_ANGLES = 12, 160
 TEXT_LOG = "training_0.log"
-PLOT_COLUMNS = 2  # accuracy and loss; there is a row for each group of runs
 # The settings in which runs of one experiment may differ: none of them changes the expected accuracy.
 METERS = {"reconstruction_meter", "gradient_angle_meter"}
 MAY_DIFFER = {"expected": True, "seed": True, "network": {"memory"}, "training": METERS}
-# What the records of each event must have.
+# Required keys of the records of each event.
 NEEDED_KEYS = {
     "train": ("epoch", "epoch_loss", "epoch_top1"), "validation": ("epoch", "top1"),
     "reconstruction": ("step", "errors"), "gradient_angle": ("step", "degrees"),
-    "end": ("seconds", "gpu_seconds", "joules", "joules_of"),
+    "end": ("seconds", "gpu_seconds"),
 }  # fmt: skip
 Epoch = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The data of one training run that reports use.
+    """One training run, with the data that reports use.
 
     Args:
     - `source`: the path that it was read from; for a file of several runs, also which of them it is.
@@ -111,7 +109,7 @@ class TrainingRun:
 
     @property
     def stop_reason(self) -> str:
-        """A note on why the run ended early, as its log has it; empty for all other runs."""
+        """Why the run ended early, according to its log; empty for other runs."""
         parts = self.status.split(": ")
         return f"stopped: {parts[2]}" if parts[0] == "stopped" and len(parts) > 2 else ""
 
@@ -140,7 +138,7 @@ class TrainingRun:
 def read_runs(
     paths: Sequence[Path], names: Iterable[str], others: Iterable[str] = ()
 ) -> tuple[list[TrainingRun], list[str]]:
-    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on what is left out.
+    """Return the runs of the experiments ``names`` that were validated at least once, and remarks on skipped runs.
 
     The names are those that `load_changed` reads. ``paths`` are log folders of `zoo train`, and files of runs that
     stand for such folders; each is read once. A run belongs to the experiment whose settings it was trained with,
@@ -245,7 +243,7 @@ def _read_folder(folder: Path) -> TrainingRun:
 
 
 def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the environment in a record; one from before environments had dates gets that of the record."""
+    """Return the environment of a record; an environment without a date gets that of the record."""
     environment, time_s = record.get("environment"), record.get("time_s")
     if environment is None or "date" in environment or time_s is None:
         return environment
@@ -253,7 +251,7 @@ def _dated(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log; each has the keys that are read later."""
+    """Return the records of a log, after checking that they have the `NEEDED_KEYS`."""
     try:
         records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for record in records:
@@ -268,7 +266,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _evenly_spread(records: Mapping[int, dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most so many of the records, which have their steps as keys, the first and the last among them."""
+    """Return at most so many evenly spaced records, keyed by step, including the first and the last."""
     steps, count = sorted(records), min(len(records), most)
     return [records[steps[round(index * (len(steps) - 1) / max(1, count - 1))]] for index in range(count)]
 
@@ -293,7 +291,7 @@ def _read_file(path: Path) -> list[TrainingRun]:
 
 
 def _from_json(path: Path, run: dict[str, Any], content: dict[str, Any]) -> TrainingRun:
-    """Return a run of a file; facts that all its runs share may stand once, in the ``content`` around them."""
+    """Return a run of a file; entries shared by all runs may be in the ``content`` of the file."""
     source = f"{printable(path)}: {printable(run['label'])}, seed {int(run['seed'])}"
     for epoch in run["epochs"]:
         float(epoch["val_top1"]), int(epoch["epoch"])
@@ -335,7 +333,7 @@ def data_of(runs: Sequence[TrainingRun]) -> str:
 
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> None:
-    """Write NAME_runs.json, which may then be given in place of the log folders of the runs."""
+    """Write NAME_runs.json, which can be given instead of the runs' log folders."""
     content = {
         "benchmark": f"{name} runs",
         "command": command,
@@ -346,14 +344,14 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun
 
 
 def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> None:
-    """Write NAME_runs.png, the plot of the runs (at least one). This needs matplotlib."""
+    """Plot the runs (at least one) to NAME_runs.png; needs matplotlib."""
     title = f"Training runs given to zoo reproduce {name}"
-    section = Section("runs", title, "", panels=[panel for group in groups_of(runs) for panel in _panels(group)])
-    write_bytes(folder / f"{name}_runs.png", draw(section, PLOT_COLUMNS))
+    panels = [panel for group in groups_of(runs) for panel in _panels(group)]
+    write_bytes(folder / f"{name}_runs.png", draw_panels(title, panels))
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
-    """Return the runs in groups that can be compared: trained in the same way, with any network and seed."""
+    """Return groups of comparable runs: equal training settings, any network and seed."""
     groups: dict[str, list[TrainingRun]] = {}
     for run in runs:
         settings = run.config.model_dump(mode="json", include={"optimizer", "input"})

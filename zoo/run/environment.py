@@ -7,12 +7,12 @@ import logging
 import platform
 import subprocess
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 
 import torch
 from PIL import features
 
-from zoo.engine.program import version_of
 from zoo.ops.abn import backend
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,14 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
     }
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution, None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def utc_now() -> str:

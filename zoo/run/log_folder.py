@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from zoo.config import Experiment, leaves, load_experiment
 from zoo.data.places import Place
-from zoo.engine.agreement import differing_keys
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
+from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
-from zoo.errors import ConfigError, ZooError, listed, printable
-from zoo.files import LockedElsewhereError, locked, remove_leftovers, write_json
+from zoo.errors import ConfigError, ZooError, fault, listed, printable
+from zoo.files import remove_leftovers, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +85,11 @@ def writable(folder: Path) -> Iterator[None]:
 @contextmanager
 def _only_run_in(folder: Path) -> Iterator[None]:
     try:
-        with locked(folder / LOCK) as is_alone:
-            if not is_alone:
-                logger.warning("%s has no file locks: take care that no other run writes there", printable(folder))
+        with FileLock(folder / LOCK, timeout=0):
             yield
-    except LockedElsewhereError as other:
+    except Timeout:
         raise ConfigError(
-            f"{printable(other)} is training in this folder; {printable(folder)}: wait for it, or give another "
-            "--log-dir"
+            fault("another run is training in this folder", folder, "wait for it, or give another --log-dir")
         ) from None
 
 

@@ -24,7 +24,6 @@ from zoo.config import Experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.task import Result
 from zoo.errors import ConfigError, printable
-from zoo.files import open_own
 from zoo.run.board import Board
 from zoo.run.console import PlainFormatter, Progress, format_duration
 from zoo.run.cost import CostMeter
@@ -36,10 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextLog(logging.FileHandler):
-    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only.
-
-    Raises OSError for a symbolic link.
-    """
+    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
@@ -47,7 +43,7 @@ class TextLog(logging.FileHandler):
         self._has_complained = False
 
     def _open(self) -> io.TextIOWrapper:
-        return io.TextIOWrapper(open_own(Path(self.baseFilename), "ab"), self.encoding, self.errors)
+        return io.TextIOWrapper(open(self.baseFilename, "ab"), self.encoding, self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say on stderr, the first time only, why a record is missing: the log itself cannot say it."""
@@ -75,12 +71,12 @@ def kept_records() -> Iterator[MemoryHandler]:
 class JsonLines:
     """Appends records to a file of one JSON object a line, which a run and all its resumptions share.
 
-    A killed process or a full disk leaves whole lines only. Raises OSError for a symbolic link.
+    A killed process or a full disk leaves whole lines only.
     """
 
     def __init__(self, path: Path) -> None:
         _drop_torn_line(path)
-        self._file = open_own(path, "ab", buffering=0)
+        self._file = path.open("ab", buffering=0)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one object: ``event``, ``time_s`` (seconds since 1970) and the ``fields``.
@@ -231,8 +227,6 @@ class RunLog:
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
             )
         self._add_line("train", **metrics.record())
-        if self._cost is not None:
-            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
 
@@ -240,8 +234,6 @@ class RunLog:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
         logger.info("%s", _validation_line(epoch, result, is_best))
         self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
-        if self._cost is not None:
-            self._cost.update()
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
@@ -325,6 +317,6 @@ def _drop_torn_line(path: Path) -> None:
     """Cut off an incomplete last line, which a full disk or a power failure may have left."""
     if not path.exists():
         return
-    with open_own(path, "r+b") as file:
+    with path.open("r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)

@@ -17,7 +17,7 @@ from zoo.config import Experiment, Input, experiment_names, find_experiment, loa
 from zoo.data.classes import imagenet_wnids, match_classes
 from zoo.data.folder import Batch, OnBadImage
 from zoo.data.places import place_of
-from zoo.engine.agreement import check_agreement, image_facts, program_facts, weights_digest
+from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
 from zoo.engine.process import Process
 from zoo.engine.task import Result, ScoringProtocol, Task
 from zoo.engine.validation import validate
@@ -251,15 +251,15 @@ def score(
         on_bad_image=on_bad_image,
     )
     match_classes(loader.dataset, settings.network.num_classes, network.class_names)
-    check_agreement(
+    check_same_on_all_ranks(
         process,
         lambda: {
-            **program_facts(process, "validate"),
+            **environment_fingerprint(process, "validate"),
             "protocol": protocol.name,
             "training.amp": settings.training.amp,
             "--on-bad-image": on_bad_image,
             "weights": weights_digest(network.model),
-            "val": image_facts(loader.dataset, loader.batch_sampler.num_images),
+            "val": dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images),
         },
         "give every process the same command, weights and images",
     )
@@ -276,7 +276,7 @@ def score(
             advance=progress.advance,
             record=record,
         )
-    return replace(result, val=image_facts(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
+    return replace(result, val=dataset_fingerprint(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
 
 
 def _only_process() -> Process:

@@ -23,10 +23,9 @@ from zoo.config import Experiment
 from zoo.data.reading import naming, read_as, read_bytes, read_image, read_text
 from zoo.data.scan import find_images
 from zoo.data.segmentation_transforms import scale_to_longest_side
-from zoo.engine.agreement import check_agreement, program_facts, weights_digest
+from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process
-from zoo.engine.program import SHOWN_DIGITS
 from zoo.engine.reporting import peak_memory_bytes
 from zoo.engine.validation import is_memory_full
 from zoo.errors import ConfigError, DataError, listed, printable
@@ -371,9 +370,9 @@ def _settle(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | Non
 def _check_processes(process: Process, network: LoadedNetwork, settings: Mapping[str, Any]) -> None:
     if process.control is None:
         return
-    check_agreement(
+    check_same_on_all_ranks(
         process,
-        lambda: {**program_facts(process, "segment"), **settings, "weights": weights_digest(network.model)},
+        lambda: {**environment_fingerprint(process, "segment"), **settings, "weights": weights_digest(network.model)},
         "give every process the same command, weights and images",
     )
 

@@ -18,8 +18,8 @@ from zoo.data.folder import OnBadImage
 from zoo.data.loader import Loader
 from zoo.data.places import Place
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.engine.agreement import check_agreement, image_facts, program_facts, sizes_digest
 from zoo.engine.checkpoint import BEST
+from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, sizes_digest
 from zoo.engine.loop import train
 from zoo.engine.process import Process
 from zoo.engine.start import AUTO, start
@@ -91,10 +91,10 @@ def train_experiment(
         loaders = _build_loaders(task, data, process, options)
     train_loader, val_loader = loaders
     images = {
-        "train": image_facts(train_loader.dataset, train_loader.batch_sampler.num_images),
-        "val": image_facts(val_loader.dataset, val_loader.batch_sampler.num_images),
+        "train": dataset_fingerprint(train_loader.dataset, train_loader.batch_sampler.num_images),
+        "val": dataset_fingerprint(val_loader.dataset, val_loader.batch_sampler.num_images),
     }
-    check_agreement(
+    check_same_on_all_ranks(
         process,
         lambda: {
             "train": {**images["train"], "sizes": sizes_digest(train_loader.dataset)},
@@ -195,10 +195,10 @@ def _write_seeds(log_dir: Path, runs: Sequence[SeedRun], command: str, process: 
 
 
 def _check_settings_agree(config: Experiment, process: Process, options: TrainOptions) -> None:
-    check_agreement(
+    check_same_on_all_ranks(
         process,
         lambda: {
-            **program_facts(process, "train"),
+            **environment_fingerprint(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
             "--on-bad-image": options.on_bad_image,
             "--print-freq": options.log_interval,

@@ -1,488 +1,182 @@
-"""Downloads one file over HTTP from a server that may be slow, broken or hostile.
-
-An interrupted download is resumed, a request that may succeed later is repeated, and a web page in place of the file is
-an error. Google Drive's page that asks for confirmation before a large file is the one exception: its form is sent.
-"""
+"""Downloads one file over HTTP: resumes a partial file, retries, and answers Google Drive's confirmation form."""
 
 from __future__ import annotations
 
-import errno
 import logging
-import re
-import shutil
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
-from html import unescape
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests
 import urllib3
-from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 
 from zoo.errors import WeightsError, brief, hide_password
-from zoo.files import open_own
 
 logger = logging.getLogger("zoo")
 
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 30.0  # the latter between two bytes
-TRIES = 5  # failures in a row, each of which brought less than PROGRESS_BYTES; pauses of 1, 2, 4 and 8 s between them
-TOTAL_TRIES = 100  # for one file, whatever they bring
-PROGRESS_BYTES = 2**14
-MAX_WAIT_S = 120.0  # a server that asks for a longer pause is not waited for
-MAX_REDIRECTS = 10
-HEADERS_S = 60.0  # from a request to the end of the headers of its answer; the same for a whole web page
-BODY_S, BODY_BYTES = 180.0, 2**20  # each MiB of the file has to arrive within 3 minutes, which is 6 kB/s
+TIMEOUT_S = 10.0, 30.0  # to connect, and between two packets
+TRIES = 5  # in a row that each receive less than PROGRESS_BYTES; the pauses between them are 1, 2, 4 and 8 s
+PROGRESS_BYTES = 2**20
 CHUNK_BYTES = 2**16
-PAGE_BYTES = 2**16  # no more of a web page is read
-MAX_FILE_BYTES = 2**32  # the largest published network has 109 million parameters: 0.44 GB
-CONNECTION_ERRORS = (
-    requests.ConnectionError,
-    requests.Timeout,
-    urllib3.exceptions.ProtocolError,
-    urllib3.exceptions.TimeoutError,
-    urllib3.exceptions.IncompleteRead,
-)
-# Web pages come from anyone. These expressions take time in proportion to the page, whatever it holds, and never fail.
-TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.IGNORECASE)
-TAG = re.compile(r"<(/?form|input)\b([^<>]*)>", re.IGNORECASE)
-ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)=(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+PAGE_BYTES = 2**16  # a web page is read up to here
+MAX_FILE_BYTES = 2**32  # the largest published file, of 109 million parameters, has 0.44 GB
 Sleep = Callable[[float], None]
 
 
 class DownloadError(WeightsError):
-    """The server does not give the file, and trying again at once will not help."""
+    """The server does not provide the file, and repeating the request at once would not help."""
 
 
 class UnresolvedError(DownloadError):
-    """The name of the server cannot be resolved: there is no network, or no such server."""
+    """The host name cannot be resolved: there is no network, or no such host."""
 
 
-class Transient(Exception):
-    """The server does not give the file now; ``wait_s`` is the pause that it asks for, None if it asks for none."""
-
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.wait_s = wait_s
+class _RetryableError(Exception):
+    """The request failed in a way that may pass."""
 
 
-class Download:
-    """The download of one file, which continues where an earlier one broke off.
+def download(url: str, part: Path, title: str, *, sleep: Sleep = time.sleep) -> bool:
+    """Download ``url`` to the file ``part`` and return True if it was assembled from several responses.
+
+    If ``part`` exists, the download continues at its end. An assembled file is a mixture of two versions if the file
+    on the server changed in between, so compare a digest. On failure the received bytes remain in ``part``.
 
     Args:
-    - `url`: address of the file.
-    - `part`: where the file is written; if it exists, it holds the beginning of the file.
-    - `title`: name of the file in messages.
+    - `title`: name of the file in the log and on the progress bar.
     - `sleep`: waits for a number of seconds between two tries.
-    - `max_bytes`: a larger file is refused; None for more than any weights have.
-    - `head_bytes`: no more of the beginning is received; None for the whole file.
-    - `is_quiet`: whether neither the size nor a bar is shown.
 
-    ``was_resumed`` tells whether the file was put together from several answers; it is then a mixture if the file
-    changed on the server in between.
+    Raises DownloadError if the server refuses, sends a web page or more than `MAX_FILE_BYTES`, and after `TRIES`
+    failures in a row; OSError if ``part`` cannot be written.
     """
-
-    def __init__(
-        self,
-        url: str,
-        part: Path,
-        title: str,
-        sleep: Sleep,
-        *,
-        max_bytes: int | None = None,
-        head_bytes: int | None = None,
-        is_quiet: bool = False,
-    ) -> None:
-        self.url, self.part, self.title, self.sleep = url, part, title, sleep
-        self.max_bytes = MAX_FILE_BYTES if max_bytes is None else max_bytes
-        self.head_bytes, self.is_quiet = head_bytes, is_quiet
-        self.was_resumed = False
-
-    def run(self, is_whole: Callable[[Path], bool]) -> None:
-        """Receive until the server says that the file is complete, or until ``is_whole`` says so against the server.
-
-        Raises DownloadError when the server refuses, when TRIES in a row bring hardly anything, and after TOTAL_TRIES;
-        OSError when the file cannot be written. What was received stays in the file, unless it cannot be right.
-        """
-        largest, failures, tries = self._size(), 0, 0
-        watchdog = Watchdog()
-        with Session() as session:
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, WatchedAdapter(watchdog))
-            while True:
-                try:
-                    return self._receive(session, watchdog)
-                except Transient as problem:
-                    if self._size() and is_whole(self.part):  # the server promised more than there is
-                        return None
-                    tries += 1
-                    failures = 1 if self._size() >= largest + PROGRESS_BYTES else failures + 1
-                    largest = max(largest, self._size())
-                    self._pause(problem, failures, tries)
-
-    def _pause(self, problem: Transient, failures: int, tries: int) -> None:
-        """Wait before the next try; raise DownloadError if there should be none."""
-        wait_s = 2.0 ** (failures - 1) if problem.wait_s is None else problem.wait_s
-        if failures >= TRIES:
-            raise DownloadError(f"{problem}, {failures} times in a row; {without_password(self.url)}")
-        if tries >= TOTAL_TRIES:
-            raise DownloadError(
-                f"{problem}, and {tries} tries did not bring all of the file; {without_password(self.url)}"
-            )
-        if wait_s > MAX_WAIT_S:
-            raise DownloadError(f"{problem} and asks for a pause of {wait_s:.0f} s; {without_password(self.url)}")
-        logger.warning("%s: %s; next try in %.0f s", self.title, problem, wait_s)
-        self.sleep(wait_s)
-
-    def _receive(self, session: requests.Session, watchdog: Watchdog) -> None:
-        """Request what is missing and write the answer; raise Transient for a problem that may pass.
-
-        This is the one place where every wrong answer of a server becomes a Transient or a DownloadError.
-        """
-        try:
-            with self._open(session, watchdog, self._size()) as response:
-                if response.status_code != 416:  # 416: no bytes follow those received; the md5 decides
-                    self._write(response, watchdog)
-        except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
-            raise DownloadError(
-                f"the connection is not secure ({innermost(error)}); {without_password(self.url)}"
-            ) from None
-        except CONNECTION_ERRORS as error:
-            if any(isinstance(cause, socket.gaierror) for cause in causes(error)):
-                reason = f"the name of the server is not known here ({innermost(error)}), perhaps for lack of a network"
-                raise UnresolvedError(f"{reason}; {without_password(self.url)}") from None
-            if watchdog.has_cut:
-                raise too_slow() from None
-            raise Transient(f"the connection failed ({innermost(error)})") from None
-        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
-            raise DownloadError(
-                f"the address cannot be fetched ({innermost(error)}); {without_password(self.url)}"
-            ) from None
-        finally:
-            watchdog.rest()
-
-    def _open(self, session: requests.Session, watchdog: Watchdog, offset: int) -> requests.Response:
-        """Return the answer with the file from ``offset`` on; a page that asks for confirmation gets it once."""
-        url, may_confirm = self.url, True
+    was_resumed, largest, failures = False, _size(part), 0
+    with requests.Session() as session:
         while True:
-            response = request(session, watchdog, url, offset, self.head_bytes)
-            if not response.headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml")):
-                return response
-            with response:
-                content = response.raw.read(PAGE_BYTES, decode_content=False)
-                page = read_form(content.decode("utf-8", errors="replace"), response.url)
-            if page.link is None or not may_confirm:
-                raise self._web_page(page.title)
-            url, may_confirm = page.link, False
+            was_resumed |= _size(part) > 0
+            try:
+                _receive(session, url, part, title)
+                return was_resumed
+            except _RetryableError as error:
+                failures = 1 if _size(part) >= largest + PROGRESS_BYTES else failures + 1
+                largest = max(largest, _size(part))
+                if failures == TRIES:
+                    raise _error(f"{error}, {TRIES} times in a row", url) from None
+                pause_s = 2.0 ** (failures - 1)
+                logger.warning("%s: %s; retrying in %.0f s", title, error, pause_s)
+                sleep(pause_s)
 
-    def _write(self, response: requests.Response, watchdog: Watchdog) -> None:
-        """Append the answer to the file, or begin the file anew where the server sends all of it."""
-        start = self._start(response)
-        declared = number(response.headers.get("Content-Length", ""))
-        total = None if declared is None else start + declared
-        self._check_room(start, total)
-        response.raw.enforce_content_length = False  # it would throw away the last bytes of a truncated answer
-        watchdog.expect(BODY_S)
-        chunk = read_chunk(response)
-        if not start and chunk.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
-            raise self._web_page()
-        self.was_resumed = start > 0
-        try:
-            with open_own(self.part, "ab" if start else "wb") as file, self._bar(start, total) as bar:
-                size, checked = start, start
-                while chunk:
-                    size += len(chunk)
-                    if self.head_bytes is not None and size >= self.head_bytes:
-                        file.write(chunk[: len(chunk) - (size - self.head_bytes)])
-                        return
-                    if size > self.max_bytes:
-                        raise self._too_large("sends")
+
+def _receive(session: requests.Session, url: str, part: Path, title: str) -> None:
+    """Request the missing end of ``part`` and append it; a server that ignores Range sends the whole file anew."""
+    try:
+        with _open(session, url, _size(part)) as response:
+            if response.status_code == 416:  # the part is complete, or longer than the file: the digest decides
+                return
+            is_rest = response.status_code == 206
+            have = _size(part) if is_rest else 0
+            missing = response.raw.length_remaining
+            total = None if missing is None else have + missing
+            with (
+                part.open("ab" if is_rest else "wb") as file,
+                tqdm(
+                    desc=title, initial=have, total=total, unit="B", unit_scale=True, disable=None, leave=False
+                ) as bar,
+            ):
+                for chunk in response.iter_content(CHUNK_BYTES):
+                    if file.tell() + len(chunk) > MAX_FILE_BYTES:
+                        raise _error(f"the server sends more than {MAX_FILE_BYTES:,} bytes", url)
                     file.write(chunk)
                     bar.update(len(chunk))
-                    if size >= checked + BODY_BYTES:
-                        watchdog.expect(BODY_S)
-                        checked = size
-                    chunk = read_chunk(response)
-        except DownloadError:
-            self.part.unlink(missing_ok=True)
-            raise
-        except OSError as error:
-            if total is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                self.part.unlink(missing_ok=True)  # a body without end may have filled the disk
-            raise
-        if watchdog.has_cut:
-            raise too_slow()
-        if total is not None and self._size() < total:
-            raise Transient(f"the connection ended after {self._size():,} of {total:,} bytes")
-
-    def _check_room(self, start: int, total: int | None) -> None:
-        """Log how large the file is; raise DownloadError for an impossible size, OSError where the disk is too full."""
-        if total is None or self.head_bytes is not None:
-            return
-        if total > self.max_bytes:
-            raise self._too_large(f"announces {total:,} bytes, which is")
-        free = shutil.disk_usage(self.part.parent).free + (0 if start else self._size())
-        if total - start > free:
-            raise OSError(errno.ENOSPC, f"{total - start:,} bytes are to come and {free:,} bytes of disk are free")
-        have = f", {start / 1e6:.1f} MB of them are there" if start else ""
-        if not self.is_quiet:
-            logger.info("%s: %.1f MB%s", self.title, total / 1e6, have)
-
-    def _start(self, response: requests.Response) -> int:
-        """Return the position in the file at which the answer starts."""
-        encoding = response.headers.get("Content-Encoding", "identity")
-        if encoding != "identity":
-            raise DownloadError(
-                f"the server sends the file as {brief(encoding)} and not as it is; {without_password(self.url)}"
-            )
-        if response.status_code == 200:
-            return 0
-        content_range = response.headers.get("Content-Range", "")
-        match = re.match(r"bytes (\d{1,18})-", content_range, re.ASCII)
-        if match is None or int(match[1]) != self._size():
-            problem = f"the server sent another part than asked for (Content-Range '{brief(content_range)}')"
-            self.part.unlink(missing_ok=True)  # so that the next request is for all of it
-            raise Transient(problem)
-        return int(match[1])
-
-    def _bar(self, start: int, total: int | None) -> tqdm:
-        hidden = True if self.is_quiet else None  # None: where there is no terminal
-        return tqdm(desc=self.title, initial=start, total=total, unit="B", unit_scale=True, disable=hidden, leave=False)
-
-    def _size(self) -> int:
-        return self.part.stat().st_size if self.part.exists() else 0
-
-    def _too_large(self, what: str) -> DownloadError:
-        return DownloadError(
-            f"the server {what} more than {self.max_bytes:,} bytes, not the file; {without_password(self.url)}"
-        )
-
-    def _web_page(self, title: str = "") -> DownloadError:
-        called = f" ('{brief(title)}')" if title else ""
-        return DownloadError(f"a web page came in place of the file{called}; {without_password(self.url)}")
+    except requests.exceptions.SSLError as error:
+        raise _error(f"the connection is not secure ({_root_cause(error)})", url) from None
+    except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+        if isinstance(getattr(error.args[0], "reason", None), urllib3.exceptions.NameResolutionError):
+            reason = f"the host name cannot be resolved ({_root_cause(error)}): check the network connection"
+            raise UnresolvedError(f"{reason}; {_shown(url)}") from None
+        raise _RetryableError(f"the connection failed ({_root_cause(error)})") from None
+    except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:  # a malformed answer
+        raise _error(f"the URL cannot be fetched ({_root_cause(error)})", url) from None
 
 
-def request(
-    session: requests.Session, watchdog: Watchdog, url: str, offset: int, end: int | None = None
-) -> requests.Response:
-    """Return the answer to a request for ``url`` from byte ``offset`` on; its status is 200, 206 or 416.
-
-    The bytes from ``end`` on are not asked for, but a server may send them. Raises Transient and DownloadError for
-    other answers.
-    """
-    last = "" if end is None else end - 1
-    wanted = {"Range": f"bytes={offset}-{last}"} if offset or end is not None else {}
-    headers = {"Accept-Encoding": "identity", **wanted}
+def _open(session: requests.Session, url: str, offset: int) -> requests.Response:
+    """Return the response with the bytes from ``offset`` on; Google Drive's confirmation form is submitted once."""
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     address = url
-    for _ in range(MAX_REDIRECTS + 1):
-        watchdog.expect(HEADERS_S)
-        response = session.get(address, headers=headers, stream=True, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
-        if not response.is_redirect:
+    for may_confirm in (True, False):
+        response = session.get(address, headers=headers, stream=True, timeout=TIMEOUT_S)
+        status = response.status_code
+        if status not in (200, 206) and not (status == 416 and offset):
+            response.close()
+            answer = f"the server answered {status} {brief(response.reason or '')}".strip()
+            if status in (408, 429) or status >= 500:
+                raise _RetryableError(answer)
+            raise _error(answer, url)
+        if not response.headers.get("Content-Type", "").lower().startswith("text/html"):
+            return response
+        with response:
+            page = ConfirmationPage(next(response.iter_content(PAGE_BYTES), b"").decode("utf-8", errors="replace"))
+        address = page.target(response.url)
+        if not address or not may_confirm:
             break
-        response.close()
-        # Headers are read as Latin-1, and written as UTF-8 where they are more than ASCII.
-        address = urljoin(address, response.headers["Location"].encode("latin-1").decode("utf-8"))
-    else:
-        raise DownloadError(f"the server redirected more than {MAX_REDIRECTS} times; {without_password(url)}")
-    status = response.status_code
-    if status in (200, 206) or (status == 416 and offset):
-        return response
-    response.close()
-    answer = f"the server answered {status} {brief(response.reason or '')}".strip()
-    if status in (408, 429) or status >= 500:
-        raise Transient(answer, retry_after_s(response.headers.get("Retry-After")))
-    raise DownloadError(f"{answer}; {without_password(url)}")
+    title = f" ('{brief(page.title)}')" if page.title else ""
+    raise _error(f"the server sent a web page instead of the file{title}", url)
 
 
-def too_slow() -> Transient:
-    """Return the error for an answer that the watchdog has cut."""
-    return Transient(f"the server is too slow: no headers in {HEADERS_S:.0f} s, or under 1 MiB in {BODY_S:.0f} s")
+class ConfirmationPage(HTMLParser):
+    """The title of a web page, and the form by which Google Drive asks to confirm the download of a large file."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.title = ""
+        self._action: str | None = None
+        self._fields: dict[str, str] = {}
+        self._is_title = self._is_form = False
+        self.feed(html)
+
+    def target(self, base: str) -> str:
+        """Return the URL that the form leads to, resolved against the page's URL ``base``; empty without a form."""
+        if self._action is None:
+            return ""
+        parts = urlsplit(urljoin(base, self._action))
+        return parts._replace(query="&".join(filter(None, [parts.query, urlencode(self._fields)]))).geturl()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the form's action and its hidden fields."""
+        attributes = {name: value or "" for name, value in attrs}
+        self._is_title = tag == "title"
+        if tag == "form":
+            self._is_form = "download" in attributes.get("id", "")
+            self._action = attributes.get("action", "") if self._is_form else self._action
+        elif self._is_form and tag == "input" and attributes.get("type") == "hidden":
+            self._fields[attributes.get("name", "")] = attributes.get("value", "")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Note the end of the form and of the title."""
+        self._is_title = False
+        self._is_form = self._is_form and tag != "form"
+
+    def handle_data(self, data: str) -> None:
+        """Collect the text of the title."""
+        self.title += " ".join(data.split()) if self._is_title else ""
 
 
-def read_chunk(response: requests.Response) -> bytes:
-    """Return the next bytes of an answer as they were sent, none at its end."""
-    chunk: bytes = response.raw.read(CHUNK_BYTES, decode_content=False)
-    return chunk
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
-def number(text: str) -> int | None:
-    """Return the number in a header; None if there is none, or one that no file and no pause can have."""
-    return int(text) if re.fullmatch(r"\d{1,18}", text.strip(" \t"), re.ASCII) else None
+def _error(reason: str, url: str) -> DownloadError:
+    return DownloadError(f"{reason}; {_shown(url)}")
 
 
-def retry_after_s(header: str | None) -> float | None:
-    """Return the pause that a Retry-After header asks for, in s from now; None if it cannot be understood."""
-    if header is None:
-        return None
-    if (seconds := number(header)) is not None:
-        return float(seconds)
-    try:
-        when = parsedate_to_datetime(header)
-        pause = when.replace(tzinfo=when.tzinfo or timezone.utc) - datetime.now(timezone.utc)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return max(0.0, pause.total_seconds())
-
-
-def without_password(url: str) -> str:
-    """Return ``url`` for a message: without the name and password that it may contain, cut and escaped by `brief`."""
+def _shown(url: str) -> str:
+    """Return a URL for messages: without user name and password, shortened, and with escaped control characters."""
     return brief(hide_password(url))
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it: requests wraps the errors of urllib3, which wrap the system's."""
-    pending, seen = [error], set[int]()
-    while pending:
-        current = pending.pop(0)
-        if id(current) not in seen:
-            seen.add(id(current))
-            yield current
-            inside = (getattr(current, "reason", None), *current.args, current.__cause__, current.__context__)
-            pending += [cause for cause in inside if isinstance(cause, BaseException)]
-
-
-def innermost(error: BaseException) -> str:
-    """Return the text of the innermost wrapped error, which tells the reason most plainly."""
-    while True:
-        inside = [cause for cause in (getattr(error, "reason", None), *error.args) if isinstance(cause, BaseException)]
-        if not inside:
-            return brief(re.sub(r"^<?[\w.]*\(.*?\)>?: |^<.*?>: ", "", str(error)) or type(error).__name__)
-        error = inside[0]
-
-
-@dataclass(frozen=True)
-class Page:
-    """The title of a web page, and the address that its download form leads to.
-
-    ``link`` is None where the page has no such form: one with "download" in its id or a field named "confirm".
-    """
-
-    title: str
-    link: str | None
-
-
-def read_form(html: str, base: str) -> Page:
-    """Return title and link of a page; ``base`` is the page's address, to which the form's may be relative.
-
-    Raises ValueError where the form's address is not a valid one.
-    """
-    title = TITLE.search(html)
-    return Page(" ".join(unescape(title[1]).split()) if title else "", _link(html, base))
-
-
-def _link(html: str, base: str) -> str | None:
-    form: dict[str, str] | None = None
-    fields: dict[str, str] = {}
-    for tag, text in TAG.findall(html):
-        attributes = {key.lower(): unescape(a or b or c) for key, a, b, c in ATTRIBUTE.findall(text)}
-        if tag.lower() == "form":
-            form, fields = attributes, {}
-        elif tag.lower() == "/form":
-            if form is not None and ("download" in form.get("id", "").lower() or "confirm" in fields):
-                return _submitted(form.get("action", ""), base, fields)
-            form = None
-        elif attributes.get("type", "").lower() == "hidden" and "name" in attributes:
-            fields[attributes["name"]] = attributes.get("value", "")
-    return None
-
-
-def _submitted(action: str, base: str, fields: dict[str, str]) -> str | None:
-    """Return the address that a browser would ask for when the form is sent; None if that is not one of the web."""
-    parts = urlsplit(urljoin(base, action))
-    if parts.scheme not in ("http", "https"):
-        return None
-    query = dict(parse_qsl(parts.query, keep_blank_values=True)) | fields
-    return urlunsplit(parts._replace(query=urlencode(query), fragment=""))
-
-
-class Session(requests.Session):
-    """A session that leaves redirects to its user, because requests would read their bodies, which may never end."""
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Return None, so that no redirect is followed."""
-        return None
-
-
-class Watchdog:
-    """A clock that shuts down connections when it runs out, started by `expect` and stopped by `rest`.
-
-    The timeouts of requests are between two bytes, however few of them arrive; this bounds the time in all. Whoever
-    reads from a connection that was shut down sees the end of the answer or an error, and ``has_cut`` tells why.
-    """
-
-    def __init__(self) -> None:
-        self.has_cut = False
-        self._sockets: list[socket.socket] = []
-        self._timer: threading.Timer | None = None
-
-    def expect(self, limit_s: float) -> None:
-        """Start the clock anew: `expect` or `rest` has to be called within ``limit_s`` seconds."""
-        self._stop()
-        self._timer = threading.Timer(limit_s, self._cut)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def rest(self) -> None:
-        """Stop the clock and forget what was cut."""
-        self._stop()
-        self.has_cut = False
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def add(self, connected: socket.socket) -> None:
-        """Watch a socket, from its connection on."""
-        self._sockets.append(connected)
-        if self.has_cut:
-            self._cut()
-
-    def _cut(self) -> None:
-        self.has_cut = True
-        cut, self._sockets = self._sockets, []  # the sockets of the next try, which may begin at once, are not cut
-        for connected in cut:
-            with suppress(OSError):  # closed by now
-                socket.socket.shutdown(connected, socket.SHUT_RDWR)  # of TLS sockets too without the farewell of TLS
-
-
-class WatchedAdapter(HTTPAdapter):
-    """The part of requests that makes connections, changed to tell a watchdog of the socket of each connection."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
-        super().__init__()
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make the manager of direct connections."""
-        super().init_poolmanager(*args, **kwargs)
-        self._watch(self.poolmanager)
-
-    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the manager of connections through a proxy."""
-        manager = super().proxy_manager_for(*args, **kwargs)
-        self._watch(manager)
-        return manager
-
-    def _watch(self, manager: Any) -> None:
-        pools = manager.pool_classes_by_scheme
-        manager.pool_classes_by_scheme = {scheme: _watched(pool, self._watchdog) for scheme, pool in pools.items()}
-
-
-def _watched(pool: Any, watchdog: Watchdog) -> Any:
-    """Return a subclass of a connection pool whose connections tell the watchdog of their sockets."""
-    if hasattr(pool, "watchdog"):  # made by an earlier call
-        return pool
-
-    class Connection(pool.ConnectionCls):
-        def connect(self) -> None:
-            super().connect()
-            watchdog.add(self.sock)
-
-    return type(pool.__name__, (pool,), {"ConnectionCls": Connection, "watchdog": watchdog})
+def _root_cause(error: BaseException) -> str:
+    """Return the text of the exception that started the chain: requests wraps those of urllib3 and of the system."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return brief(str(error) or type(error).__name__)

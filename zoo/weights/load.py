@@ -1,4 +1,4 @@
-"""Loads a state dict into a network: all of it, or nothing and an error that names every difference."""
+"""Loads a state dict into a network completely, or raises an error that names every difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.architectures import ARCHITECTURES
-from zoo.errors import WeightsError, listed
+from zoo.errors import WeightsError, fault, listed
 from zoo.layers.norm import InPlaceABN
 from zoo.models import Network
 
@@ -19,21 +19,21 @@ logger = logging.getLogger("zoo")
 
 
 class Classifier(NamedTuple):
-    """Keys of a classifier: what all of them begin with, and those of its weight and bias."""
+    """Keys of a classifier: their common prefix, its weight and its bias."""
 
     prefix: str
     weight: str
     bias: str
 
 
-OF_IMAGES = Classifier("classifier.", "classifier.fc.weight", "classifier.fc.bias")  # RevNeXt's has no bias
+OF_IMAGES = Classifier("classifier.", "classifier.fc.weight", "classifier.fc.bias")  # without bias in RevNeXt
 OF_PIXELS = Classifier("cls.", "cls.weight", "cls.bias")  # of DeepLab
 COUNTER = "num_batches_tracked"
-MAX_KEYS = 5  # that a message names for each kind of difference
+MAX_KEYS = 5  # named in a message per kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
-# torchvision's ResNets. Key: blocks per stage, whether they are bottlenecks, and the first two sizes of the weight of
-# the first block's second convolution.
+# torchvision's ResNets by blocks per stage, whether the blocks are bottlenecks, and the first two sizes of the second
+# convolution's weight in the first block.
 TORCHVISION = {
     ((2, 2, 2, 2), False, (64, 64)): "resnet18",
     ((3, 4, 6, 3), False, (64, 64)): "resnet34",
@@ -51,20 +51,20 @@ ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was loaded into a network, and what was not.
+    """What `load_state_dict` did.
 
     Args:
-    - `source`: name of the file, as messages give it.
-    - `num_loaded`: number of tensors that were loaded.
+    - `source`: name of the file in messages.
+    - `num_loaded`: number of loaded tensors.
     - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the network keeps its own because
-      the file's has another number of classes; "none" if neither has one. A body has none.
+      the number of classes differs; "none" if neither has one.
     - `filled_counters`: names of the batch counters that the file lacks, which were set to 0.
     - `negative_scales`: number of negative scales of each in-place norm that has any, by the norm's name.
-    - `input_channels`: number of channels that the first filters, of three channels in the file, were changed to; 3 if
-      they were not changed.
-    - `num_not_finite`: number of loaded values that are infinite or not a number, either in the file already or because
-      the network's dtype cannot hold them.
-    - `initial`: modules that the file has nothing for and that keep their initial values: head and cls of a DeepLab
+    - `input_channels`: number of input channels that the filters of the first convolution were adapted to; 3 if they
+      were not changed.
+    - `num_not_finite`: number of loaded values that are infinite or NaN, in the file or after conversion to the
+      network's dtype.
+    - `initial`: modules that the file has no tensors for and that keep their initial values: head and cls of a DeepLab
       whose body got the weights of a classification network.
     """
 
@@ -80,34 +80,35 @@ class LoadReport:
     def __str__(self) -> str:
         parts = [f"{self.num_loaded} tensors loaded from {self.source}"]
         if self.classifier in ("dropped", "kept"):
-            parts.append("its classifier left out")
+            parts.append("classifier not loaded")
         if self.initial:
-            parts.append(f"{' and '.join(self.initial)} left as initialised")
+            parts.append(f"{' and '.join(self.initial)} keep their initial values")
         if self.input_channels != 3:
-            parts.append(f"its first filters made fit for images of {self.input_channels} channels")
+            parts.append(f"first filters adapted to {self.input_channels} input channels")
         if self.filled_counters:
             parts.append(f"{len(self.filled_counters)} missing batch counters set to 0")
         if self.negative_scales:
             parts.append(f"{sum(self.negative_scales.values())} negative scales of in-place norms read as positive")
         if self.num_not_finite:
-            parts.append(f"{self.num_not_finite:,} values not finite")
+            parts.append(f"{self.num_not_finite:,} values are not finite")
         return ", ".join(parts)
 
 
 def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> LoadReport:
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
-    Missing batch counters become 0. The file's classifier is left out, and this is logged, if the model has none or one
-    with another number of classes. Negative scales of in-place norms and values that are not finite are logged. Raises
-    WeightsError, with the model untouched, if anything else is missing, unexpected, of another shape or of another
-    kind of number, or if a tensor is not a plain one.
+    Missing batch counters become 0. The classifier of the file is not loaded if the model has none, or one with another
+    number of classes. This, negative scales of in-place norms, and values that are not finite are logged.
+
+    Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape or a kind of
+    number differs, or if a tensor is sparse, quantized or nested.
     """
     of_network = model.state_dict()
     _refuse_meta(of_network, source)
     _refuse_odd_tensors(state_dict, source)
     match = _matched(model, of_network, state_dict, source)
     of_file = match.of_file
-    # Everything that can fail, and all counting, is done before the first value of the network changes.
+    # Do everything that can fail before the first value of the network changes.
     num_not_finite_in_file = _count_not_finite(of_file)
     of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in of_file.items()}
     num_not_finite = _count_not_finite(of_file)
@@ -126,17 +127,17 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
 
 
 def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> None:
-    """Raise WeightsError where `load_state_dict` would; ``model`` is not changed, and may be on the meta device."""
+    """Raise the WeightsError that `load_state_dict` would raise; ``model`` may be on the meta device."""
     _refuse_odd_tensors(state_dict, source)
     _matched(model, model.state_dict(), state_dict, source)
 
 
 def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mapping[str, Tensor], int]:
-    """Return the state dict with the first filters adapted to the network's input channels, and that number.
+    """Return the state dict with its first filters adapted to the network's input channels, and that number.
 
-    Filters trained on red, green and blue are summed for one channel, so that a grey image gives what its copies in
-    three channels would. For other numbers of channels they are repeated and scaled by 3 / channels, so that the sum
-    over equal channels stays the same. A state dict that needs no change is returned as it is, with the number 3.
+    Filters of red, green and blue are summed for one channel, so that a gray image gives the output of three equal
+    channels. For other numbers of channels they are repeated and scaled by 3 / channels, which keeps the sum over equal
+    channels. A state dict that needs no change is returned unchanged, with the number 3.
     """
     in_chans = model.in_chans if isinstance(model, Network) else 3
     key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else ""
@@ -151,9 +152,9 @@ def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> tuple[Mappi
 
 
 def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Return the name of torchvision's ResNet with these keys, "ResNet" for an unknown one, None for other keys.
+    """Return the name of the torchvision ResNet with these keys, "ResNet" for an unknown one, None for other keys.
 
-    A ResNet without its classifier, as in segmentation networks, counts too.
+    The classifier may be missing, as in segmentation networks.
     """
     if not {"conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv2.weight"} <= state_dict.keys():
         return None
@@ -164,47 +165,46 @@ def torchvision_arch(state_dict: Mapping[str, Tensor]) -> str | None:
     return TORCHVISION.get((blocks, "layer1.0.conv3.weight" in state_dict, width), "ResNet")  # type: ignore[arg-type]
 
 
-def backbone_in(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the backbone of one of torchvision's segmentation networks, under a ResNet's keys; None for other keys."""
+def extract_backbone(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the backbone of a torchvision segmentation network with the keys of a ResNet; None for other keys."""
     prefix = "backbone."
     backbone = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     return backbone if "layer1.0.conv1.weight" in backbone else None
 
 
 def is_segmentation(keys: Iterable[str]) -> bool:
-    """Return whether keys are those of a DeepLab, of a body and a head."""
-    # Counters do not count: those of the network are among the keys that a file is compared with.
+    """Return whether the keys belong to a DeepLab, with a body and a head."""
+    # Ignore batch counters, which the caller may have filled in from the network.
     return {"body", "head"} <= {key.partition(".")[0] for key in keys if not key.endswith(COUNTER)}
 
 
 def classifier_of(keys: Iterable[str]) -> Classifier:
-    """Return the keys that the classifier of a network with these keys has, if it has one."""
+    """Return the classifier keys of a network with these keys; the network need not have a classifier."""
     return OF_PIXELS if is_segmentation(keys) else OF_IMAGES
 
 
 def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str | None = None) -> int:
-    """Return the number of outputs of the classifier, 0 if there is none; ``key``: of its weight, in foreign files.
+    """Return the number of outputs of the classifier, 0 if there is none.
 
-    Raises WeightsError, which names ``source``, for a weight that has no dimension.
+    ``key`` is the classifier's weight in files of other packages. Raises WeightsError, naming ``source``, for a weight
+    without dimensions.
     """
     key = classifier_of(state_dict).weight if key is None else key
     weight = state_dict.get(key)
     if weight is not None and weight.ndim == 0:
-        raise WeightsError(
-            f"{source}: {key} is a single number, where a classifier's weight has the shape (classes, features); "
-            "ask who made the file, or make it again"
-        )
+        what = f"{key} is a single number, but the weight of a classifier has the shape (classes, features)"
+        raise WeightsError(fault(what, source, "ask who made the file, or save it again"))
     return 0 if weight is None else len(weight)
 
 
 @dataclass(frozen=True)
 class _Match:
-    """What loading will do.
+    """The tensors to load, and how they were matched.
 
     Args:
     - `of_file`: the tensors of the file that are used.
-    - `complete`: ``of_file``, and the network's own tensors for all other keys, counters that become 0 included.
-    - `classifier`, `counters`, `input_channels`: as ``classifier``, ``filled_counters`` and ``input_channels`` of
+    - `complete`: ``of_file``, completed with the network's own tensors and with counters of 0.
+    - `classifier`, `counters`, `input_channels`: ``classifier``, ``filled_counters`` and ``input_channels`` of
       `LoadReport`.
     """
 
@@ -218,7 +218,7 @@ class _Match:
 def _matched(
     model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
 ) -> _Match:
-    """Return what to load into ``model``, whose state dict is ``of_network``; WeightsError if it does not fit."""
+    """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences."""
     state_dict, input_channels = fit_input(state_dict, model)
     keys = classifier_of(of_network)
     classifier = _compare_classifiers(state_dict, of_network, keys)
@@ -237,24 +237,21 @@ def _count_not_finite(state_dict: Mapping[str, Tensor]) -> int:
 
 def _refuse_meta(of_network: Mapping[str, Tensor], source: str) -> None:
     if any(tensor.is_meta for tensor in of_network.values()):
-        raise WeightsError(
-            f"{source}: cannot be loaded into a network on the meta device, which holds no values; "
-            "move it first: model.to_empty(device=...)"
-        )
+        what = "the network is on the meta device, which holds no values"
+        raise WeightsError(fault(what, source, "move the network first: model.to_empty(device=...)"))
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
-    """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantised ones."""
+    """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized ones."""
     odd = [f"{key} ({kind})" for key, tensor in of_file.items() if (kind := _odd_kind(tensor))]
     if odd:
-        raise WeightsError(
-            f"{source}: holds tensors that no network can take ({len(odd)}): {listed(odd, MAX_KEYS)}; the network was "
-            "left as it is: save plain tensors of floating point or whole numbers"
-        )
+        what = f"the file holds tensors that no network supports ({len(odd)}): {listed(odd, MAX_KEYS)}"
+        remedy = "save dense tensors of floating point or integer dtypes; the network was not changed"
+        raise WeightsError(fault(what, source, remedy))
 
 
 def _odd_kind(tensor: Tensor) -> str | None:
-    """Return what is odd about a tensor; None for a plain one."""
+    """Return why a network cannot hold a tensor; None if it can."""
     if tensor.is_nested:
         return "nested"
     if tensor.layout != torch.strided:
@@ -267,7 +264,7 @@ def _odd_kind(tensor: Tensor) -> str | None:
 def _compare_classifiers(
     of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], keys: Classifier
 ) -> ClassifierOutcome:
-    """Return what will be done with the classifier in the file."""
+    """Return what to do with the classifier of the file."""
     if not any(key.startswith(keys.prefix) for key in of_network):
         return "dropped" if any(key.startswith(keys.prefix) for key in of_file) else "none"
     return "kept" if _differ_in_classes_only(of_file, of_network, keys) else "loaded"
@@ -284,7 +281,7 @@ def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[s
 
 
 def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model_name: str, source: str) -> None:
-    """Raise WeightsError that names the differences, grouped by kind."""
+    """Raise a WeightsError that names all differences, grouped by kind."""
     common = [key for key in of_network if key in of_file]
     differences = {
         "missing in the file": [key for key in of_network if key not in of_file],
@@ -302,35 +299,34 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
     }
     if not any(differences.values()):
         return
-    lines = [f"{source}: does not fit {model_name}, which was left as it is:"]
+    lines = [f"{source}: does not fit {model_name}, which was not changed:"]
     lines += [f"  {kind} ({len(keys)}): {listed(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
     raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network, source)}"]))
 
 
 def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], source: str) -> str:
     """Return what to do with a file that does not fit."""
-    if (backbone := backbone_in(of_file)) is not None:
+    if (backbone := extract_backbone(of_file)) is not None:
         return (
-            f"these are torchvision's names, of a segmentation network on its {torchvision_arch(backbone)}, whose head "
-            "is another: convert its backbone with `zoo convert from-torchvision "
-            f"{source} TARGET --arch {torchvision_arch(backbone)}`, and give TARGET as body_weights to zoo.get"
+            f"these are the keys of a torchvision segmentation network on {torchvision_arch(backbone)}, with another "
+            "head: convert its backbone with `zoo convert from-torchvision "
+            f"{source} TARGET --arch {torchvision_arch(backbone)}`, and pass TARGET as body_weights to zoo.get"
         )
     if is_segmentation(of_file) and not is_segmentation(of_network):
-        return "these are the weights of a DeepLab, with a body and a head: give them to a deeplab_* network"
+        return "these are the weights of a DeepLab, with a body and a head: pass them to a deeplab_* network"
     if is_segmentation(of_network) and not is_segmentation(of_file):
         return (
-            "these are not the weights of a DeepLab, with a body and a head: if they are those of its body, give them "
-            "as body_weights to zoo.get"
+            "these are not the weights of a DeepLab, with a body and a head: if they belong to its body, pass them as "
+            "body_weights to zoo.get"
         )
     if (arch := torchvision_arch(of_file)) is None or torchvision_arch(of_network) is not None:
-        return "give the file of this architecture, or build the network with the file's options (input_3x3, norm)"
+        return "pass the file of this architecture, or build the network with the file's options (input_3x3, norm)"
     if arch in ARCHITECTURES:
         return (
-            f"these are torchvision's names, of its {arch}: convert them with "
-            f"`zoo convert from-torchvision {source} TARGET --arch {arch}`, and give TARGET, which says "
-            "that its activation is relu"
+            f"these are the keys of torchvision's {arch}: convert them with `zoo convert from-torchvision {source} "
+            f"TARGET --arch {arch}`, and pass TARGET, which records that its activation is relu"
         )
-    return f"these are torchvision's names, of its {arch}, which this package does not have"
+    return f"these are the keys of torchvision's {arch}, which this package does not have"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -353,29 +349,29 @@ def _log(
     report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], num_not_finite_in_file: int
 ) -> None:
     if report.classifier == "dropped":
-        logger.info("%s: the classifier was left out, as the network has none", report.source)
+        logger.info("%s: the classifier was not loaded because the network has none", report.source)
     if report.classifier == "kept":
         key = classifier_of(of_network).weight
         num_given, num_own = len(of_file[key]), len(of_network[key])
         logger.warning(
-            "%s: the classifier has %d classes and the network %d: it was left out, the network keeps its initial one",
+            "%s: the classifier has %d classes and the network %d: the network keeps its initial classifier",
             report.source, num_given, num_own,
         )  # fmt: skip
     if report.input_channels != 3:
         how = "summed" if report.input_channels == 1 else "repeated and scaled by 3 / channels"
         logger.info(
-            "%s: the first convolution's filters of red, green and blue were %s for images of %d channels",
+            "%s: the red, green and blue filters of the first convolution were %s for %d input channels",
             report.source, how, report.input_channels,
         )  # fmt: skip
     if report.num_not_finite:
         logger.warning(
-            "%s: %d values are infinite or no number (%d of them in the file, the others became so as the network's "
-            "kind of number cannot hold them): what the network computes will not be a number either",
+            "%s: %d values are infinite or NaN (%d of them in the file, the others after conversion to the network's "
+            "dtype): the network's outputs will not be finite either",
             report.source, report.num_not_finite, num_not_finite_in_file,
         )  # fmt: skip
     if report.negative_scales:
         logger.warning(
-            "%s: %d scales in %d in-place norms are negative and count as |scale| + eps; networks trained before "
-            "2018-01-16 used the sign: signed_scale=True reads them so",
+            "%s: %d scales in %d in-place norms are negative and are used as |scale| + eps; networks trained before "
+            "2018-01-16 used the sign: pass signed_scale=True for those",
             report.source, sum(report.negative_scales.values()), len(report.negative_scales),
         )  # fmt: skip

@@ -13,15 +13,6 @@ from zoo.spec import NetworkSpec
 
 SUFFIX = ".pth.tar"
 CHECKSUM = re.compile(rf"(?P<md5>[0-9a-f]{{32}}) [ *](?P<name>\w[\w.-]*){re.escape(SUFFIX)}", re.ASCII)
-# md5 of the files before 18 July 2018, when six were published again without the ".bn" level of their norms' keys.
-REPLACED_MD5 = {
-    "resnext101_stdbn_lr_256": "b959d9362a236212e935501a5a1d1963",
-    "resnext101_ipabn_lr_512": "28d42cd3f1ab50c86a10809bdb48aa22",
-    "resnext152_ipabn_lr_256": "adf521103388f044130835f64d91266a",
-    "wider_resnet38_ipabn_lr_256": "0f9746bedb62d9f94c4437cfb8e6f2d8",
-    "resnext101_ipabn-sync_lr_256": "74e9405a36691fd6503159faa8cc2e9b",
-    "densenet264_ipabn_lr_256": "c69075248477ce4d1a24b56401f5baec",
-}
 
 
 @dataclass

@@ -150,7 +150,7 @@ def _two_vectors(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _like_shortcut(z: Tensor, shortcut: Tensor | None) -> Tensor:
-    """Return an uninitialised tensor for the gradient of the shortcut; without a shortcut it has no elements."""
+    """Return an uninitialized tensor for the gradient of the shortcut; without a shortcut it has no elements."""
     return z.new_empty(0) if shortcut is None else torch.empty_like(z)
 
 
@@ -268,7 +268,7 @@ def _launch_apply(
 
 
 def _new_gradients(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return uninitialised tensors for the means and the gradients of weight and bias, of no elements without these."""
+    """Return uninitialized tensors for the means and the gradients of weight and bias, of no elements without these."""
     means = z.new_empty(2, z.shape[1], dtype=accumulate_dtype(z.dtype))
     dweight, dbias = (z.new_empty(0) if v is None else torch.empty_like(v) for v in (weight, bias))
     return means, dweight, dbias

@@ -1,0 +1,528 @@
+"""The generated tables of the documentation, by the names of their markers.
+
+A table stands between the lines ``<!-- name -->`` and ``<!-- /name -->`` of a page. Its numbers come from golden files,
+result files, experiments and the package. ``python -m tests.pages`` regenerates all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tests.pages.numbers import MARKERS
+from zoo.architectures import ARCHITECTURES, OPTIONS, REVERSIBLE_TWINS
+from zoo.config import Experiment, describe_settings, experiments_dir, load_experiment
+from zoo.config.describe import SectionText
+from zoo.registry import published
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+FOLDERS = ("", "docs", "docs/results", "experiments", "tests", "csrc")
+PAGES = {
+    str(path.relative_to(ROOT)): path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).glob("*.md"))
+    if folder != "docs/results" or path.name == "README.md"  # the others are generated from result files
+}
+BASELINE = "std-BN"
+PARETO = ("resnet50", "resnext101", "densenet264")
+REVNETS = {"revnet104": "pareto_revnet104", "revnet164_cifar": "pareto_revnet164"}
+
+
+@cache
+def golden(name: str) -> Any:
+    """Return the content of a golden file."""
+    return json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())
+
+
+@cache
+def result(name: str) -> Any:
+    """Return the content of a result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def records(name: str, metric: str, **wanted: Any) -> list[dict[str, Any]]:
+    """Return the records of a benchmark (at least one) with this metric and the ``wanted`` values."""
+    wanted["metric"] = metric
+    found = [record for record in result(name)["records"] if all(record[key] == wanted[key] for key in wanted)]
+    assert found, (name, wanted)
+    return found
+
+
+def median(name: str, metric: str, **wanted: Any) -> float:
+    """Return the median of the only such record."""
+    (record,) = records(name, metric, **wanted)
+    return float(record["median"])
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a Markdown table with left-aligned text columns, followed by right-aligned columns."""
+    rule = f"|{' --- |' * text_columns}{' ---: |' * (len(headers) - text_columns)}"
+    return "\n".join([f"| {' | '.join(headers)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` with escaped stars."""
+    return text.replace("*", r"\*")
+
+
+# --- golden files ---
+
+
+def networks() -> str:
+    cases = golden("networks")
+    rows = []
+    for name in (case for case in cases if "+" not in case):
+        stem = cases.get(f"{name}+input_3x3")
+        other = ", ".join(f"`{option}`" for option in ARCHITECTURES[name].options if option != "input_3x3")
+        rows.append([f"`{name}`", other, f"{cases[name]['parameters']:,}", f"{stem['parameters']:,}" if stem else ""])
+    return table(["network", "options", "parameters", "with `input_3x3`"], rows, text_columns=2)
+
+
+def options() -> str:
+    rows = [[f"`{name}`", _plain(option.meaning), _plain(option.values)] for name, option in OPTIONS.items()]
+    return table(["option", "what it does", "values"], rows, text_columns=3)
+
+
+def published_scores() -> str:
+    rows, segmenting = [], []
+    for name, entry in published().items():
+        if entry.experiment.task == "segmentation":
+            ((protocol, score),) = entry.scores.items()
+            segmenting.append(
+                f"`{name}` segments street scenes: {score['miou']:.2f} % mIoU ({protocol}) on the test images of "
+                f"Mapillary Vistas ([file]({entry.page}))."
+            )
+            continue
+        scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
+        columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
+        rows.append([f"`{name}`", *columns, f"[file]({entry.page})"])
+    return "\n\n".join([table(["name", "224", "224, ten crops", "320", "weights"], rows, text_columns=5), *segmenting])
+
+
+def held() -> str:
+    strategies = list(dict.fromkeys(key for row in golden("held_bytes").values() for key in row))
+    rows = [
+        [f"`{name}`", *(_share(row[key], key) if key in row else "" for key in strategies)]
+        for name, row in golden("held_bytes").items()
+    ]
+    return table(["network", "std-BN, MB", *(f"`{memory}`" for memory in strategies[1:])], rows)
+
+
+def reversible() -> str:
+    strategies = list(golden("reversible_bytes")["resnet101_preact"])
+    rows = [
+        [f"`{name}`, `{REVERSIBLE_TWINS[name]}`", *(_share(row[key], key) for key in strategies)]
+        for name, row in golden("reversible_bytes").items()
+    ]
+    return table(["network", "std-BN, MB", *strategies[1:]], rows)
+
+
+def _share(value: float, key: str) -> str:
+    return f"{value:.{1 if key == 'standard_mb' else 3}f}"
+
+
+# --- zoo quickstart ---
+
+
+def quickstart() -> str:
+    """Scores and durations of all seeds."""
+    rows = []
+    for title, file, score in (
+        ("classification", "quickstart", "top1"),
+        ("segmentation", "quickstart_segmentation", "miou"),
+    ):
+        runs, environment = (result(file)[key] for key in ("runs", "environment"))
+        seconds = _range([run["seconds"] for run in runs], ".0f")
+        machine = f"{environment['threads']} threads of {environment['cpu']}"
+        for index, first in enumerate(runs[0]["results"]):
+            scores = ", ".join(f"{run['results'][index][score]:.1f}" for run in runs)
+            seeds = ", ".join(str(run["seed"]) for run in runs)
+            rows.append(
+                [title, first["protocol"], "mIoU" if score == "miou" else "top-1", seeds, scores, seconds, machine]
+            )
+    return table(["task", "protocol", "score", "seeds", "%", "seconds per seed", "on"], rows, text_columns=7)
+
+
+def quickstart_means() -> dict[str, dict[str, float]]:
+    """Return the means over seeds by crop, in the format of the experiment's "expected" section."""
+    runs = [run["results"] for run in result("quickstart")["runs"]]
+    return {
+        scores[0]["protocol"].partition("-")[0]: {
+            key: round(mean(s[key] for s in scores), 2) for key in ("top1", "top5")
+        }
+        for scores in zip(*runs, strict=True)
+    }
+
+
+# --- zoo benchmark layer ---
+
+
+LAYER_SHAPES = [[32, 64, 112, 112], [32, 256, 56, 56], [32, 512, 28, 28], [32, 1024, 14, 14]]
+
+
+def layers() -> str:
+    def row(title: str, provider: str, dtype: str, layout: str) -> list[str]:
+        about = {"subject": "norm + activation", "provider": provider, "dtype": dtype, "layout": layout}
+        return [title, *(f"{median('layer_cpu', 'time ratio', shape=shape, **about):.2f}" for shape in LAYER_SHAPES)]
+
+    cases = [(dtype, layout) for dtype in ("float32", "bfloat16") for layout in ("contiguous", "channels_last")]
+    rows = [row(", ".join(case), "iABN native", *case) for case in cases]
+    compiled = "the same by torch.compile of the two modules, float32, contiguous"
+    rows.append(row(compiled, "compiled std-BN", "float32", "contiguous"))
+    return table(["", *(f"{shape[1]} x {shape[2]}²" for shape in LAYER_SHAPES)], rows)
+
+
+# --- zoo benchmark model and pareto ---
+
+
+def headline() -> str:
+    """Memory and time of a training step, relative to standard batch norm."""
+    files = {
+        ("torchvision's ResNet-50, `zoo.lean`", "lean_resnet50"): ("torchvision:resnet50", "std-BN lean"),
+        ("`resnet50`, in-place norms", "model_cpu"): ("resnet50", "iABN"),
+        ("`resnext101`, in-place norms", "model_cpu_3x3"): ("resnext101 3x3 stem", "iABN"),
+        ("`densenet264`, in-place norms", "model_cpu_3x3"): ("densenet264 3x3 stem", "iABN"),
+        ("`revnet164_cifar`", "pareto_revnet164"): ("resnet164_cifar", "RevNet"),
+        ("`revnet164_cifar`, in-place norms", "pareto_revnet164"): ("resnet164_cifar", "RevNet, iABN"),
+    }
+    rows = [
+        [title, *(f"{median(file, metric, subject=subject, provider=provider):.2f}"
+                  for metric in ("held ratio", "peak ratio", "step ratio"))]
+        for (title, file), (subject, provider) in files.items()
+    ]  # fmt: skip
+    return table(["", "bytes held for backward", "peak bytes of a step", "time of a step"], rows)
+
+
+def models() -> str:
+    files = {
+        "resnet50": "model_cpu",
+        "resnet101": "model_cpu",
+        "resnext101": "model_cpu_3x3",
+        "densenet264": "model_cpu_3x3",
+    }
+
+    def row(title: str, metric: str) -> list[str]:
+        values = []
+        for name, file in files.items():
+            subject = name if file == "model_cpu" else f"{name} 3x3 stem"
+            values.append(f"{median(file, metric, subject=subject, provider='iABN'):.2f}")
+        return [title, *values]
+
+    rows = [row("time", "step ratio"), row("peak bytes, parameter gradients included", "peak ratio")]
+    return table(["", *(f"`{name}`" for name in files)], rows)
+
+
+def fastest() -> str:
+    """Time with its spread and peak memory of the fastest compiled budget, for each norm."""
+
+    def cells(name: str, norm: str) -> list[str]:
+        found = [r for r in records(f"pareto_{name}", "step ratio") if r["provider"].startswith(f"compiled {norm} ")]
+        best = min(found, key=lambda record: record["median"])
+        peak = median(f"pareto_{name}", "peak ratio", provider=best["provider"])
+        return [f"{best['median']:.2f} ({best['spread']:.2f})", f"{peak:.2f}"]
+
+    rows = [
+        [f"compiled {norm}, its fastest budget", *(cell for name in PARETO for cell in cells(name, norm))]
+        for norm in ("std-BN", "iABN")
+    ]
+    return table(["", *(head for name in PARETO for head in (f"`{name}` time", "peak"))], rows)
+
+
+def revnets() -> str:
+    rows = {"ResNet, checkpointed": "std-BN checkpointed", "ResNet, iABN": "iABN", "RevNet": "RevNet",
+            "ResNet, iABN, checkpointed": "iABN checkpointed", "RevNet, iABN": "RevNet, iABN"}  # fmt: skip
+    order = [*list(rows)[:2], "ResNet, iABN, checkpointed", "RevNet", "RevNet, iABN"]
+    cells = [
+        [title, *(f"{median(file, metric, provider=rows[title]):.2f}"
+                  for file in REVNETS.values() for metric in ("step ratio", "peak ratio"))]
+        for title in order
+    ]  # fmt: skip
+    return table(["", *(head for name in REVNETS for head in (f"`{name}` time", "peak"))], cells)
+
+
+# --- zoo benchmark lean ---
+
+LEAN_NETWORKS = {
+    "torchvision:resnet50": "ResNet-50",
+    "timm:efficientnet_b0": "EfficientNet-B0",
+    "torchvision:densenet121": "DenseNet-121",
+    "timm:convnext_tiny": "ConvNeXt-T",
+    "timm:vit_small_patch16_224": "ViT-S/16",
+}
+
+
+def lean_networks() -> str:
+    """Memory and time of a lean step, relative to a plain one."""
+
+    def cell(file: str, name: str, metric: str) -> str:
+        about = {"subject": name, "provider": "lean", "metric": metric}
+        found = [record for record in result(file)["records"] if about.items() <= record.items()]
+        return _with_spread(found[0]) if found else ""
+
+    metrics = ("held ratio", "peak without gradients ratio", "step ratio")
+    rows = [
+        [title, *(cell("lean_networks", name, metric) for metric in metrics), cell("lean_inexact", name, "step ratio")]
+        for name, title in LEAN_NETWORKS.items()
+    ]
+    return table(["", "bytes held", "peak bytes", "time of a step", "time with `exact=False`"], rows)
+
+
+def lean_sweep() -> str:
+    """The smallest network of each family of timm and torchvision, trained lean for a step."""
+    rows = []
+    for package, file in (("timm", "lean_sweep"), ("torchvision", "lean_sweep_torchvision")):
+        found = {r["metric"]: r["median"] for r in result(file)["records"] if r["subject"].startswith("all ")}
+        left_out = sum(note.startswith("not measured") for note in result(file)["notes"])
+        counts = [f"{found[metric]:.0f}" for metric in ("networks that train", "with the same bits")]
+        ratios = [f"{found[f'held ratio, {which}']:.2f}" for which in ("median", "90th percentile", "worst")]
+        rows.append([package, *counts, str(left_out), *ratios])
+    headers = ["", "trained lean", "with the same bits", "not trainable in plain training either"]
+    return table([*headers, "bytes held: median", "90th percentile", "worst"], rows)
+
+
+def lean_beside() -> str:
+    """Memory and time of a step of ResNet-50 with each strategy, relative to plain training."""
+    rows = []
+    for record in records("lean_resnet50", "step ratio"):
+        name = record["provider"]
+        others = [f"{median('lean_resnet50', metric, provider=name):.2f}" for metric in ("held ratio", "peak ratio")]
+        rows.append([name, *others, _with_spread(record)])
+    return table(["", "bytes held", "peak bytes", "time of a step"], rows)
+
+
+def _with_spread(record: dict[str, Any]) -> str:
+    return f"{record['median']:.2f}" + (f" ({record['spread']:.2f})" if record["n"] > 1 else "")
+
+
+# --- training runs ---
+
+CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of those that store
+    "ResNet-32": ("revnet_runs", None, "resnet32_cifar10_short"),
+    "RevNet-38": ("revnet_runs", "revnet38_cifar10_short", "revnet38_cifar10_short, stored"),
+    "RevNeXt, hybrid": ("cifar10_revnext", "RevNeXt reconstructed", "RevNeXt stored"),
+    **{f"RevNeXt, flat, {layers} layers": ("cifar10_flat", f"{layers} layers reconstructed", f"{layers} layers stored")
+       for layers in (3, 9, 12)},
+}  # fmt: skip
+
+
+def cifar10() -> str:
+    headers = ["", "training images", "validation images", "standard error, points", "reconstructed", "stored"]
+    rows = []
+    for title, (file, *_) in CIFAR_RUNS.items():
+        content, by_label = result(file), _runs_of(title)
+        runs = [run for of_label in by_label for run in of_label]
+        finished = [run["epochs"][-1]["val_top1"] for run in runs if run["status"] == "finished"]
+        # Of each run, or, in the manually extracted files, of all runs of the file.
+        (trained,), (scored,) = (
+            {run.get(key, content.get(key)) for run in runs} for key in ("num_training_images", "num_validation_images")
+        )
+        share = mean(finished) / 100
+        error = 100 * math.sqrt(share * (1 - share) / scored)
+        rows.append([title, f"{trained:,}", f"{scored:,}", f"{error:.1f}", *map(_final, by_label)])
+    return table(headers, rows)
+
+
+def _runs_of(title: str) -> list[list[dict[str, Any]]]:
+    """Return the runs that reconstruct and those that store."""
+    file, *labels = CIFAR_RUNS[title]
+    return [[run for run in result(file)["runs"] if run["label"] == label] for label in labels]
+
+
+def _final(runs: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{run['epochs'][-1]['val_top1']:.2f}" if run["status"] == "finished" else "diverged" for run in runs
+    )
+
+
+# --- experiments ---
+
+PAPERS = {  # the first pattern that matches the name of a file
+    "cityscapes_*": "InPlace-ABN",
+    "coco_stuff_*": "InPlace-ABN",
+    "vistas_*": "InPlace-ABN",
+    "*_ipabn*_lr_*": "InPlace-ABN",
+    "*_stdbn_lr_*": "InPlace-ABN",
+    "*revnext*": "RevNeXt",
+    "irevnet*": "i-RevNet",
+    "*revnet*": "RevNet",
+    "resnet101_preact": "RevNet",
+    "resnet*_cifar10*": "RevNet",
+}
+QUICKSTARTS = {  # experiment: file of the results of its seeds
+    "quickstart_fashion_mnist": "quickstart",
+    "quickstart_scenes": "quickstart_segmentation",
+}
+SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
+    "resnet32_cifar10_short": "ResNet-32",
+    "revnet38_cifar10_short": "RevNet-38",
+    "revnext_cifar10_short": "RevNeXt, hybrid",
+    **{f"revnext_flat{layers}_cifar10_short": f"RevNeXt, flat, {layers} layers" for layers in (3, 9, 12)},
+}
+
+
+def experiments() -> str:
+    rows = []
+    for path in sorted(experiments_dir().glob("*.json")):
+        experiment, name = load_experiment(path), path.stem
+        network, optimizer = experiment.network, experiment.optimizer
+        paper = next((paper for pattern, paper in PAPERS.items() if fnmatchcase(name, pattern)), "")
+        rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.bn_mode, paper, _expected(experiment),
+                     _measured(name), _cost(name), str(optimizer.batch_size),
+                     str(optimizer.schedule.epochs)])  # fmt: skip
+    headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "cost", "batch", "epochs"]
+    return table(headers, rows, text_columns=7)
+
+
+def _expected(experiment: Experiment) -> str:
+    """The score of the first protocol under "expected"."""
+    if experiment.expected is None:
+        return ""
+    protocol, score = next(iter(experiment.expected.scores.items()))
+    if score.miou is not None:
+        return f"{score.miou:.2f} mIoU ({protocol})"
+    return f"{score.top1:.2f}{'' if score.top5 is None else f' / {score.top5:.2f}'} ({protocol})"
+
+
+def _measured(name: str) -> str:
+    if name in QUICKSTARTS:
+        score = "miou" if load_experiment(name).task == "segmentation" else "top1"
+        return ", ".join(f"{run['results'][0][score]:.2f}" for run in _runs_of_quickstart(name))
+    return _final(_runs_of(SHORT_RUNS[name])[0] or _runs_of(SHORT_RUNS[name])[1]) if name in SHORT_RUNS else ""
+
+
+def _cost(name: str) -> str:
+    if name not in QUICKSTARTS:
+        return ""
+    runs = _runs_of_quickstart(name)
+    threads = result(QUICKSTARTS[name])["environment"]["threads"]
+    return f"{_range([run['seconds'] for run in runs], '.0f')} s on {threads} CPU cores"
+
+
+def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
+    """Return the runs of an experiment of `QUICKSTARTS`."""
+    return list(result(QUICKSTARTS[name])["runs"])
+
+
+# --- settings ---
+
+
+def settings() -> str:
+    """All settings of experiment files, a table per section."""
+    return "\n\n".join(_section(section) for section in describe_settings())
+
+
+def _section(section: SectionText) -> str:
+    rows = []
+    for setting in section.settings:
+        kind, *bounds, default = setting.facts()
+        words = default.removeprefix("default ")
+        rows.append([f"`{setting.key}`", ", ".join([kind, *bounds]), words if words == "required" else f"`{words}`",
+                     _plain(setting.meaning)])  # fmt: skip
+    title = section.path if " " in section.path else f"`{section.path}`"
+    headers = ["setting", "type", "default", "meaning"]
+    return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
+
+
+# --- zoo reproduce inplace_abn ---
+
+BODIES = {"resnext101": "ResNeXt-101", "wider_resnet38": "WideResNet-38"}
+DATA_SETS = {"cityscapes": "Cityscapes", "coco_stuff": "COCO-Stuff"}
+SEGMENTATION_STRATEGIES = ("iABN plain", "iABN", "iABN checkpointed", "iABN unwound, 3x3 redone")
+
+
+def table_2() -> dict[str, Any]:
+    """The section of the report with the pixels per batch."""
+    (section,) = [section for section in result("inplace_abn")["sections"] if section["key"] == "table2"]
+    return section
+
+
+def segmentation_pixels() -> str:
+    """Additional pixels per batch in the memory of standard norms, published and predicted, with the crops."""
+    section = table_2()
+    figures = {figure["what"]: figure for figure in section["figures"]}
+
+    def gain(value: int, unit: str = "") -> str:
+        return f"+{value} %" + unit.removeprefix("%").replace("^2", "²")
+
+    rows = []
+    for body, data in ((body, data) for body in BODIES for data in DATA_SETS):
+        for regime in ("fixed crop", "fixed batch"):
+            found = [figures[f"{data}_{body}, {regime}: {strategy}"] for strategy in SEGMENTATION_STRATEGIES]
+            predicted = [gain(figure["measured"], figure["unit"]) for figure in found]
+            published_gain = gain(found[1]["published"]["value"])
+            rows.append([f"{BODIES[body]}, {DATA_SETS[data]}, {regime}", published_gain, *predicted])
+    return table(["", "published, iABN", *SEGMENTATION_STRATEGIES], rows)
+
+
+PIPELINES = {
+    "train": "training, as published",
+    "train_scaled": 'training, decoder "scaled"',
+    "train_pil": 'training, decoder "pil"',
+    "center": 'centre crop, decoder "torchvision"',
+    "center_pil": "centre crop",
+    "tencrop": 'ten crops, decoder "torchvision"',
+    "tencrop_pil": "ten crops",
+}
+
+
+def input_pipeline() -> str:
+    names = ("input_pipeline", "input_pipeline_large")
+    files = [result(name) for name in names]
+    sizes = [file["settings"]["their bytes, train/"] / 1000 for file in files]
+    rows = [
+        [
+            "bare decoder, images/s",
+            *(f"{file['images_per_s']['train']['bare decode_jpeg']:.0f}" for file in files),
+        ],
+        *([text, *(f"{file['ratios'][key]:.2f}" for file in files)] for key, text in PIPELINES.items()),
+    ]
+    return table(["", *(f"{size:.0f} KB" for size in sizes)], rows)
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = f"{min(values):{form}}", f"{max(values):{form}}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "quickstart": quickstart,
+    "lean_sweep": lean_sweep,
+    "headline": headline,
+    "networks": networks,
+    "options": options,
+    "published": published_scores,
+    "held": held,
+    "reversible": reversible,
+    "cifar10": cifar10,
+    "layers": layers,
+    "models": models,
+    "fastest": fastest,
+    "revnets": revnets,
+    "lean_networks": lean_networks,
+    "lean_beside": lean_beside,
+    "segmentation_pixels": segmentation_pixels,
+    "input_pipeline": input_pipeline,
+    "experiments": experiments,
+    "settings": settings,
+}
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Return the text between each pair of markers, by name."""
+    return {match[2]: match[3] for match in MARKERS.finditer(text)}
+
+
+def rewrite(text: str) -> str:
+    """Return ``text`` with all generated tables up to date."""
+    return MARKERS.sub(lambda match: f"{match[1]}{SECTIONS[match[2]]()}\n{match[4]}", text)

@@ -1,0 +1,165 @@
+"""The documentation is up to date: its tables are regenerated, its examples run, and whatever it names exists."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+import pytest
+
+from tests.pages import tables
+from tests.test_architecture import ROOMS
+from zoo.cli import build_parser
+from zoo.config import experiments_dir, load_experiment, parse_experiment
+from zoo.weights.published import published
+
+ROOT = tables.ROOT
+TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
+CHANGES = "docs/changes.md"  # also names what no longer exists
+FOLDERS = ("zoo", "docs", "experiments", "tests", "scripts", "csrc")
+
+
+def each(pattern: str) -> list[tuple[str, str]]:
+    """Return the matches of a pattern's only group, with their pages; ``^`` matches at each line."""
+    texts = {page: text for page, text in TEXTS.items() if page != CHANGES}
+    return [(page, found) for page, text in texts.items() for found in re.findall(pattern, text, re.MULTILINE)]
+
+
+def test_all_pages_are_known() -> None:
+    assert {"README.md", "docs/architecture.md", "experiments/README.md", "tests/README.md"} <= TEXTS.keys()
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_generated_tables_are_up_to_date(page: str) -> None:
+    """After a new measurement or golden file: python -m tests.pages"""
+    assert tables.rewrite(TEXTS[page]) == TEXTS[page]
+
+
+def test_every_generated_table_is_on_one_page() -> None:
+    markers = [name for text in TEXTS.values() for name in re.findall(r"<!-- /?(\w+) -->", text)]
+    found = [name for text in TEXTS.values() for name in tables.sections_of(text)]
+    assert sorted(found) == sorted(tables.SECTIONS)
+    assert len(markers) == 2 * len(found)
+
+
+def test_the_quickstart_of_segmentation_expects_the_mean_of_its_seeds() -> None:
+    expected = load_experiment(experiments_dir() / "quickstart_scenes.json").expected
+    runs = tables.result("quickstart_segmentation")["runs"]
+    assert expected is not None
+    assert expected.scores["whole"].miou == round(sum(run["results"][0]["miou"] for run in runs) / len(runs), 1)
+    assert [run["seed"] for run in runs] == [1, 2, 3]
+
+
+def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
+    expected = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json").expected
+    assert expected is not None
+    scores = {crop: score.model_dump(exclude_none=True) for crop, score in expected.scores.items()}
+    assert scores == tables.quickstart_means()
+    assert expected.source == "mean of seeds 1 to 3"
+    assert [run["seed"] for run in tables.result("quickstart")["runs"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("page", "example"), each(r"```python\n([^`]*)```"))
+def test_python_examples_run(page: str, example: str) -> None:
+    exec(compile(example, page, "exec"), {})
+
+
+@pytest.mark.parametrize(("page", "example"), each(r"```json\n([^`]*)```"))
+def test_json_examples_are_experiments(page: str, example: str) -> None:
+    parse_experiment(json.loads(example), page)
+
+
+def test_commands_in_blocks_are_understood() -> None:
+    lines = [line for _, block in each(r"```sh\n([^`]*)```") for line in block.replace("\\\n", " ").splitlines()]
+    commands = [re.sub(r"^(zoo|.* -m zoo) ", "", line) for line in lines if re.match(r"(zoo|.* -m zoo) ", line)]
+    assert len(commands) > 20
+    for command in commands:
+        build_parser().parse_args(shlex.split(command, comments=True))
+
+
+def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Return the parsers of a command's subcommands by name, none if it has no subcommands."""
+    return next((each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)), {})
+
+
+def test_commands_in_sentences_exist() -> None:
+    """A sentence may leave the arguments out, but names no command and no option that there is not."""
+    commands = [found.split() for _, found in each(r"`zoo ([a-z][^`\n]*)`")]
+    assert len(commands) > 20
+    for name, *words in commands:
+        parser = subparsers_of(build_parser())[name]
+        if words and words[0] in (kinds := subparsers_of(parser)):
+            parser = kinds[words[0]]
+        known = parser.format_help()
+        assert [word for word in words if word.startswith("--") and word not in known] == []
+
+
+def test_make_targets_exist() -> None:
+    targets = {found for _, found in each(r"`make (\w+)[ `]")} | {found for _, found in each(r"^make (\w+)$")}
+    assert targets == {"audit", "faults", "lint", "matrix", "quickstart", "test", "wheel"}
+    assert all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in targets)
+
+
+def test_modules_that_are_run_exist() -> None:
+    modules = [found for _, found in each(r"python -m ((?:tests|zoo)\.[\w.]+)")]
+    assert len(modules) > 5
+    assert [name for name in modules if find_spec(name) is None] == []
+
+
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = tables.PAGES[page].parent / path if path else tables.PAGES[page]
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target.read_text()), link
+
+
+def test_paths_and_names_in_them_exist() -> None:
+    """Between backticks: a path, perhaps with stars, and perhaps what is in the file: `zoo/registry.py: get`."""
+    paths = [found for _, found in each(rf"`((?:{'|'.join(FOLDERS)})/[^`\n]*)`")]
+    assert len(paths) > 20
+    for found in paths:
+        path, _, name = found.partition(": ")
+        matching = list(ROOT.glob(path))
+        assert matching, found
+        for part in name.split(".") if name else ():
+            assert re.search(rf"(def|class) {part}\b|^{part}\b.*=", matching[0].read_text(), re.MULTILINE), found
+
+
+def test_walks_count_their_files() -> None:
+    """A heading of docs/architecture.md that ends in "(5 files)" is followed by a walk that names five files."""
+    parts = re.split(r"^(#+ .*)$", TEXTS["docs/architecture.md"], flags=re.MULTILINE)
+    walks = [(heading, text) for heading, text in zip(parts[1::2], parts[2::2], strict=True) if " files)" in heading]
+    assert len(walks) >= 4
+    for heading, text in walks:
+        files = {found.partition(": ")[0] for found in re.findall(r"`((?:zoo|scripts)/[^`\n]*\.py[^`\n]*)`", text)}
+        assert f"({len(files)} files)" in heading, sorted(files)
+
+
+def test_every_room_is_drawn_and_described_in_the_order_of_imports() -> None:
+    drawn = re.findall(r"<text[^>]*>(\w+)</text>", (ROOT / "docs" / "rooms.svg").read_text())
+    assert [word for word in drawn if word in ROOMS] == ROOMS
+    first_columns = re.findall(r"^\| `zoo/[^|]*", TEXTS["docs/architecture.md"], re.MULTILINE)
+    described = re.findall(r"`zoo/(\w+)[./]", "".join(first_columns))
+    assert described == ROOMS
+
+
+def test_checksums_name_the_published_files() -> None:
+    """In the form that md5sum reads, with two spaces between the columns."""
+    lines = [line.split("  ") for line in (ROOT / "checksums.md5").read_text().splitlines()]
+    assert lines == [[entry.md5, f"{entry.name}.pth.tar"] for entry in published().values()]
+    experiments = {path.stem: load_experiment(path).expected for path in experiments_dir().glob("*.json")}
+    assert {name for name, expected in experiments.items() if expected and expected.weights} == set(published())

@@ -1,0 +1,112 @@
+"""Consistency checks between ranks: settings, code, images and weights, compared before anything depends on them.
+
+Ranks that differ would train different networks under one name, or deadlock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zoo.config import leaves
+from zoo.data.folder import ImageDataset
+from zoo.engine.process import Process
+from zoo.errors import ConfigError, ZooError, listed
+
+ABSENT = "absent"
+NUM_SIZES = 1000
+SHOWN_DIGITS = 12  # of a digest
+
+
+def check_same_on_all_ranks(
+    process: Process, values: Callable[[], Mapping[str, Any]], remedy: str, error: type[ZooError] = ConfigError
+) -> None:
+    """Raise ``error`` on every rank unless ``values()``, nested dicts of plain values, is equal on all ranks.
+
+    Every rank has to call it; ``values`` is not called in a single-process run. The message names each rank that
+    differs from rank 0, the keys and both values, and ends with ``remedy``.
+    """
+    if process.world_size == 1:
+        return
+    of_ranks: list[dict[str, Any]] = process.gather(dict(leaves(values())))
+    differences: list[str] = process.broadcast(list(_differences(of_ranks)))
+    if differences:
+        raise error(f"the ranks of this run differ; {'; '.join(differences)}: {remedy}")
+
+
+def _differences(of_ranks: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each set of differences from rank 0: the ranks that have it, the keys and both values."""
+    ranks: dict[str, list[int]] = {}
+    for rank, own in enumerate(of_ranks[1:], start=1):
+        main = of_ranks[0]
+        pairs = [
+            f"{key} = {own.get(key, ABSENT)}, not {main.get(key, ABSENT)} as on rank 0"
+            for key in differing_keys(main, own)
+        ]
+        if pairs:
+            ranks.setdefault(listed(pairs), []).append(rank)
+    for difference, differing_ranks in ranks.items():
+        yield f"rank{'s' * (len(differing_ranks) > 1)} {listed(differing_ranks)}: {difference}"
+
+
+def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return, sorted, the keys whose values differ or that one of the two lacks."""
+    return [key for key in sorted({*first, *second}) if first.get(key, ABSENT) != second.get(key, ABSENT)]
+
+
+def environment_fingerprint(process: Process, command: str) -> dict[str, Any]:
+    """Return the command of this rank, the version of torch, a digest of zoo's sources, the device and the backend."""
+    return {
+        "command": command,
+        "torch": str(torch.__version__),
+        "code": _code_digest(),
+        "device": process.device.type,
+        "backend": dist.get_backend(),
+    }
+
+
+def _code_digest() -> str:
+    """Return the first digits of the sha256 of the Python sources of this package, names and contents."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:SHOWN_DIGITS]
+
+
+def dataset_fingerprint(images: ImageDataset, count: int) -> dict[str, Any]:
+    """Return ``count`` (how many of the images are used), the number of classes and a digest of all names."""
+    return {"images": count, "classes": len(images.classes), "names": images.names_digest()[:SHOWN_DIGITS]}
+
+
+def sizes_digest(images: ImageDataset) -> str:
+    """Return a digest of the sizes in bytes of `NUM_SIZES` evenly spaced files, or of all if there are fewer.
+
+    Network storage takes minutes to list the sizes of a million files. Images in shards are no files; their sizes are
+    part of `ImageDataset.names_digest`.
+    """
+    digest = hashlib.sha256()
+    num_sizes = min(NUM_SIZES, len(images))
+    for number in range(num_sizes):
+        try:
+            size = os.stat(images.file_name(number * len(images) // num_sizes)).st_size
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
+            size = -1
+        digest.update(f"{size} ".encode())
+    return digest.hexdigest()[:SHOWN_DIGITS]
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the first digits of the sha256 of all values of the state dict."""
+    digest = hashlib.sha256()
+    for key, tensor in model.state_dict().items():
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:SHOWN_DIGITS]
