@@ -441,9 +441,10 @@ def _get_external(
     stored = None if file is None else file.checked_spec()
     if file is not None and stored is not None:
         check_same_network(stored, {"arch": own.arch}, printable(file.path), "the arguments")
-    content = merge({} if stored is None else stored.model_dump(), own.given(), changes)
+    below = {} if stored is None else _adapted(stored.model_dump(), how, changes)
+    content = merge(below, own.given(), changes)
     spec = parse_spec(content, own.arch)
-    options = {**spec.options, **how.model_dump(exclude_unset=True)}
+    options = {**spec.options, **how.model_dump(exclude_defaults=True)}
     num_classes = content.get("num_classes")
     model: Any = build_external(spec.arch, num_classes=num_classes, memory=spec.memory, **options)
     if num_classes is not None:

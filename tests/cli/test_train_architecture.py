@@ -84,7 +84,7 @@ def test_the_default_experiment_is_that_of_the_network_of_zoo_get(name: str, cro
     assert parse_experiment(json.loads(config.model_dump_json()), "test") == config
     record = zoo.get(name, num_classes=2).built_as
     assert (record.norm, record.activation, record.activation_param) == ("standard", "leaky_relu", 0.01)
-    assert (config.network.bn_mode, config.network.activation, config.network.activation_param) == (
+    assert (config.network.norm, config.network.activation, config.network.activation_param) == (
         record.norm, record.activation, record.activation_param,
     )  # fmt: skip
 

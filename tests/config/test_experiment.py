@@ -45,7 +45,7 @@ def test_an_empty_file_gives_the_published_defaults() -> None:
         ("network.classes", True),
         ("network.arch", None),
         ("network.arch", ""),
-        ("network.bn_mode", "ipabn"),
+        ("network.norm", "ipabn"),
         ("network.memory", "unwound"),
         ("training.activation_memory_budget", 1.5),
         ("training.activation_memory_budget", "0.5"),
