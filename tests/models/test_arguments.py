@@ -242,7 +242,8 @@ def test_without_a_classifier_forward_returns_what_the_linear_layer_would_read(a
 
 
 def test_the_number_of_classes_is_still_found_under_its_earlier_name() -> None:
+    earlier = {"classes": 3}
     with pytest.warns(FutureWarning, match="the argument classes is called num_classes"):
-        assert zoo.get("resnet18", num_classes=3).num_classes == 3
+        assert zoo.get("resnet18", **earlier).num_classes == 3
     with pytest.warns(FutureWarning), pytest.raises(TypeError, match="num_classes and classes are the same argument"):
-        zoo.get("resnet18", num_classes=3, num_classes=3)
+        zoo.get("resnet18", num_classes=3, **earlier)
