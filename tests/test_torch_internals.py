@@ -573,8 +573,6 @@ SEMI_PUBLIC = {
 #: Private names of other packages.
 NOT_OF_TORCH = {
     "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
-    "_ArgumentGroup": "argparse",
-    "_actions": "argparse",
     "_subparsers": "argparse",
     "_option_string_actions": "argparse",
     "_get_positional_actions": "argparse",

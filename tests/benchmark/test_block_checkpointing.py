@@ -63,5 +63,5 @@ def test_blocks_are_the_innermost_members_of_stages() -> None:
 
 
 def test_a_network_without_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no sequence of blocks of one class"):
+    with pytest.raises(ConfigError, match="no sequence of modules of the same class"):
         checkpoint_blocks(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))

@@ -54,7 +54,4 @@ def test_a_folder_without_jpeg_files_cannot_be_compared(
     for split in ("train", "val"):
         make_folder(tmp_path / split, {"a": 4})
     assert main(["benchmark", "input", config, str(tmp_path), "--out", str(tmp_path / "out"), *OPTIONS]) == 2
-    assert (
-        f"none of 3 images is a JPEG file of 8 bits, gray or in colours; {tmp_path / 'train'}"
-        in capsys.readouterr().err
-    )
+    assert f"none of 3 images is an 8-bit gray or RGB JPEG file; {tmp_path / 'train'}" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_an_export_needs_no_name_and_computes_what_torchvision_does(files, relu_
     with torch.no_grad():
         assert torch.allclose(program.module()(images), torchvision_network(files)(images), atol=1e-3)
     network = json.loads(extra["metadata.json"])["network"]
-    assert (network["arch"], network["activation"], network["classes"]) == ("resnet18", "relu", 2)
+    assert (network["arch"], network["activation"], network["num_classes"]) == ("resnet18", "relu", 2)
 
 
 @pytest.mark.parametrize("options", [["--activation", "leaky_relu"], ["--norm", "inplace"], ["--arch", "resnet34"]])
@@ -248,7 +248,9 @@ def test_folders_of_files_are_made_and_places_that_cannot_be_written_are_refused
     assert (tmp_path / "new" / "folder" / "file").is_file()
     (tmp_path / "x.pth").unlink(missing_ok=True)
     assert run(*command(relu_file / "file")) == 2
-    assert f"{relu_file / 'file'}: cannot be written, as {relu_file} is no folder" in capsys.readouterr().err
+    assert (
+        f"{relu_file / 'file'}: cannot be written, as {relu_file} is not a writable folder" in capsys.readouterr().err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 

@@ -85,35 +85,6 @@ def train(
     return result
 
 
-def _check_data(run: _Run) -> None:
-    state, num_images = run.state, run.batches.num_images
-    if state.num_images not in (0, num_images):
-        raise CheckpointError(
-            f"{num_images} training images, but {state.num_images} in the run of the checkpoint; training data: resume "
-            "with the same images"
-        )
-    state.num_images = num_images
-    class_names = escape_names(run.train_loader.dataset.classes)
-    if state.class_names not in (None, class_names):
-        before, now = set(state.class_names or ()), set(class_names)
-        missing, new = (listed(sorted(names)) or "none" for names in (before - now, now - before))
-        how = f"missing: {missing}; new: {new}" if before != now else "in another order"
-        raise CheckpointError(
-            f"the classes differ from those of the checkpoint ({how}); {printable(run.train_loader.dataset.root)}: "
-            "resume with the same data, or start a new run with --weights and another --log-dir"
-        )
-    state.class_names = class_names
-
-
-def _log_merged_batch(run: _Run) -> None:
-    if run.batches.merged:
-        size, batch_size = run.batches.global_size(len(run.batches) - 1), run.state.config.optimizer.batch_size
-        run.log.message(
-            f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too small "
-            "for a batch of its own"
-        )
-
-
 def _train_epoch(run: _Run) -> None:
     """Take the remaining steps of the running epoch."""
     state, num_batches = run.state, len(run.batches)
@@ -317,3 +288,32 @@ def _stop_if_asked(run: _Run, signal_name: str | None, saved: bool = False) -> N
         f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of {len(run.batches)}); the "
         f"state is saved in {printable(path)}: continue with --resume auto"
     )
+
+
+def _check_data(run: _Run) -> None:
+    state, num_images = run.state, run.batches.num_images
+    if state.num_images not in (0, num_images):
+        raise CheckpointError(
+            f"{num_images} training images, but {state.num_images} in the run of the checkpoint; training data: resume "
+            "with the same images"
+        )
+    state.num_images = num_images
+    class_names = escape_names(run.train_loader.dataset.classes)
+    if state.class_names not in (None, class_names):
+        before, now = set(state.class_names or ()), set(class_names)
+        missing, new = (listed(sorted(names)) or "none" for names in (before - now, now - before))
+        how = f"missing: {missing}; new: {new}" if before != now else "in another order"
+        raise CheckpointError(
+            f"the classes differ from those of the checkpoint ({how}); {printable(run.train_loader.dataset.root)}: "
+            "resume with the same data, or start a new run with --weights and another --log-dir"
+        )
+    state.class_names = class_names
+
+
+def _log_merged_batch(run: _Run) -> None:
+    if run.batches.merged:
+        size, batch_size = run.batches.global_size(len(run.batches) - 1), run.state.config.optimizer.batch_size
+        run.log.message(
+            f"the last batch of each epoch has {size} images: the remainder after batches of {batch_size} is too small "
+            "for a batch of its own"
+        )
