@@ -90,7 +90,7 @@ USER = """\
 # mypy: disallow-subclassing-any, warn-return-any, strict-equality, extra-checks
 import torch, zoo
 from zoo.layers import InPlaceABN
-model = zoo.get("resnet50", norm="inplace", classes=10, in_chans=1, features_only=False)
+model = zoo.get("resnet50", norm="inplace", num_classes=10, in_chans=1, features_only=False)
 names: list[str] = zoo.list_models(["resnet*"])
 norm = InPlaceABN(16, activation="elu")
 reveal_type(model)
@@ -108,7 +108,7 @@ def test_a_users_file_is_type_checked_against_the_package(tmp_path) -> None:
     assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()
     assert (ROOT / "zoo" / "py.typed").is_file()
     (tmp_path / "mine.py").write_text(USER)
-    (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", classes="10")\n')
+    (tmp_path / "wrong.py").write_text('import zoo\nzoo.get("resnet50", True)\nzoo.get("resnet50", num_classes="10")\n')
 
     def check(name: str) -> str:
         command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", ".mypy_cache/user"]

@@ -190,8 +190,8 @@ SMALL = ["resnet18", "resnet50", "resnext50", "wider_resnet16", "wider_resnet16_
 )
 def test_in_place_and_standard_norms_compute_the_same_network(name):
     torch.manual_seed(0)
-    standard = zoo.get(name, classes=5).double()
-    inplace = zoo.get(name, classes=5, norm="inplace").double()
+    standard = zoo.get(name, num_classes=5).double()
+    inplace = zoo.get(name, num_classes=5, norm="inplace").double()
     inplace.load_state_dict(standard.state_dict())
     with torch.no_grad():  # scale |w| + eps against w
         for module in inplace.modules():
@@ -235,10 +235,10 @@ def test_feature_networks_have_the_keys_of_the_full_network_without_the_classifi
 
 
 def test_keep_outputs_returns_the_modules_outputs_and_the_logits():
-    model = zoo.get("resnet18", classes=7, keep_outputs=True)
+    model = zoo.get("resnet18", num_classes=7, keep_outputs=True)
     outputs = model(torch.randn(2, 3, 64, 64))
     assert [o.shape[1] for o in outputs] == [64, 64, 128, 256, 512, 7]
-    assert len(zoo.get("resnet18", classes=0, keep_outputs=True)(torch.randn(2, 3, 64, 64))) == 5
+    assert len(zoo.get("resnet18", num_classes=0, keep_outputs=True)(torch.randn(2, 3, 64, 64))) == 5
 
 
 @pytest.mark.parametrize(
@@ -319,15 +319,15 @@ def test_norms_of_ones_own_work_in_pre_activation_networks_and_v1_says_what_it_n
     def norm(channels):
         return nn.Sequential(nn.BatchNorm2d(channels), nn.SiLU())
 
-    assert zoo.get("densenet121", norm=norm, classes=3)(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+    assert zoo.get("densenet121", norm=norm, num_classes=3)(torch.randn(2, 3, 64, 64)).shape == (2, 3)
     with pytest.raises(zoo.ConfigError, match="Sequential has no attribute `activation`"):
         zoo.get("resnet18", norm=norm)
 
 
 def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
     torch.manual_seed(0)
-    plain = zoo.get("resnext50", norm="inplace", classes=0)
-    wrapped = zoo.get("resnext50", norm=lambda channels: nn.Sequential(InPlaceABN(channels)), classes=0)
+    plain = zoo.get("resnext50", norm="inplace", num_classes=0)
+    wrapped = zoo.get("resnext50", norm=lambda channels: nn.Sequential(InPlaceABN(channels)), num_classes=0)
     wrapped.load_state_dict(dict(zip(wrapped.state_dict(), plain.state_dict().values(), strict=True)))
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(plain(x), wrapped(x))
@@ -335,7 +335,7 @@ def test_a_wrapped_in_place_norm_does_not_overwrite_a_shortcut():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_whole_networks_export_with_a_dynamic_batch(training):
-    model = zoo.get("resnet18", norm="inplace", classes=5).train(training)
+    model = zoo.get("resnet18", norm="inplace", num_classes=5).train(training)
     x = torch.randn(4, 3, 64, 64)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(copy.deepcopy(model), (x,), dynamic_shapes={"x": {0: batch}})
@@ -345,7 +345,7 @@ def test_whole_networks_export_with_a_dynamic_batch(training):
 
 
 def test_a_whole_network_is_differentiated_by_func_grad():
-    model = zoo.get("resnet18", norm="inplace", classes=5).double()
+    model = zoo.get("resnet18", norm="inplace", num_classes=5).double()
     x, target = torch.randn(4, 3, 64, 64, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
 
@@ -360,7 +360,7 @@ def test_a_whole_network_is_differentiated_by_func_grad():
 
 
 def test_reset_classifier_and_forward_features():
-    model = zoo.get("resnet18", classes=10)
+    model = zoo.get("resnet18", num_classes=10)
     x = torch.randn(2, 3, 64, 64)
     assert model.forward_features(x).shape == (2, 512, 2, 2)
     model.reset_classifier(3)
@@ -379,9 +379,9 @@ def test_reset_classifier_and_forward_features():
 
 def test_every_parameter_is_initialised_and_reproducible():
     torch.manual_seed(3)
-    first = zoo.get("densenet121", classes=2).state_dict()
+    first = zoo.get("densenet121", num_classes=2).state_dict()
     torch.manual_seed(3)
-    for key, value in zoo.get("densenet121", classes=2).state_dict().items():
+    for key, value in zoo.get("densenet121", num_classes=2).state_dict().items():
         assert value.isfinite().all()
         assert torch.equal(value, first[key])
     fan = 3 * 49 + 64 * 49
@@ -438,7 +438,7 @@ def test_building_costs_no_more_than_its_initialisation():
 
 
 def test_norms_of_a_network_freeze_with_one_call():
-    model = zoo.get("resnet18", norm="inplace", classes=2)
+    model = zoo.get("resnet18", norm="inplace", num_classes=2)
     assert freeze_norms(model) == 20
     model.train()
     before = [b.clone() for b in model.buffers()]
@@ -449,8 +449,8 @@ def test_norms_of_a_network_freeze_with_one_call():
 @pytest.mark.parametrize("name", ["resnet18", "resnext50", "densenet121"])
 def test_recomputing_modules_gives_the_same_gradients_and_statistics(name):
     torch.manual_seed(0)
-    plain = zoo.get(name, norm="inplace", classes=0).double()
-    wrapped = zoo.get(name, norm="inplace", classes=0).double()
+    plain = zoo.get(name, norm="inplace", num_classes=0).double()
+    wrapped = zoo.get(name, norm="inplace", num_classes=0).double()
     wrapped.load_state_dict(plain.state_dict())
     for stage in ("mod3", "mod4"):
         module = wrapped.get_submodule(stage)

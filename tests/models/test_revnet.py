@@ -15,7 +15,7 @@ import zoo
 from tests.formula import relative_error
 from tests.held import held_bytes
 from zoo.architectures import ARCHITECTURES
-from zoo.config import Network, parse_experiment
+from zoo.config import parse_experiment
 from zoo.convert import convert_norm
 from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
 from zoo.layers.reversible import ReversibleSequential
@@ -24,6 +24,7 @@ from zoo.models.preact import PreactResNet
 from zoo.models.revnet import RevNet
 from zoo.registry import build_from_config
 from zoo.remat.memory_use import count_memory
+from zoo.spec import NetworkSpec
 
 # Table 2 of Gomez et al. 2017 has these, rounded; 45.2 M for RevNet-104, whose public code has 45.43 M
 COUNTS = {
@@ -84,7 +85,7 @@ def step(model, x) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("name", "classes"), COUNTS)
 def test_parameters_are_as_many_as_in_the_papers_code(name, classes):
     with torch.device("meta"):
-        model = zoo.get(name, classes=classes)
+        model = zoo.get(name, num_classes=classes)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
     assert {name for name, _ in COUNTS} == {*RESNETS, *REVNETS}
 
@@ -432,7 +433,7 @@ def test_options_of_other_families_are_refused():
             zoo.get("revnet38_cifr")
 
 
-def network_section(**settings) -> Network:
+def network_section(**settings) -> NetworkSpec:
     section = {"arch": "revnet38_cifar", "classes": 10, "weight_init": "truncated_normal", **settings}
     return parse_experiment({"network": section}, source="test").network
 

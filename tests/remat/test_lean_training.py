@@ -164,7 +164,7 @@ def test_networks_that_save_memory_themselves_have_the_same_bits(
     arch: str, options: dict[str, Any], autocast: bool
 ) -> None:
     torch.manual_seed(0)
-    plain = zoo.get(arch, classes=5, **options)
+    plain = zoo.get(arch, num_classes=5, **options)
     other = lean(copy.deepcopy(plain))
     x = torch.randn(2, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
