@@ -96,7 +96,7 @@ def test_there_is_one_for_every_body_that_can_be_dilated_with_the_bodys_strategi
 @pytest.mark.parametrize("stride", [8, 16])
 @pytest.mark.parametrize("name", ["deeplab_resnext50", "deeplab_densenet121", "deeplab_wider_resnet16_a2"])
 def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -> None:
-    model = build_meta(name, output_stride=stride, classes=5)
+    model = build_meta(name, output_stride=stride, num_classes=5)
     assert model.feature_info.reduction()[-1] == stride
     assert [conv.dilation[0] for conv in model.head.map_convs] == {8: [1, 12, 24, 36], 16: [1, 6, 12, 18]}[stride]
     logits = model.forward_logits(torch.empty(2, 3, 64, 96, device="meta"))
@@ -105,7 +105,7 @@ def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -
 
 
 def test_the_vistas_network_has_the_published_sizes() -> None:
-    model = build_meta("deeplab_wider_resnet38_a2", classes=65, norm="inplace", pooling_size=[84, 84])
+    model = build_meta("deeplab_wider_resnet38_a2", num_classes=65, norm="inplace", pooling_size=[84, 84])
     parts = (model.body, model.head, model.cls)
     assert [sum(p.numel() for p in part.parameters()) for part in parts] == [105_070_912, 30_739_456, 16_705]
     assert [len(part.state_dict()) for part in parts] == [228, 22, 2]

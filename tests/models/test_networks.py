@@ -126,7 +126,7 @@ def facts(case: str) -> dict[str, int | str]:
     """Return what the golden file says of a network with its usual number of classes."""
     name, _, stem = case.partition("+")
     model = build_case(case)
-    headless = build_meta(name, classes=0, **({"input_3x3": True} if stem else {}))
+    headless = build_meta(name, num_classes=0, **({"input_3x3": True} if stem else {}))
     assert not hasattr(headless, "classifier")
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -82,7 +82,7 @@ def test_the_compared_networks_have_the_max_pools_of_section_3_4(name, memory):
 
 def twins(name, **options):
     """Return a small network in float64 and its copy that stores, with norms that do not start at 1 and 0."""
-    options = {"classes": 5, "activation_param": 0.3, **SMALL[name], **options}
+    options = {"num_classes": 5, "activation_param": 0.3, **SMALL[name], **options}
     torch.manual_seed(0)
     ours = zoo.get(name, **options).double()
     for parameter in ours.parameters():

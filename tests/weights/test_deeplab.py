@@ -63,7 +63,7 @@ def test_the_published_container_and_flat_checkpoints_load_strictly(model, form,
         "wrapped": {"state_dict": {f"module.{key}": tensor for key, tensor in model.state_dict().items()}},
     }[form]
     path = write(tmp_path / "w.pth.tar", content)
-    arguments: dict[str, Any] = {"norm": "inplace", "activation": "leaky_relu", "classes": 4}
+    arguments: dict[str, Any] = {"norm": "inplace", "activation": "leaky_relu", "num_classes": 4}
     assert equal(zoo.get("deeplab_resnet18", weights=path, **arguments), model)
     other = zoo.get("deeplab_resnet18", **arguments)
     report = zoo.load_weights(other, path)
@@ -130,7 +130,7 @@ def test_the_body_takes_the_weights_of_a_classification_network_and_the_log_says
     source = zoo.get(body_file)
     model = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, in_chans=1)
     settings = model.built_as
-    assert (settings.norm, settings.activation_param, settings.classes) == ("inplace", 0.2, 5)
+    assert (settings.norm, settings.activation_param, settings.num_classes) == ("inplace", 0.2, 5)
     assert isinstance(model.head.red_bn, InPlaceABN)
     assert torch.equal(model.body.mod5.block2.convs.conv2.weight, source.mod5.block2.convs.conv2.weight)
     assert "the classifier was not loaded" in caplog.text
