@@ -13,7 +13,7 @@ from torch import nn
 from zoo.architectures import ARCHITECTURES, has_same_tensors, is_elsewhere
 from zoo.config import Experiment, Input, Network, parse_experiment
 from zoo.errors import MAX_LISTED, ConfigError, DataError, WeightsError, listed, nearest, printable
-from zoo.layers.norm import KINDS, norm_act
+from zoo.layers.norm import NORM_CLASSES, norm_act
 from zoo.limits import MAX_CLASSES, MAX_SIDE, MAX_SLOPE, is_number, is_whole
 from zoo.models import build_network
 from zoo.models.elsewhere import build_from_elsewhere
@@ -364,8 +364,8 @@ def _problems(content: Mapping[str, Any]) -> Iterator[Problem]:
         near = ", ".join(nearest(arch[:MAX_SHOWN] if isinstance(arch, str) else "", ARCHITECTURES))
         yield "arch", arch, f"this version has no such network, the nearest names are {near}"
         return
-    if not isinstance(norm, str) or norm not in KINDS:
-        yield "norm", norm, f"is not one of {', '.join(KINDS)}"
+    if not isinstance(norm, str) or norm not in NORM_CLASSES:
+        yield "norm", norm, f"is not one of {', '.join(NORM_CLASSES)}"
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         yield "activation", activation, f"is not one of {', '.join(ACTIVATIONS)}"
     elif activation == "relu" and norm != "standard":
