@@ -17,7 +17,8 @@ from tests.data.sample_images import random_image
 from tests.dist.spawn import free_port
 from zoo.cli import main, run_script
 from zoo.cli.segment import kinds, numbers
-from zoo.tasks.views import ImageViews, segment
+from zoo.tasks.tta import TestTimeAugmentation as Augmentation
+from zoo.tasks.tta import segment
 
 SETTINGS = {
     "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65},
@@ -153,7 +154,7 @@ def test_the_script_writes_the_originals_files_with_the_originals_defaults(vista
     image = random_image(0, 40, 60).resize((32, 48), Image.Resampling.BILINEAR)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
     tensor = (torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - mean) / std
-    expected = segment(model.forward_logits, tensor, ImageViews((0.7, 1.0, 1.2)))
+    expected = segment(model.forward_logits, tensor, Augmentation((0.7, 1.0, 1.2)))
     resized = Image.fromarray(expected.classes.numpy().astype(np.uint8)).resize((40, 60), Image.Resampling.NEAREST)
     with Image.open(tmp_path / "out" / "a.png") as written:
         assert written.mode == "L"

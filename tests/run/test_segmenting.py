@@ -23,7 +23,8 @@ from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
 from zoo.run.segmenting import Folders, segment_images
-from zoo.tasks.views import ImageViews, segment
+from zoo.tasks.tta import TestTimeAugmentation as Augmentation
+from zoo.tasks.tta import segment
 
 CLASSES = 4
 KINDS = ("palette", "ids", "prob", "overlay")
@@ -69,7 +70,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
-    images, network, views = _images(tmp_path / "in"), _network(), ImageViews((0.5, 1.0), True)
+    images, network, views = _images(tmp_path / "in"), _network(), Augmentation((0.5, 1.0), True)
     summary = segment_images(network, images, _folders(tmp_path / "out", KINDS), views, longest_side=64)
     assert (summary.written, summary.skipped, summary.faults) == (5, 0, ())
     names = {"a", "b", "sub/a", "sub/deep/c", "sub/z"}
@@ -155,7 +156,7 @@ def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) ->
     assert json.loads(file.read_text())["scales"] == [1.0]
     assert segment_images(network, images, out, settings_file=file).skipped == 5
     with pytest.raises(ConfigError, match=r"made in another way \(flip = False there, True now\): give --overwrite"):
-        segment_images(network, images, out, ImageViews(flip=True), settings_file=file)
+        segment_images(network, images, out, Augmentation(flip=True), settings_file=file)
     with torch.no_grad():
         network.model.conv.bias += 1
     with pytest.raises(ConfigError, match="weights = "):
@@ -186,7 +187,7 @@ def test_an_interrupted_overwriting_leaves_no_old_file_that_seems_finished(
             raise KeyboardInterrupt
         plain(output, name, *arguments)
 
-    out, views = _folders(tmp_path / "out"), ImageViews(flip=True)
+    out, views = _folders(tmp_path / "out"), Augmentation(flip=True)
     monkeypatch.setattr(Folders, "write", write)
     with pytest.raises(KeyboardInterrupt):
         segment_images(network, images, out, views, settings_file=file, overwrite=True)
@@ -214,7 +215,7 @@ def test_a_folder_in_the_place_of_a_file_does_not_count_as_the_file(tmp_path: Pa
 def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     Image.new("1", (30_000, 40)).save(images / "wide.png")
-    summary = segment_images(_network(), images, _folders(tmp_path / "out"), ImageViews((10.0,)))
+    summary = segment_images(_network(), images, _folders(tmp_path / "out"), Augmentation((10.0,)))
     assert summary.written == 5
     assert len(summary.faults) == 1
     assert "30000 x 40 px at scale 10 has 300000 x 400 px" in summary.faults[0]
@@ -352,5 +353,5 @@ def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog
     random_image(0).save(tmp_path / "a.png")
     for tile in (64, 96):
         network = LoadedNetwork("deeplab", model, _network().experiment)
-        segment_images(network, tmp_path / "a.png", _folders(tmp_path / str(tile)), ImageViews(tile=tile))
+        segment_images(network, tmp_path / "a.png", _folders(tmp_path / str(tile)), Augmentation(tile=tile))
     assert [record.args for record in caplog.records if "tiles of" in record.msg] == [(64, 72, 72)]

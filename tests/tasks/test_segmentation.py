@@ -233,7 +233,7 @@ def test_scores_of_an_interval_are_those_of_its_own_pixels() -> None:
 
 def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
     batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE), [])
-    with pytest.raises(DataError, match="no pixel of 1 label maps has a class"):
+    with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
         validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])
 
 

@@ -20,7 +20,7 @@ from zoo.data.imagenet import imagenet_wnids
 from zoo.data.location import parse_data_path
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.task import Result, ScoringProtocol, Task
+from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.models.external import check_logits
@@ -28,7 +28,7 @@ from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
-from zoo.tasks.protocols import Protocol
+from zoo.tasks.protocols import CropProtocol
 from zoo.weights import StoredWeights, digests_of, load_stored, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
@@ -59,7 +59,7 @@ class LoadedNetwork:
         return task_of(self.experiment)
 
     @property
-    def own_protocol(self) -> ScoringProtocol:
+    def own_protocol(self) -> EvalProtocol:
         """The protocol that the experiment validates with."""
         return self.task.own_protocol
 
@@ -193,7 +193,7 @@ def _published(title: str) -> str:
 def score(
     network: LoadedNetwork,
     data: str | os.PathLike[str],
-    protocol: ScoringProtocol | str | None = None,
+    protocol: EvalProtocol | str | None = None,
     *,
     process: Process | None = None,
     workers: int = 0,
@@ -237,7 +237,7 @@ def score(
     """
     process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
     task = network.task
-    if is_external(settings.network.arch) and isinstance(protocol, Protocol):
+    if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
         model = registry.build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
@@ -285,7 +285,7 @@ def _only_process() -> Process:
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _protocol(network: LoadedNetwork, protocol: ScoringProtocol | str | None) -> ScoringProtocol:
+def _protocol(network: LoadedNetwork, protocol: EvalProtocol | str | None) -> EvalProtocol:
     """Return the protocol, which may be given by its name; ConfigError for one of another task."""
     known, own = network.task.protocols, network.own_protocol
     if protocol is None or type(protocol) is type(own):

@@ -43,8 +43,8 @@ from zoo.run.label_images import (
     write_probabilities,
 )
 from zoo.run.scoring import LoadedNetwork, load_network
-from zoo.tasks.views import Fusion, ImageViews, Segments
-from zoo.tasks.views import segment as segment_views
+from zoo.tasks.tta import Fusion, Segments, TestTimeAugmentation
+from zoo.tasks.tta import segment as segment_views
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def segment(
     Raises ConfigError for impossible options and for a network that does not segment; DataError if there are no images
     or their files cannot be told apart; WeightsError for weights that do not fit.
     """
-    views = ImageViews(tuple(scales), flip, fusion, tile)
+    views = TestTimeAugmentation(tuple(scales), flip, fusion, tile)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
     with open_process() if process is None else nullcontext(process) as process:
@@ -211,7 +211,7 @@ def segment_images(
     network: LoadedNetwork,
     source: Path,
     output: Output,
-    views: ImageViews | None = None,
+    views: TestTimeAugmentation | None = None,
     *,
     process: Process | None = None,
     longest_side: int | None = None,
@@ -243,7 +243,7 @@ def segment_images(
     started with the same arguments.
     """
     process = process or Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    views = views or ImageViews()
+    views = views or TestTimeAugmentation()
     check_segments(network)
     settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
     settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
@@ -432,7 +432,7 @@ def _segment(
     forward: Callable[[Tensor], Tensor],
     image: Image.Image,
     experiment: Experiment,
-    views: ImageViews,
+    views: TestTimeAugmentation,
     device: torch.device,
     longest_side: int | None,
     output: Output,

@@ -38,8 +38,8 @@ from zoo.files import write_json
 from zoo.models.external import check_logits
 from zoo.registry import build_on_meta, default_experiment
 from zoo.run.environment import describe_environment
-from zoo.run.log_folder import check_place, check_unused, log_folder, writable
-from zoo.run.run_log import RunLog, kept_records, validation_after
+from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
+from zoo.run.run_log import RunLog, buffered_records, read_validation
 from zoo.run.seeds import SeedRun, seeds_json
 from zoo.run.train_options import TrainOptions
 from zoo.tasks import task_of
@@ -110,9 +110,9 @@ def train_experiment(
     options = options or TrainOptions()
     _check_settings_agree(config, process, options)
     check_world_size(config, process.world_size)
-    process.on_main(lambda: check_place(log_dir, data))
+    process.on_main(lambda: check_log_dir(log_dir, data))
     task = task_of(config)
-    with kept_records() as earlier:
+    with buffered_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
     train_loader, val_loader = loaders
     images = {
@@ -241,7 +241,7 @@ def train_seeds(
 def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[str, float]:
     """Return the scores of the validation after the last epoch, by name."""
     last_epoch = config.optimizer.schedule.epochs - 1
-    scored = process.on_main(partial(validation_after, log_dir, last_epoch))
+    scored = process.on_main(partial(read_validation, log_dir, last_epoch))
     return {name: float(scored[name]) for name in task_of(config).labels}
 
 
