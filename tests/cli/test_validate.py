@@ -346,7 +346,7 @@ def test_the_example_of_the_documentation_scores_a_network_from_python(
 def test_a_network_is_scored_by_a_published_protocol_by_name_and_others_are_named(finished: Run) -> None:
     network = zoo.load_network(finished.checkpoint)
     assert zoo.score(network, finished.data, "center224", limit=1).protocol == "center224"
-    with pytest.raises(zoo.ConfigError, match="'center225' is no published protocol; those are center224, tencrop224"):
+    with pytest.raises(zoo.ConfigError, match="'center225' is not a published protocol; those are center224, tencrop224"):
         zoo.score(network, finished.data, "center225")
 
 

@@ -75,8 +75,8 @@ def _refused(files: list[Path], message: str) -> None:
 
 def test_files_of_different_images_are_refused_with_the_first_of_them(tmp_path: Path) -> None:
     first, second = _write(tmp_path, "a.csv", [0] * 4), _write(tmp_path, "b.csv", [0] * 3)
-    _refused([first, second], r"1 of .*a.csv are not in .*b.csv, the first is val/a/03.png")
-    _refused([second, first], r"1 of .*a.csv are not in .*b.csv, the first is val/a/03.png")
+    _refused([first, second], r"1 of .*a.csv are missing in .*b.csv, the first is val/a/03.png")
+    _refused([second, first], r"1 of .*a.csv are missing in .*b.csv, the first is val/a/03.png")
 
 
 def test_files_of_different_true_classes_are_refused_with_the_first_of_them(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_file_that_is_damaged_does_not_count_as_done(
         summary = segment_images(network, images, out)
         assert (summary.written, summary.skipped) == (1, 4), damaged
         assert _files(tmp_path / "out") == before
-    assert f"damaged or of another size, and are written again; {images / 'sub' / 'a.bmp'}" in caplog.text
+    assert f"damaged or have another size and are rewritten; {images / 'sub' / 'a.bmp'}" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["palette", "ids", "prob"])
@@ -155,7 +155,7 @@ def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) ->
     segment_images(network, images, out, settings_file=file)
     assert json.loads(file.read_text())["scales"] == [1.0]
     assert segment_images(network, images, out, settings_file=file).skipped == 5
-    with pytest.raises(ConfigError, match=r"made in another way \(flip = False there, True now\): give --overwrite"):
+    with pytest.raises(ConfigError, match=r"files of other settings \(flip was False and is now True\): give --overwrite"):
         segment_images(network, images, out, Augmentation(flip=True), settings_file=file)
     with torch.no_grad():
         network.model.conv.bias += 1
@@ -170,7 +170,7 @@ def test_other_images_of_the_same_names_are_not_taken_for_finished(tmp_path: Pat
     for folder in ("one", "two"):
         _images(tmp_path / folder)
     segment_images(network, tmp_path / "one", out, settings_file=file)
-    with pytest.raises(ConfigError, match=r"made in another way \(images = '.*/one' there, '.*/two' now\)"):
+    with pytest.raises(ConfigError, match=r"files of other settings \(images was '.*/one' and is now '.*/two'\)"):
         segment_images(network, tmp_path / "two", out, settings_file=file)
     assert segment_images(network, tmp_path / "one" / "a.png", out, settings_file=file).skipped == 1
 
@@ -270,7 +270,7 @@ def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path:
         ("b.tif", "out", None, "b.JPG and of .*b.tif would have the same name"),
         ("a_prob.jpg", "out", "prob", "a.png and of .*a_prob.jpg would have the same name"),
         (None, "in/out", None, "would lie among the images"),
-        (None, "in", "raw", "a.png is one of the images, and would be replaced"),
+        (None, "in", "raw", "a.png is one of the images and would be overwritten"),
     ],
 )
 def test_clashing_names_are_refused_before_anything_is_computed(
