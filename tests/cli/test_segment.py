@@ -230,4 +230,4 @@ def test_a_classifier_is_refused_before_its_classes_are_counted(
 ) -> None:
     torch.save(zoo.get("resnet18").state_dict(), tmp_path / "1000.pth")
     assert _run("segment", "resnet18", files.images, tmp_path / "out", "--weights", tmp_path / "1000.pth") == 2
-    assert "resnet18 classifies whole images; zoo segment: give a network" in capsys.readouterr().err
+    assert "resnet18 classifies whole images; zoo segment: give a segmentation network" in capsys.readouterr().err

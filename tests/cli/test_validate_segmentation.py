@@ -144,7 +144,7 @@ def test_a_crop_is_no_protocol_of_a_segmentation_in_python_either(files: Files) 
     network = load_network(files.config, files.weights)
     with pytest.raises(ConfigError, match="is not a published protocol; those are whole, whole-flip"):
         score(network, files.data, "center224")
-    with pytest.raises(ConfigError, match="batch_size = 2: deeplab_resnet18 segments"):
+    with pytest.raises(ConfigError, match="batch_size = 2: deeplab_resnet18 is a segmentation network"):
         score(network, files.data, batch_size=2)
 
 

@@ -79,7 +79,7 @@ def test_relu_goes_into_the_standard_norm_only():
     ) as e:
         convert_norm(model, "inplace")
     assert 'relu="leaky_relu"' in str(e.value)
-    assert "converts the other norms, and zoo.lean" in str(e.value)
+    assert "converts the other norms; zoo.lean" in str(e.value)
 
 
 UNSAFE = {
@@ -96,10 +96,10 @@ UNSAFE = {
     "no call": (lambda m, y: y, r"calls it 0 times"),
 }
 ADVICE = {
-    "another reader of its input": "let the others read the norm's output",
-    "an activation without in-place form": r"nn\.LeakyReLU or nn\.ELU in its place, and train again",
-    "an output that is overwritten": r"write x = x \+ y for x \+= y",
-    "two calls": "a norm of its own for each call",
+    "another reader of its input": "let the other readers read the norm's output",
+    "an activation without in-place form": r"nn\.LeakyReLU or nn\.ELU and retrain",
+    "an output that is overwritten": r"write x = x \+ y instead of x \+= y",
+    "two calls": "give each call its own norm",
 }
 
 

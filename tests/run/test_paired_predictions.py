@@ -115,7 +115,7 @@ def test_a_file_of_something_else_is_refused_with_its_line(text: str, message: s
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
-    _refused([tmp_path / "none.csv"], "No such file.*: give a file that zoo validate")
+    _refused([tmp_path / "none.csv"], "No such file.*: give a file written by zoo validate")
 
 
 def test_by_the_labels_of_real_any_of_them_is_right_and_images_without_one_are_left_out(

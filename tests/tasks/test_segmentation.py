@@ -248,7 +248,7 @@ def test_a_line_of_the_log_has_the_scores_and_a_result_file_the_matrix_too_and_n
 
 
 def test_a_batch_size_is_refused_where_images_come_one_by_one(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="batch_size = 4: deeplab_resnet18 segments"):
+    with pytest.raises(ConfigError, match="batch_size = 4: deeplab_resnet18 is a segmentation network"):
         _task().build_val_loader(tmp_path, WHOLE_IMAGES["whole"], batch_size=4)
 
 
