@@ -300,8 +300,8 @@ class Experiment(Section):
         if size.scale_val != -1 and size.crop_val**2 < SMALL_CROP_AREA * size.scale_val**2:
             yield (
                 f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of an "
-                f"image or less, because its shorter side is input.scale_val = {size.scale_val}; set scale_val to about "
-                f"{round(size.crop_val * 8 / 7)}, or to -1 if images should not be resized"
+                f"image or less, because its shorter side is input.scale_val = {size.scale_val}; set scale_val to "
+                f"about {round(size.crop_val * 8 / 7)}, or to -1 if images should not be resized"
             )
 
     def digest(self) -> str:
