@@ -69,7 +69,7 @@ def test_a_file_from_before_batch_counters_gets_them():
 
 
 def test_networks_that_torchvision_does_not_have_are_refused():
-    with pytest.raises(ConfigError, match="'resnext50' is no network that torchvision has too"):
+    with pytest.raises(ConfigError, match="'resnext50' is not a network that torchvision also has"):
         from_torchvision({}, "resnext50")
 
 
@@ -98,5 +98,5 @@ def test_a_whole_segmentation_network_is_refused_with_the_way_to_take_its_backbo
         from_torchvision({}, "deeplab_resnet50")
     with pytest.raises(ConversionError, match="has another head"):
         to_torchvision({}, "deeplab_resnet101")
-    with pytest.raises(ConfigError, match="'deeplab_resnext50' is no network that torchvision has too"):
+    with pytest.raises(ConfigError, match="'deeplab_resnext50' is not a network that torchvision also has"):
         from_torchvision({}, "deeplab_resnext50")
