@@ -104,7 +104,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
     ("words", "message"),
     [
         (("--scales", "1,0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
-        (("--scales", "1,1.0"), "1.0 more than once"),
+        (("--scales", "1,1.0"), "1.0 is repeated"),
         (("--tile", "33"), "tile = 33 is not a multiple of 32"),
         (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
     ],

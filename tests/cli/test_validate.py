@@ -119,7 +119,7 @@ def test_weights_whose_classifier_does_not_fit_get_no_score(
     config = tmp_path / "three.json"
     config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "classes": 3}}))
     assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
-    assert "random classifier" in capsys.readouterr().err
+    assert "the classifier of the file does not fit the network" in capsys.readouterr().err
 
 
 def test_a_moving_average_is_what_gets_scored(finished: Run, tmp_path: Path) -> None:
