@@ -82,7 +82,7 @@ def test_the_compared_networks_have_the_max_pools_of_section_3_4(name, memory):
 
 def twins(name, **options):
     """Return a small network in float64 and its copy that stores, with norms that do not start at 1 and 0."""
-    options = {"classes": 5, "activation_param": 0.3, **SMALL[name], **options}
+    options = {"num_classes": 5, "activation_param": 0.3, **SMALL[name], **options}
     torch.manual_seed(0)
     ours = zoo.get(name, **options).double()
     for parameter in ours.parameters():
@@ -212,7 +212,7 @@ def test_the_least_gain_of_the_options_reaches_every_norm_and_the_result(eps_i):
         ("revnext_flat", {"layers": [0, 1, 1]}, "depth"),
         ("revnext_flat", {"eps_i": -1.0}, r"got -1\.0"),
         ("revnext_flat", {"channels": 7}, "got 7"),
-        ("revnext", {"memory": "checkpoint"}, "memory must be one of auto, plain"),
+        ("revnext", {"memory": "checkpoint"}, "revnext has no such strategy; use one of auto, plain"),
         ("revnext", {"activation": "elu"}, "activation leaky_relu, got .* with elu"),
         ("revnext", {"norm": torch.nn.BatchNorm2d}, "BatchNorm2d has no activation"),
         ("irevnet_cifar", {"blocks": [1, 1], "widths": [16, 32]}, r"got blocks \[1, 1\] and widths \[16, 32\]"),
