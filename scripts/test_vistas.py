@@ -20,7 +20,7 @@ from zoo.errors import ConfigError
 
 if TYPE_CHECKING:
     from zoo.run.label_images import Palette
-    from zoo.tasks.views import Segments
+    from zoo.tasks.tta import Segments
 
 NETWORK = "wider_resnet38_deeplab_vistas"
 
@@ -60,9 +60,9 @@ class SegmentVistas(Command, ViewOptions):
         from zoo.run.label_images import palette_of
         from zoo.run.scoring import load_network
         from zoo.run.segmenting import segment_images
-        from zoo.tasks.views import ImageViews
+        from zoo.tasks.tta import TestTimeAugmentation
 
-        views = ImageViews(self.scales, self.flip, self.fusion_mode, self.tile)
+        views = TestTimeAugmentation(self.scales, self.flip, self.fusion_mode, self.tile)
         is_launched = not os.environ.keys().isdisjoint({"RANK", "WORLD_SIZE"})
         if is_launched and (self.rank, self.world_size) != (None, None):
             raise ConfigError("a launcher set rank and world size of this process; remove --rank and --world-size")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from zoo.config import Expected, Experiment
 from zoo.run.results_table import results_table
 from zoo.tables import markdown_table, number_text
-from zoo.tasks.classification import ClassificationResult, ClassificationTask
+from zoo.tasks.classification import LABELS, ClassificationResult, ClassificationTask
 
 
 def test_columns_are_padded_and_numbers_stand_right() -> None:
@@ -41,7 +39,7 @@ def _result(protocol: str) -> ClassificationResult:
 
 def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
     expected = Expected.model_validate({"source": "README", "scores": {"tencrop32": {"top1": 78.0, "top5": 94.0}}})
-    lines = results_table("net", [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
+    lines = results_table("net", LABELS, [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
     assert [cell.strip() for cell in lines[3].split("|")[1:3]] == ["net", "tencrop32-scale36"]
     assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
         *("expected: README", "tencrop32-scale36", "78.00", "94.00", "", "", "", "", ""),
@@ -50,7 +48,7 @@ def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
 
 
 def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracies() -> None:
-    lines = results_table("net", [_result("center224")], None).splitlines()
+    lines = results_table("net", LABELS, [_result("center224")], None).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], lines[2])]
     assert cells[0] == [
         *("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images", "left out")
@@ -62,7 +60,7 @@ def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracie
 def test_top_5_is_not_shown_where_it_is_always_right(classes: int, has_top5: bool) -> None:
     task = ClassificationTask(Experiment.model_validate({"network": {"arch": "resnet18", "classes": classes}}))
     assert ("top5" in task.shown_labels) == has_top5
-    table = results_table("net", [replace(_result("center224"), num_classes=classes)], None)
+    table = results_table("net", task.shown_labels, [_result("center224")], None)
     assert "top-1 %" in table
     assert "± top-1" in table
     assert ("top-5" in table) == has_top5

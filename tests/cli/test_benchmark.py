@@ -145,4 +145,4 @@ def test_results_of_a_changed_checkout_are_warned_of(
 ) -> None:
     monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "1234-dirty")
     run(tmp_path / "fit", "max-batch", "resnet18", "--strategies", "std-BN", "--memory", "200MB", *SMALL)
-    assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err
+    assert "commit 1234-dirty, which cannot be checked out" in capsys.readouterr().err

@@ -279,5 +279,5 @@ def test_a_report_of_a_changed_checkout_is_warned_of(
 ) -> None:
     monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "1234-dirty")
     assert reproduce("all", "--out", tmp_path) == 0
-    assert "commit 1234-dirty, which nobody can check out" in capsys.readouterr().err
+    assert "commit 1234-dirty, which cannot be checked out" in capsys.readouterr().err
     assert "1234-dirty" in (tmp_path / "REPRODUCTION.md").read_text()

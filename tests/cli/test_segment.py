@@ -17,7 +17,8 @@ from tests.data.sample_images import random_image
 from tests.dist.spawn import free_port
 from zoo.cli import main, run_script
 from zoo.cli.segment import kinds, numbers
-from zoo.tasks.views import ImageViews, segment
+from zoo.tasks.tta import TestTimeAugmentation as Augmentation
+from zoo.tasks.tta import segment
 
 SETTINGS = {
     "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65},
@@ -103,7 +104,7 @@ def test_segment_goes_on_after_a_broken_image_and_exits_with_code_2(
     ("words", "message"),
     [
         (("--scales", "1,0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
-        (("--scales", "1,1.0"), "1.0 more than once"),
+        (("--scales", "1,1.0"), "1.0 is repeated"),
         (("--tile", "33"), "tile = 33 is not a multiple of 32"),
         (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
     ],
@@ -153,7 +154,7 @@ def test_the_script_writes_the_originals_files_with_the_originals_defaults(vista
     image = random_image(0, 40, 60).resize((32, 48), Image.Resampling.BILINEAR)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
     tensor = (torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - mean) / std
-    expected = segment(model.forward_logits, tensor, ImageViews((0.7, 1.0, 1.2)))
+    expected = segment(model.forward_logits, tensor, Augmentation((0.7, 1.0, 1.2)))
     resized = Image.fromarray(expected.classes.numpy().astype(np.uint8)).resize((40, 60), Image.Resampling.NEAREST)
     with Image.open(tmp_path / "out" / "a.png") as written:
         assert written.mode == "L"
@@ -229,4 +230,4 @@ def test_a_classifier_is_refused_before_its_classes_are_counted(
 ) -> None:
     torch.save(zoo.get("resnet18").state_dict(), tmp_path / "1000.pth")
     assert _run("segment", "resnet18", files.images, tmp_path / "out", "--weights", tmp_path / "1000.pth") == 2
-    assert "resnet18 classifies whole images; zoo segment: give a network" in capsys.readouterr().err
+    assert "resnet18 classifies whole images; zoo segment: give a segmentation network" in capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: R
     assert (tmp_path / "log" / "experiment.json").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(("content", "notice"), [("{", "written anew: "), (None, "changed: checkpoint.every_steps")])
+@pytest.mark.parametrize(("content", "notice"), [("{", "rewritten: "), (None, "changed: checkpoint.every_steps")])
 def test_a_resumed_run_keeps_the_file_of_its_settings_up_to_date(
     finished: Run, tmp_path: Path, content: str | None, notice: str
 ) -> None:

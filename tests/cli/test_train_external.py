@@ -124,7 +124,7 @@ def test_a_checkpoint_with_impossible_names_or_other_tensors_is_refused(runs: di
 
 def test_a_network_without_weights_is_not_scored(runs: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", NETWORK["arch"], str(runs["plain"].data)]) == 2
-    assert "no published weights of torchvision:shufflenet_v2_x0_5 here; give a file" in capsys.readouterr().err
+    assert "no published weights of torchvision:shufflenet_v2_x0_5; give a file" in capsys.readouterr().err
 
 
 def test_a_crop_that_the_network_was_not_made_for_is_not_scored(runs: dict[str, Run]) -> None:

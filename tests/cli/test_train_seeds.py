@@ -122,7 +122,7 @@ def test_a_signal_ends_the_command_and_keeps_the_summary_of_the_seeds_that_finis
     [
         (["--seeds", "1", "2", "--evaluate"], "--seeds trains several runs"),
         (["--seeds", "1", "2", "--resume", "runs/a/checkpoint.pth.tar"], "--resume auto"),
-        (["--seeds", "1", "2", "1"], "a seed is given twice (1, 2, 1)"),
+        (["--seeds", "1", "2", "1"], "a seed is repeated (1, 2, 1)"),
         (["--seeds", "1", str(2**32)], "4294967296"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_checkpoint_shows_its_best_miou(trained: Path, capsys: pytest.CaptureF
 def test_a_protocol_of_the_other_task_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["validate", str(trained / "log" / "checkpoint.pth.tar"), str(trained / "data")]
     assert main([*command, "--protocol", "center224"]) == 2
-    assert "'center224' is no published protocol; those are whole, whole-flip" in capsys.readouterr().err
+    assert "'center224' is not a published protocol; those are whole, whole-flip" in capsys.readouterr().err
 
 
 def test_a_single_crop_ends_the_training_with_one_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

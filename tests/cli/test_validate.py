@@ -119,7 +119,7 @@ def test_weights_whose_classifier_does_not_fit_get_no_score(
     config = tmp_path / "three.json"
     config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "classes": 3}}))
     assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
-    assert "random classifier" in capsys.readouterr().err
+    assert "the classifier of the file does not fit the network" in capsys.readouterr().err
 
 
 def test_a_moving_average_is_what_gets_scored(finished: Run, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_file_without_settings_asks_for_the_name_of_its_network(
 ) -> None:
     torch.save(read_checkpoint(finished.checkpoint)["state_dict"], tmp_path / "bare.pth")
     assert main(["validate", str(tmp_path / "bare.pth"), str(finished.data)]) == 2
-    assert "does not say which network it belongs to" in capsys.readouterr().err
+    assert "does not describe its network" in capsys.readouterr().err
 
 
 def test_predictions_agree_with_the_scores_image_by_image(finished: Run, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_the_example_of_the_documentation_scores_a_network_from_python(
 def test_a_network_is_scored_by_a_published_protocol_by_name_and_others_are_named(finished: Run) -> None:
     network = zoo.load_network(finished.checkpoint)
     assert zoo.score(network, finished.data, "center224", limit=1).protocol == "center224"
-    with pytest.raises(zoo.ConfigError, match="'center225' is no published protocol; those are center224, tencrop224"):
+    with pytest.raises(zoo.ConfigError, match="'center225' is not a published protocol; those are center224"):
         zoo.score(network, finished.data, "center225")
 
 

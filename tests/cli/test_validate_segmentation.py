@@ -111,7 +111,7 @@ def test_the_confusion_is_drawn(files: Files, tmp_path: Path) -> None:
         (["--batch-size", "2"], "leave out --batch-size"),
         (["--predictions", "lines.csv"], "leave out --predictions"),
         (["--confusion", "a.png", "--json", "./a.png"], "a.png: two options name this file"),
-        (["--protocol", "center224"], "'center224' is no published protocol; those are whole, whole-flip"),
+        (["--protocol", "center224"], "'center224' is not a published protocol; those are whole, whole-flip"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -137,14 +137,14 @@ def test_weights_of_the_body_alone_get_no_score(
 ) -> None:
     torch.save(zoo.get("resnet18", norm="inplace", num_classes=2).state_dict(), tmp_path / "body.pth")
     assert files.run("--weights", tmp_path / "body.pth") == 2
-    assert "weights for the body alone, and head and cls would be random; " in capsys.readouterr().err
+    assert "weights for the body only, and head and cls would be random; " in capsys.readouterr().err
 
 
 def test_a_crop_is_no_protocol_of_a_segmentation_in_python_either(files: Files) -> None:
     network = load_network(files.config, files.weights)
-    with pytest.raises(ConfigError, match="is no published protocol; those are whole, whole-flip"):
+    with pytest.raises(ConfigError, match="is not a published protocol; those are whole, whole-flip"):
         score(network, files.data, "center224")
-    with pytest.raises(ConfigError, match="batch_size = 2: deeplab_resnet18 segments"):
+    with pytest.raises(ConfigError, match="batch_size = 2: deeplab_resnet18 is a segmentation network"):
         score(network, files.data, batch_size=2)
 
 

@@ -213,7 +213,7 @@ def test_pretrained_weights_are_left_out_where_others_come_from_a_file() -> None
 def test_a_file_names_a_package_that_is_known(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"network": {"arch": "keras:resnet50"}}))
-    with pytest.raises(ConfigError, match=r'network.arch = "keras:resnet50": .* called "timm:NAME" and'):
+    with pytest.raises(ConfigError, match=r'network.arch = "keras:resnet50": .* named "timm:NAME" and'):
         load_experiment(path)
 
 

@@ -16,7 +16,7 @@ from zoo.errors import ConfigError
         ('{\n  "seed": 1,,\n}', ":2:13: "),
         ('{"seed": 1} // no comments', ":1:13: "),
         ("", ":1:1: "),
-        ("[1]", ": should hold a JSON object"),
+        ("[1]", ": should be a JSON object"),
         ("\xff", ": is not a JSON file"),
         ("[" * 100_000, ": is not a JSON file"),
     ],

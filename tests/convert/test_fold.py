@@ -202,7 +202,7 @@ def test_an_exported_program_computes_the_same_for_any_number_of_images(tmp_path
 
 
 def test_other_formats_and_missing_packages_are_named(tmp_path, monkeypatch):
-    with pytest.raises(ConversionError, match=r"name the file \.pt2"):
+    with pytest.raises(ConversionError, match=r"use the suffix \.pt2"):
         export(nn.Identity(), tmp_path / "net.pth")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConversionError, match=r'ONNX needs onnx and onnxscript.*pip install "\.\[onnx\]"'):

@@ -175,7 +175,7 @@ def test_a_network_of_another_package_is_converted_in_a_copy_and_the_report_says
     assert exact.max_difference <= 1e-5 * exact.max_output
     leaky, report = convert_network(model, partial=True, relu="leaky_relu")
     assert (report.exact, report.reason, len(report.layers)) == (False, "9 ReLUs became leaky ReLU", 12)
-    assert "norms left as they are: 8 (the first 6 here; --json lists all)\n    layer1.0.bn2 (Batch" in str(report)
+    assert "norms not converted: 8 (the first 6 here; --json lists all)\n    layer1.0.bn2 (Batch" in str(report)
     with torch.no_grad():
         expected, found = (net.double().eval()(IMAGES) for net in (model, leaky))
     _, on_images = convert_network(model, partial=True, relu="leaky_relu", images=IMAGES)

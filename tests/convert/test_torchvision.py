@@ -69,7 +69,7 @@ def test_a_file_from_before_batch_counters_gets_them():
 
 
 def test_networks_that_torchvision_does_not_have_are_refused():
-    with pytest.raises(ConfigError, match="'resnext50' is no network that torchvision has too"):
+    with pytest.raises(ConfigError, match="'resnext50' is not a network that torchvision also has"):
         from_torchvision({}, "resnext50")
 
 
@@ -80,7 +80,7 @@ def test_the_backbone_of_a_segmentation_network_becomes_the_body_of_a_deeplab(tm
     converted, report = from_torchvision(theirs.state_dict(), "resnet50", images=IMAGES)
     assert report.exact
     assert report.max_difference <= 1e-12 * report.max_output
-    assert "52 tensors of the heads were left out" in report.reason
+    assert "52 tensors of the heads, which have no counterpart here, were left out" in report.reason
     record = NetworkSpec(arch="resnet50", activation="relu", num_classes=0).model_dump(mode="json")
     torch.save({"state_dict": converted, "network": record}, tmp_path / "body.pth")
     ours = zoo.get(
@@ -94,9 +94,11 @@ def test_the_backbone_of_a_segmentation_network_becomes_the_body_of_a_deeplab(tm
 
 
 def test_a_whole_segmentation_network_is_refused_with_the_way_to_take_its_backbone():
-    with pytest.raises(ConversionError, match=r"another head, with a 3x3 convolution.*--arch resnet50.*body_weights="):
+    with pytest.raises(
+        ConversionError, match=r"different head, with a 3x3 convolution.*--arch resnet50.*body_weights="
+    ):
         from_torchvision({}, "deeplab_resnet50")
-    with pytest.raises(ConversionError, match="has another head"):
+    with pytest.raises(ConversionError, match="has a different head"):
         to_torchvision({}, "deeplab_resnet101")
-    with pytest.raises(ConfigError, match="'deeplab_resnext50' is no network that torchvision has too"):
+    with pytest.raises(ConfigError, match="'deeplab_resnext50' is not a network that torchvision also has"):
         from_torchvision({}, "deeplab_resnext50")

@@ -24,10 +24,10 @@ from zoo.engine.validation import unwrap, validate
 from zoo.errors import VerificationError, ZooError
 from zoo.tasks import task_of
 from zoo.tasks.classification import ClassificationResult as Result
-from zoo.tasks.protocols import PROTOCOLS, Protocol
+from zoo.tasks.protocols import PROTOCOLS, CropProtocol
 
 CPU = torch.device("cpu")
-CENTER, TEN_CROPS = Protocol(4, 4, False), Protocol(5, 4, True)
+CENTER, TEN_CROPS = CropProtocol(4, 4, False), CropProtocol(5, 4, True)
 CLASSES = 6
 TASK = task_of(Experiment())
 
@@ -74,7 +74,7 @@ def _loader(images: Tensor, targets: Tensor, batch_size: int, rank: int = 0, wor
         yield Batch(images[chosen], targets[chosen], [])
 
 
-def _validate(model: nn.Module, count: int, batch_size: int, protocol: Protocol = CENTER) -> Result:
+def _validate(model: nn.Module, count: int, batch_size: int, protocol: CropProtocol = CENTER) -> Result:
     images, targets = _images(count, *([10] if protocol.ten_crops else []))
     return validate(model, TASK, _loader(images, targets, batch_size), CPU, num_images=count, protocol=protocol)
 
@@ -258,4 +258,4 @@ def test_published_protocols_have_their_sizes_and_names() -> None:
         "center320": (320, 320, False),
     }
     assert [protocol.name for protocol in PROTOCOLS.values()] == list(PROTOCOLS)
-    assert Protocol(36, 32, True).name == "tencrop32-scale36"
+    assert CropProtocol(36, 32, True).name == "tencrop32-scale36"

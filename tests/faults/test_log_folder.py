@@ -22,7 +22,7 @@ from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config import load_experiment
 from zoo.engine.checkpoint import read
-from zoo.run.log_folder import check_place
+from zoo.run.log_folder import check_log_dir
 from zoo.run.run_log import JsonLines, RunLog
 from zoo.tasks.classification import ClassificationResult
 
@@ -222,13 +222,13 @@ def test_a_log_folder_among_the_images_is_refused(
     target = tmp_path / "val" if place == "elsewhere" else data / place
     before = sorted(tmp_path.rglob("*"))
     assert _train(finished._replace(data=data), target) == 2
-    assert "among the images" in capsys.readouterr().err
+    assert "inside the data" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_log_folder_beside_the_images_or_above_them_is_no_fault(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "data-log", tmp_path / "data" / "runs" / "tiny"):
-        check_place(folder, tmp_path / "data")
+        check_log_dir(folder, tmp_path / "data")
 
 
 def test_a_checkpoint_that_is_a_link_to_itself_cannot_be_read(

@@ -25,7 +25,7 @@ def test_rows_are_divided_by_their_sums() -> None:
 
 
 @pytest.mark.parametrize("num_classes", [1, 11, 65])
-def test_classes_without_pixels_are_grey(num_classes: int) -> None:
+def test_classes_without_pixels_are_gray(num_classes: int) -> None:
     matrix = np.diag(np.full(num_classes, 7))
     all_there = np.sum(colours(matrix) == 216)  # of letters
     matrix[-1] = 0

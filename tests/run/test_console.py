@@ -63,7 +63,7 @@ def test_a_terminal_gets_a_bar_with_the_told_text(monkeypatch: pytest.MonkeyPatc
     terminal = _open_terminal(monkeypatch)
     set_up_console(0)
     with Progress("epoch 1/2", total=4, done=2) as progress:
-        progress.tell("812 images/s")
+        progress.set_status("812 images/s")
         progress.advance(1)
         progress._bar.refresh()
     assert "epoch 1/2" in terminal.getvalue()
@@ -95,7 +95,7 @@ def test_without_a_terminal_silence_is_broken_after_half_a_minute(
     with Progress("validation", total=9) as progress:
         for _ in range(3):  # at 20 s, 31 s (a line) and 40 s
             progress.advance(1)
-        progress.tell("a line of its own")
+        progress.set_status("a line of its own")
         for _ in range(2):  # at 65 s and 71 s (a line)
             progress.advance(1)
     assert capsys.readouterr().err.splitlines() == ["validation: 2/9 batches", "validation: 5/9 batches"]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from zoo.errors import ConfigError
 from zoo.run.label_images import (
-    VISTAS,
+    VISTAS_COLORS,
     Palette,
     classes_over,
     distinct_colors,
@@ -81,7 +81,7 @@ def test_colours_are_different_deterministic_and_not_black() -> None:
 
 
 def test_names_are_those_of_the_data_set_then_of_vistas_then_numbers() -> None:
-    assert list(palette_for(65, layout="vistas").names) == list(VISTAS)
+    assert list(palette_for(65, layout="vistas").names) == list(VISTAS_COLORS)
     assert palette_for(65, list("abc" * 21 + "de"), "vistas").names[:2] == ["a", "b"]
     assert palette_for(65).names[:2] == ["0", "1"]
     assert palette_for(3, ["ground", "shirt\n"]).names == ["ground", "shirt\\n", "2"]

@@ -75,13 +75,13 @@ def _refused(files: list[Path], message: str) -> None:
 
 def test_files_of_different_images_are_refused_with_the_first_of_them(tmp_path: Path) -> None:
     first, second = _write(tmp_path, "a.csv", [0] * 4), _write(tmp_path, "b.csv", [0] * 3)
-    _refused([first, second], r"1 of .*a.csv are not in .*b.csv, the first is val/a/03.png")
-    _refused([second, first], r"1 of .*a.csv are not in .*b.csv, the first is val/a/03.png")
+    _refused([first, second], r"1 of .*a.csv are missing in .*b.csv, the first is val/a/03.png")
+    _refused([second, first], r"1 of .*a.csv are missing in .*b.csv, the first is val/a/03.png")
 
 
 def test_files_of_different_true_classes_are_refused_with_the_first_of_them(tmp_path: Path) -> None:
     first, second = _write(tmp_path, "a.csv", [0] * 4), _write(tmp_path, "b.csv", [0] * 4, target=1)
-    _refused([first, second], r"val/a/00.png is of class 0 in .*a.csv and of class 1 in .*b.csv")
+    _refused([first, second], r"val/a/00.png has class 0 in .*a.csv and class 1 in .*b.csv")
 
 
 def test_files_with_different_numbers_of_classes_are_refused(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_files_with_different_numbers_of_classes_are_refused(tmp_path: Path) -> 
     write_predictions(
         tmp_path / "b.csv", [line._replace(classes=(0, 1), probabilities=(0.5, 0.5)) for line in _predictions([0] * 4)]
     )
-    _refused([first, tmp_path / "b.csv"], "a.csv has the best 5 classes of each image, and .*b.csv the best 2")
+    _refused([first, tmp_path / "b.csv"], "a.csv has 5 classes per image, and .*b.csv has 2")
 
 
 HEAD = "path,target,class1,class2\n"
@@ -101,11 +101,11 @@ HEAD = "path,target,class1,class2\n"
         ("", "the column path is missing"),
         ("path,class1\nx,1\n", "the column target is missing"),
         ("path,target\nx,1\n", "the column class1 is missing"),
-        (HEAD, "there are no predictions"),
+        (HEAD, "the file has no predictions"),
         (f"{HEAD}x,1,2,3\ny,1,2\n", "a.csv, line 3"),
-        (f"{HEAD}x,,2,3\n", "no path, target and classes; .*line 2"),
-        (f"{HEAD}x,1,2,-3\n", "no path, target and classes; .*line 2"),
-        (f"{HEAD}x,1,2,3\nx,1,2,3\n", "x stands there twice; .*a.csv, line 3"),
+        (f"{HEAD}x,,2,3\n", "not have a path, a target and classes; .*line 2"),
+        (f"{HEAD}x,1,2,-3\n", "not have a path, a target and classes; .*line 2"),
+        (f"{HEAD}x,1,2,3\nx,1,2,3\n", "x is repeated; .*a.csv, line 3"),
         (f"{HEAD}x,1,2,{'3' * 5000}\n", "cannot be read: .*a.csv"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_file_of_something_else_is_refused_with_its_line(text: str, message: s
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
-    _refused([tmp_path / "none.csv"], "No such file.*: give a file that zoo validate")
+    _refused([tmp_path / "none.csv"], "No such file.*: give a file written by zoo validate")
 
 
 def test_by_the_labels_of_real_any_of_them_is_right_and_images_without_one_are_left_out(

@@ -23,7 +23,8 @@ from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
 from zoo.run.segmenting import Folders, segment_images
-from zoo.tasks.views import ImageViews, segment
+from zoo.tasks.tta import TestTimeAugmentation as Augmentation
+from zoo.tasks.tta import segment
 
 CLASSES = 4
 KINDS = ("palette", "ids", "prob", "overlay")
@@ -69,7 +70,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def test_all_kinds_are_those_of_the_views_at_the_images_own_size(tmp_path: Path) -> None:
-    images, network, views = _images(tmp_path / "in"), _network(), ImageViews((0.5, 1.0), True)
+    images, network, views = _images(tmp_path / "in"), _network(), Augmentation((0.5, 1.0), True)
     summary = segment_images(network, images, _folders(tmp_path / "out", KINDS), views, longest_side=64)
     assert (summary.written, summary.skipped, summary.faults) == (5, 0, ())
     names = {"a", "b", "sub/a", "sub/deep/c", "sub/z"}
@@ -121,7 +122,7 @@ def test_a_file_that_is_damaged_does_not_count_as_done(
         summary = segment_images(network, images, out)
         assert (summary.written, summary.skipped) == (1, 4), damaged
         assert _files(tmp_path / "out") == before
-    assert f"damaged or of another size, and are written again; {images / 'sub' / 'a.bmp'}" in caplog.text
+    assert f"damaged or have another size and are rewritten; {images / 'sub' / 'a.bmp'}" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["palette", "ids", "prob"])
@@ -154,11 +155,11 @@ def test_files_made_in_another_way_are_not_taken_for_finished(tmp_path: Path) ->
     segment_images(network, images, out, settings_file=file)
     assert json.loads(file.read_text())["scales"] == [1.0]
     assert segment_images(network, images, out, settings_file=file).skipped == 5
-    with pytest.raises(ConfigError, match=r"made in another way \(flip = False there, True now\): give --overwrite"):
-        segment_images(network, images, out, ImageViews(flip=True), settings_file=file)
+    with pytest.raises(ConfigError, match=r"settings \(flip was False and is now True\): give --overwrite"):
+        segment_images(network, images, out, Augmentation(flip=True), settings_file=file)
     with torch.no_grad():
         network.model.conv.bias += 1
-    with pytest.raises(ConfigError, match="weights = "):
+    with pytest.raises(ConfigError, match="weights was "):
         segment_images(network, images, out, settings_file=file)
     assert segment_images(network, images, out, settings_file=file, overwrite=True).written == 5
     assert segment_images(network, images, out, settings_file=file).skipped == 5
@@ -169,7 +170,7 @@ def test_other_images_of_the_same_names_are_not_taken_for_finished(tmp_path: Pat
     for folder in ("one", "two"):
         _images(tmp_path / folder)
     segment_images(network, tmp_path / "one", out, settings_file=file)
-    with pytest.raises(ConfigError, match=r"made in another way \(images = '.*/one' there, '.*/two' now\)"):
+    with pytest.raises(ConfigError, match=r"files of other settings \(images was '.*/one' and is now '.*/two'\)"):
         segment_images(network, tmp_path / "two", out, settings_file=file)
     assert segment_images(network, tmp_path / "one" / "a.png", out, settings_file=file).skipped == 1
 
@@ -186,7 +187,7 @@ def test_an_interrupted_overwriting_leaves_no_old_file_that_seems_finished(
             raise KeyboardInterrupt
         plain(output, name, *arguments)
 
-    out, views = _folders(tmp_path / "out"), ImageViews(flip=True)
+    out, views = _folders(tmp_path / "out"), Augmentation(flip=True)
     monkeypatch.setattr(Folders, "write", write)
     with pytest.raises(KeyboardInterrupt):
         segment_images(network, images, out, views, settings_file=file, overwrite=True)
@@ -214,7 +215,7 @@ def test_a_folder_in_the_place_of_a_file_does_not_count_as_the_file(tmp_path: Pa
 def test_an_image_that_a_scale_makes_too_large_is_left_out(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     Image.new("1", (30_000, 40)).save(images / "wide.png")
-    summary = segment_images(_network(), images, _folders(tmp_path / "out"), ImageViews((10.0,)))
+    summary = segment_images(_network(), images, _folders(tmp_path / "out"), Augmentation((10.0,)))
     assert summary.written == 5
     assert len(summary.faults) == 1
     assert "30000 x 40 px at scale 10 has 300000 x 400 px" in summary.faults[0]
@@ -245,7 +246,7 @@ def test_full_memory_is_a_fault_of_the_image_with_advice(tmp_path: Path, monkeyp
     summary = segment_images(network, images, _folders(tmp_path / "out"))
     assert summary.written == 4
     assert len(summary.faults) == 1
-    assert "the memory of cpu is full: give --tile PX" in summary.faults[0]
+    assert "the memory of cpu is full; give --tile PX" in summary.faults[0]
     assert "a.bmp" in summary.faults[0]
 
 
@@ -269,7 +270,7 @@ def test_a_place_without_images_is_an_error_before_anything_is_written(tmp_path:
         ("b.tif", "out", None, "b.JPG and of .*b.tif would have the same name"),
         ("a_prob.jpg", "out", "prob", "a.png and of .*a_prob.jpg would have the same name"),
         (None, "in/out", None, "would lie among the images"),
-        (None, "in", "raw", "a.png is one of the images, and would be replaced"),
+        (None, "in", "raw", "a.png is one of the images and would be overwritten"),
     ],
 )
 def test_clashing_names_are_refused_before_anything_is_computed(
@@ -352,5 +353,5 @@ def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog
     random_image(0).save(tmp_path / "a.png")
     for tile in (64, 96):
         network = LoadedNetwork("deeplab", model, _network().experiment)
-        segment_images(network, tmp_path / "a.png", _folders(tmp_path / str(tile)), ImageViews(tile=tile))
+        segment_images(network, tmp_path / "a.png", _folders(tmp_path / str(tile)), Augmentation(tile=tile))
     assert [record.args for record in caplog.records if "tiles of" in record.msg] == [(64, 72, 72)]

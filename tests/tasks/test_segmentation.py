@@ -233,7 +233,7 @@ def test_scores_of_an_interval_are_those_of_its_own_pixels() -> None:
 
 def test_a_validation_without_any_label_is_an_error_of_the_data() -> None:
     batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE), [])
-    with pytest.raises(DataError, match="no pixel of 1 label maps has a class"):
+    with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
         validate(Segments(), _task(), [batch], CPU, num_images=1, protocol=WHOLE_IMAGES["whole"])
 
 
@@ -248,7 +248,7 @@ def test_a_line_of_the_log_has_the_scores_and_a_result_file_the_matrix_too_and_n
 
 
 def test_a_batch_size_is_refused_where_images_come_one_by_one(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="batch_size = 4: deeplab_resnet18 segments"):
+    with pytest.raises(ConfigError, match="batch_size = 4: deeplab_resnet18 is a segmentation network"):
         _task().build_val_loader(tmp_path, WHOLE_IMAGES["whole"], batch_size=4)
 
 

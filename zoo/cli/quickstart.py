@@ -56,6 +56,7 @@ class Quickstart(Command):
         from zoo.run.results_table import results_table
         from zoo.run.seeds import seeds_table
         from zoo.run.training import seed_configs
+        from zoo.tasks import task_of
 
         experiment, default_dir = EXPERIMENTS[self.task], LOG_DIRS[self.task]
         if self.log_dir is not None and self.seeds is not None and len(self.seeds) > 1:
@@ -75,9 +76,9 @@ class Quickstart(Command):
                 if self.json is not None:
                     _write_json(self.json, self.command_line, runs, by_protocol, process, cost)
                 results = [result for run in runs for result in run.results]
-                tables = [results_table(experiment, results, config.expected), *(run.details for run in runs)]
+                labels = task_of(config).shown_labels
+                tables = [results_table(experiment, labels, results, config.expected), *(run.details for run in runs)]
                 if len(runs) > 1:
-                    labels = results[0].labels
                     tables += [f"{name}:\n\n{seeds_table(labels, seeds)}" for name, seeds in by_protocol.items()]
                 _report(list(configs), data, "\n\n".join(filter(None, tables)), self.task)
         return 0

@@ -108,7 +108,7 @@ class Train(Command, TrainOptions, ProcessOptions):
                 log_every=self.log_every,
             )
             if process.is_main:
-                print(results_table(subject.title, [result], subject.experiment.expected))
+                print(results_table(subject.title, subject.task.shown_labels, [result], subject.experiment.expected))
         return 0
 
 

@@ -20,7 +20,7 @@ from zoo.cli.options import (
     positive,
 )
 from zoo.errors import ConfigError, listed, printable
-from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, Protocol, center_crop
+from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_crop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ class Validate(Command, ScoreOptions):
             )
             shares = process.gather(recorder.predictions) if recorder else []
             if process.is_main:
-                print(results_table(network.title, [result], network.experiment.expected))
+                print(results_table(network.title, network.task.shown_labels, [result], network.experiment.expected))
                 content = network.result_json(result, process)
                 if isinstance(result, SegmentationResult):
                     content |= _report_classes(network, result, self.confusion)
@@ -178,10 +178,10 @@ def _check_task(options: Validate, network: LoadedNetwork) -> None:
         )
 
 
-def _protocol(options: Validate, network: LoadedNetwork) -> Protocol | str | None:
+def _protocol(options: Validate, network: LoadedNetwork) -> CropProtocol | str | None:
     """Return the requested protocol, or None for that of the experiment."""
     if options.protocol or not (options.crop or options.scale or options.ten_crops):
         name: str | None = options.protocol
         return name
     default = center_crop(network.experiment)
-    return Protocol(options.scale or default.scale, options.crop or default.crop, options.ten_crops)
+    return CropProtocol(options.scale or default.scale, options.crop or default.crop, options.ten_crops)

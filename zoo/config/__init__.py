@@ -1,4 +1,4 @@
-"""The experiment files: their schema, strict reading, and messages that name every problem at once."""
+"""Experiment files: schema, strict parsing, and error messages that list all problems at once."""
 
 from zoo.config.describe import describe_settings, differences, leaves
 from zoo.config.experiment import (

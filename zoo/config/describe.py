@@ -1,4 +1,4 @@
-"""What the settings of an experiment mean: their types, defaults, bounds and descriptions, read from the schema."""
+"""Descriptions of the settings of an experiment: types, defaults, bounds and meanings, from the schema."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
 from zoo.section import inner_section, settings_of
 
-_WORDS = {"integer": "whole number", "boolean": "true or false", "null": "null", "object": "object", "string": "text"}
+_TYPE_NAMES = {
+    "integer": "whole number",
+    "boolean": "true or false",
+    "null": "null",
+    "object": "object",
+    "string": "text",
+}
 
 
 class Setting(NamedTuple):
-    """One setting in words: its dotted ``name``, the ``key`` at the end of it, and what is known about its values.
+    """Description of a setting: its dotted ``name``, the last ``key`` of the name, and its values.
 
-    ``default`` is JSON, or "required". ``bounds`` is empty where the type says everything.
+    ``default`` is JSON, or "required". ``bounds`` is empty if the type implies them.
     """
 
     name: str
@@ -30,13 +36,13 @@ class Setting(NamedTuple):
     meaning: str
 
     def facts(self) -> list[str]:
-        """Return the type, the bounds if there are any, and the default."""
+        """Return the type, the bounds if any, and the default."""
         default = "required" if self.default == "required" else f"default {self.default}"
         return [self.type, *([self.bounds] if self.bounds else ()), default]
 
 
 class SectionText(NamedTuple):
-    """A section of an experiment file: its dotted path, what it is about, and its keys."""
+    """Description of a section of an experiment file: its dotted path, its meaning and its settings."""
 
     path: str
     meaning: str
@@ -44,10 +50,9 @@ class SectionText(NamedTuple):
 
 
 def describe_settings(pattern: str = "*") -> list[SectionText]:
-    """Return the sections of an experiment file, the top level first, the parameters of each schedule last.
+    """Return the sections of an experiment file: the top level first, the parameters of each schedule last.
 
-    They hold the settings whose dotted name contains ``pattern`` or matches it, shell-style. Sections without any are
-    left out.
+    Includes settings whose dotted name contains ``pattern`` or matches it, shell-style, and sections that have any.
     """
     sections = list(_walk(Experiment, ""))
     for kind, params in SCHEDULE_PARAMS.items():
@@ -70,7 +75,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that are not the defaults, by their dotted path."""
+    """Return the settings that differ from the defaults, by dotted path."""
     return dict(_differ(experiment.model_dump(mode="json"), experiment.defaults().model_dump(mode="json"), ""))
 
 
@@ -92,7 +97,7 @@ def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
 
 
 def _describe(section: type[BaseModel], path: str) -> SectionText:
-    """Describe the settings of a section; ``path`` is empty for the top level of the file."""
+    """Return the description of a section; ``path`` is empty for the top level of the file."""
     schema = section.model_json_schema()
     required = schema.get("required", ())
     settings = []
@@ -119,7 +124,7 @@ def _type(about: dict[str, Any]) -> str:
     if about.get("type") == "array":
         length = f"{about['minItems']} " if about.get("minItems") == about.get("maxItems", 0) else ""
         return f"list of {length}{_plural(_type(about['items']))}"
-    return _WORDS.get(about.get("type", "object"), "number")
+    return _TYPE_NAMES.get(about.get("type", "object"), "number")
 
 
 def _plural(words: str) -> str:
@@ -127,7 +132,7 @@ def _plural(words: str) -> str:
 
 
 def _bounds(about: dict[str, Any]) -> Iterator[str]:
-    """Yield the limits of a setting's number, or of the numbers in its list."""
+    """Yield the bounds of a number, or of the numbers in a list."""
     for inner in (*about.get("anyOf", ()), *([about["items"]] if "items" in about else ())):
         yield from _bounds(inner)
     for limit, words in (

@@ -1,4 +1,4 @@
-"""A whole experiment: network, optimiser, images, how to run it, and the score that is expected of it."""
+"""Settings of an experiment: network, optimizer, input, training, and expected scores."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from zoo.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
 from zoo.section import Section
 from zoo.spec import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 
-# "center" or "tencrop" and the side of the crop in pixels, as in center224. Segmentation: the whole image at one scale,
-# or the mean of its probabilities and those of its mirror image.
-Protocol = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
+# "center" or "tencrop" and the side of the crop in px, as in center224. Segmentation: the whole image at one scale, or
+# the mean of its probabilities and those of its mirror image.
+ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9][0-9]*|whole|whole-flip)$")]
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 Decoder = Literal["pil", "torchvision", "scaled"]
-SMALL_PART = 0.25  # of a validation image's area: a crop of less is probably not meant
-# Settings that segmentation does not use -> what it does instead.
+SMALL_CROP_AREA = 0.25  # of a validation image: a smaller crop is probably a mistake
+# Settings that segmentation does not use -> what it uses instead.
 UNUSED_IN_SEGMENTATION = {
     "input.scale_train": "training images are scaled by segmentation.scale_range",
-    "input.pad_train": "training images that are smaller than the crop are padded to it",
-    "input.cutout_train": "its labels would ask for what was blanked",
+    "input.pad_train": "training images smaller than the crop are padded to its size",
+    "input.cutout_train": "labels of blanked pixels would be wrong",
     "input.shuffle_shards": "images and label maps are files in folders",
-    "input.decoder": "images are decoded by PIL",
+    "input.decoder": "PIL decodes images",
     "input.scale_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "input.crop_val": "validation sees whole images, resized to segmentation.longest_side_val",
     "optimizer.classifier_lr": "all layers have optimizer.learning_rate",
@@ -38,48 +38,48 @@ UNUSED_IN_SEGMENTATION = {
 
 
 class Input(Preprocessing):
-    """Sizes of images in pixels, and what is done to them."""
+    """Sizes of images in px, and their preprocessing."""
 
     shuffle_shards: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
-    """Number of consecutive shards whose images are shuffled together, and which are needed at a time; null: all."""
+    """Number of consecutive shards whose images are shuffled together, and which are read at a time; null: all."""
     scale_train: Scale = -1
     """Shorter side that training images are resized to before the crop; -1: not resized."""
     crop_train: Side = 224
-    """Side of the training crop, the size that the network sees."""
+    """Side of the training crop, the network's input size."""
     pad_train: SideOrNone | None = None
-    """Pixels added on each side of a training image, which is then cropped without resizing; null: crops of random
-    size and shape, resized to crop_train."""
+    """Padding in px on each side of a training image, followed by a crop without resizing; null: random resized crops
+    to crop_train."""
     pad_mode_train: Literal["zeros", "reflect"] = "zeros"
-    """What the added pixels are: zeros, or the image reflected."""
+    """Padding with zeros, or with the reflected image."""
     cutout_train: SideOrNone = 0
     """Side of a square that is blanked in each training image; 0: none."""
     color_jitter_train: bool = False
-    """Whether brightness, contrast and saturation of training images vary."""
+    """Whether brightness, contrast and saturation of training images are jittered."""
     lighting_train: bool = False
-    """Whether training images get AlexNet's noise along the principal components of colour."""
+    """Whether training images get AlexNet's PCA color noise."""
     decoder: Decoder | None = None
-    """What decodes images: pil; torchvision, which is faster and gives the same pixels; scaled, which decodes of a
-    training image the crop alone, and smaller if the crop is at least twice crop_train, and validation images as
-    torchvision does; null: torchvision in training, pil in validation."""
+    """Decoder of images. pil; torchvision: faster, with the same pixels; scaled: decodes only the crop of a training
+    image, at reduced size if the crop is at least twice crop_train, and validation images as torchvision does; null:
+    torchvision in training, pil in validation."""
 
     @property
     def decoder_train(self) -> Decoder:
-        """What decodes training images."""
+        """Decoder of training images."""
         return self.decoder or "torchvision"
 
     @property
     def decoder_val(self) -> Decoder:
-        """What decodes validation images; PIL, by which the published scores were made, unless a decoder is set."""
+        """Decoder of validation images; by default PIL, which the published scores were computed with."""
         return "torchvision" if self.decoder == "scaled" else self.decoder or "pil"
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield complaints about crops and squares that do not fit, and about a padding of nothing.
+        """Yield problems of crops, cutout squares and padding that do not fit.
 
-        Without ``pad_train`` the training crop may be larger than ``scale_train``: it is resized itself.
+        Without ``pad_train`` the training crop may be larger than ``scale_train``, because the crop is resized.
         """
         yield from super().conflicts()
         if self.pad_train is None and self.pad_mode_train != "zeros":
-            yield ("pad_mode_train", "pad_train"), "says how to pad; set pad_train too, or remove the key"
+            yield ("pad_mode_train", "pad_train"), "has no effect without pad_train; set pad_train, or remove the key"
         if self.pad_train is not None and self.scale_train != -1:
             yield from self._pad_conflicts(self.pad_train)
         if self.cutout_train > self.crop_train:
@@ -90,140 +90,142 @@ class Input(Preprocessing):
         if self.crop_train > side:
             yield ("crop_train", "scale_train", "pad_train"), f"should be at most {side}, the padded scale_train"
         if self.pad_mode_train == "reflect" and pad >= self.scale_train:
-            yield ("pad_train", "scale_train"), f"should be less than scale_train, {self.scale_train}, to be reflected"
+            yield (
+                ("pad_train", "scale_train"),
+                f"should be less than scale_train, which is {self.scale_train}, for reflection",
+            )
 
 
 class Training(Section):
-    """How the steps are computed; the defaults are those of the published runs."""
+    """Computation of training steps; the defaults are those of the published runs."""
 
     amp: Literal["off", "bf16", "fp16"] = "off"
-    """Automatic mixed precision: the number format of convolutions."""
+    """Automatic mixed precision: dtype of convolutions."""
     channels_last: bool = False
-    """Whether images and weights are laid out with the channels last, which is faster on some machines."""
+    """Whether images and weights use the channels_last memory format, which is faster on some machines."""
     compile: bool = False
-    """Whether torch.compile compiles the network."""
+    """Whether to compile the network with torch.compile."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
-    """The mode of torch.compile. "reduce-overhead" records CUDA graphs, for small batches, where starting kernels takes
-    longer than running them (not measured); "max-autotune" tries more kernels, and takes longer to compile."""
+    """Mode of torch.compile. "reduce-overhead" uses CUDA graphs, for small batches that are limited by kernel launches
+    (not measured); "max-autotune" tries more kernels and takes longer to compile."""
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    """How much torch.compile keeps for backward: 0: as little as by repeating the whole forward pass; 1: torch's own
-    choice, for speed; null: left to torch. Random numbers, such as dropout masks, are drawn once at any budget."""
+    """Activation memory budget of torch.compile. 0: recomputes the whole forward pass; 1: optimizes for speed; null:
+    torch's default. Random numbers, such as dropout masks, are drawn once at any budget."""
     gradient_compression: Literal["off", "bf16"] = "off"
-    """The number format in which several processes exchange gradients; off: that of the gradients. bf16 halves the
-    bytes and keeps 8 significant bits of each gradient."""
+    """Dtype in which processes exchange gradients; off: that of the gradients. bf16 halves the bytes and keeps 8
+    significant bits of each gradient."""
     reconstruction_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
-    """Log every so many steps how exactly reversible chains reconstruct their activations, which takes the memory that
-    these chains save; 0: never."""
+    """Steps between two logs of the reconstruction error of reversible chains, which takes the memory that the chains
+    save; 0: never."""
     gradient_angle_meter: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
-    """Log every so many steps the angle between the gradient with reconstructed activations and that with stored ones,
-    which takes the memory that reversible chains save, and the time of two more steps; 0: never."""
+    """Steps between two logs of the angle between the gradients from reconstructed and from stored activations, which
+    takes the memory that reversible chains save and the time of two more steps; 0: never."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield complaints about a budget and a mode without a compiler to keep them."""
+        """Yield problems of compiler settings without torch.compile."""
         if self.compile_mode != "default" and not self.compile:
             yield (
                 ("compile_mode", "compile"),
-                "is for torch.compile alone; set training.compile to true, or remove the key",
+                "has no effect without torch.compile; set training.compile to true, or remove the key",
             )
         if self.activation_memory_budget is not None and not self.compile:
             yield (
                 ("activation_memory_budget", "compile"),
-                "is kept by torch.compile alone; set training.compile to true, or remove the key and choose a "
+                "has no effect without torch.compile; set training.compile to true, or remove the key and choose a "
                 "network.memory",
             )
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are written: each epoch, and every ``every_steps`` steps unless that is 0."""
+    """When checkpoints are written: after each epoch, and every ``every_steps`` steps unless that is 0."""
 
     every_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
-    """Steps from one checkpoint to the next within an epoch; 0: none within epochs."""
+    """Steps between two checkpoints within an epoch; 0: only after epochs."""
 
 
 class Score(Section):
-    """Accuracies of a classification, or the mean intersection over union of a segmentation, in percent."""
+    """Accuracy of a classification, or mean intersection over union of a segmentation, percent."""
 
     top1: Percent | None = None
-    """Images whose class is the most likely one, in percent; required in classification."""
+    """Top-1 accuracy, percent; required in classification."""
     top5: Percent | None = None
-    """Images whose class is among the five most likely ones, in percent; null: not published."""
+    """Top-5 accuracy, percent; null: not published."""
     miou: Percent | None = None
-    """Intersection over union of labels and predictions, the mean over all classes, in percent; required in
-    segmentation."""
+    """Intersection over union, mean over the classes, percent; required in segmentation."""
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a complaint about a score of no task, or of both."""
+        """Yield problems of missing scores and of scores of both tasks."""
         if self.miou is None and self.top1 is None:
             yield ("top1", "miou"), "is missing (in segmentation miou)"
         elif self.miou is not None:
             for key in ("top1", "top5"):
                 if getattr(self, key) is not None:
-                    yield (key, "miou"), "is a score of classification and miou one of segmentation; remove one"
+                    yield (key, "miou"), "is a score of classification, and miou of segmentation; remove one"
 
 
 class PublishedWeights(Section):
-    """A published weights file; checksums.md5 holds its md5, under the name of the experiment."""
+    """Published weights file; checksums.md5 has its md5, under the name of the experiment."""
 
     drive_id: Annotated[str, Field(min_length=1)]
-    """Identifier of the file on Google Drive."""
+    """Google Drive ID of the file."""
     licence: Annotated[str, Field(min_length=1)]
-    """Licence that the file is published under."""
+    """License of the file."""
 
 
 class Expected(Section):
-    """The scores that a run should reach, one per validation protocol, and where they were published."""
+    """Expected scores of a run by evaluation protocol, and their source."""
 
     source: Annotated[str, Field(min_length=1)]
-    """Where the scores were published."""
-    scores: Annotated[dict[Protocol, Score], Field(min_length=1)]
-    """Scores by validation protocol: "center" or "tencrop" and the side of the crop, as in center224; in segmentation
-    "whole" for whole images at one scale, and "whole-flip" for them and their mirror images together."""
+    """Source of the scores."""
+    scores: Annotated[dict[ProtocolName, Score], Field(min_length=1)]
+    """Scores by evaluation protocol: "center" or "tencrop" and the side of the crop, as in center224; in segmentation
+    "whole" for whole images at one scale, or "whole-flip" for whole images and their mirror images."""
     weights: PublishedWeights | None = None
-    """Where the weights that reached them are published; null: they are not."""
+    """Published weights with these scores; null: not published."""
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_md5(cls, content: Any) -> Any:
-        """Leave out ``weights_md5``, which files and checkpoints of earlier versions have; checksums.md5 holds it."""
+        """Drop ``weights_md5`` of earlier files and checkpoints; checksums.md5 has it now."""
         if not isinstance(content, dict):
             return content
         return {key: value for key, value in content.items() if key != "weights_md5"}
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield a complaint about a protocol with the score of another task."""
+        """Yield problems of protocols with a score of another task."""
         for protocol, score in self.scores.items():
             if (score.miou is not None) != protocol.startswith("whole"):
                 needed = "miou" if protocol.startswith("whole") else "top1"
-                yield ("scores",), f"{protocol} should have {needed}, which is what it measures"
+                yield ("scores",), f"{protocol} should have {needed}, the score of its task"
 
 
 _DEFAULTS: dict[str, Section] = {"input": Input(), "optimizer": Optimizer()}
 
 
 class Experiment(Section):
-    """All settings of one run; sections and keys that a file leaves out have the defaults given here."""
+    """All settings of a run; omitted sections and keys have their defaults."""
 
     network: NetworkSpec = NetworkSpec()
     """The network and its initial weights."""
     optimizer: Optimizer = Optimizer()
-    """Optimiser, batch and learning rate."""
+    """Optimizer, batch size and learning rate."""
     input: Input = Input()
-    """Sizes of images in pixels, and what is done to them."""
+    """Sizes of images in px, and their preprocessing."""
     training: Training = Training()
-    """How the steps are computed."""
+    """Computation of training steps."""
     segmentation: Segmentation | None = None
-    """Labels for each pixel; completed for deeplab_* networks, null for those that classify whole images."""
+    """Label maps and crops of a segmentation; set automatically for deeplab_* networks, null for classification."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When checkpoints are written."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Where all random numbers begin."""
+    """Seed of all random numbers."""
     expected: Expected | None = None
-    """The scores that a run should reach; null: none are known."""
+    """Expected scores; null: unknown."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete_segmentation(cls, content: Any) -> Any:
-        """Set the section that is left out, or null, where the network is known to segment."""
+        """Add a ``segmentation`` section if it is omitted or null and the architecture is a segmentation network."""
         if not isinstance(content, dict) or content.get("segmentation") is not None:
             return content
         network = content.get("network")
@@ -234,17 +236,14 @@ class Experiment(Section):
 
     @property
     def task(self) -> Literal["classification", "segmentation"]:
-        """What the outputs are: one class per image, or one per pixel.
-
-        It is known from the network. A network of the user's own is one that segments if ``segmentation`` is set.
-        """
+        """The task: segmentation if there is a ``segmentation`` section, otherwise classification."""
         return "classification" if self.segmentation is None else "segmentation"
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield what does not fit the task, or belongs to weights files alone."""
+        """Yield settings that do not fit the task or each other, or belong only to weights files."""
         for key in STORED_ALONE:
             if key in self.network.model_fields_set and getattr(self.network, key):
-                yield (f"network.{key}",), "is stored with weights, and no setting of an experiment; remove the key"
+                yield (f"network.{key}",), "is stored with weights and is not a setting of experiments; remove the key"
         if self.network.num_classes == 0:
             yield ("network.num_classes",), "should be greater than 0"
         if self.expected is not None:
@@ -254,37 +253,36 @@ class Experiment(Section):
         if self.network.memory == LEAN and self.training.compile:
             yield (
                 ("network.memory", "training.compile"),
-                "does nothing in a compiled network, where torch.compile decides what is kept; remove one of the two, "
-                "or set training.activation_memory_budget instead of network.memory",
+                "has no effect in a compiled network, where torch.compile decides what is saved; remove one of the "
+                "two, or set training.activation_memory_budget instead of network.memory",
             )
         of_other_package = is_external(self.network.arch)
         if of_other_package and self.optimizer.classifier_lr != -1:
             yield (
                 ("optimizer.classifier_lr", "network.arch"),
-                f'is for parameters called "fc", which are others in {self.network.arch}; remove the key',
+                f'applies to parameters named "fc", which {self.network.arch} names differently; remove the key',
             )
         if self.segmentation is None:
             return
         if of_other_package:
             yield (
                 ("segmentation", "network.arch"),
-                "networks of other packages are trained to classify whole images here; remove the section, or use a "
-                "deeplab_* network",
+                "networks of other packages are trained as classifiers; remove the section, or use a deeplab_* network",
             )
             return
         record = ARCHITECTURES.get(self.network.arch)
         if record is not None and record.task != "segmentation":
             yield (
                 ("segmentation", "network.arch"),
-                f"{record.name} classifies whole images; remove the section, or use a deeplab_* network",
+                f"{record.name} is a classifier; remove the section, or use a deeplab_* network",
             )
             return
         if self.segmentation.ignore_label < self.network.num_classes:
             yield (
                 ("network.num_classes", "segmentation.ignore_label"),
-                f"the outputs stand for the labels 0 to {self.network.num_classes - 1}, and one of these is "
+                f"the outputs are the labels 0 to {self.network.num_classes - 1}, which include "
                 f"segmentation.ignore_label = {self.segmentation.ignore_label}; set the number of classes of the data, "
-                "or another label to ignore",
+                "or another ignore_label",
             )
         for setting, instead in UNUSED_IN_SEGMENTATION.items():
             section, key = setting.split(".")
@@ -292,31 +290,28 @@ class Experiment(Section):
                 yield (setting, "network.arch"), f"is not used in segmentation: {instead}; remove the key"
 
     def defaults(self) -> Experiment:
-        """Return an experiment of all defaults, with a ``segmentation`` section if this one has it."""
+        """Return the default experiment, with a ``segmentation`` section if this one has it."""
         section = None if self.segmentation is None else Segmentation()
         return Experiment().model_copy(update={"segmentation": section})
 
     def doubts(self) -> Iterator[str]:
-        """Yield sentences about settings that are possible, but that few people mean; training logs them."""
+        """Yield warnings about settings that are valid but probably unintended; training logs them."""
         size = self.input
-        if size.scale_val != -1 and size.crop_val**2 < SMALL_PART * size.scale_val**2:
+        if size.scale_val != -1 and size.crop_val**2 < SMALL_CROP_AREA * size.scale_val**2:
             yield (
                 f"input.crop_val = {size.crop_val}: validation sees {size.crop_val**2 / size.scale_val**2:.1%} of an "
-                f"image whose shorter side is input.scale_val = {size.scale_val}, or less; set scale_val to some "
-                f"{round(size.crop_val * 8 / 7)}, or to -1 for images that are not to be resized"
+                f"image or less, because its shorter side is input.scale_val = {size.scale_val}; set scale_val to "
+                f"about {round(size.crop_val * 8 / 7)}, or to -1 if images should not be resized"
             )
 
     def digest(self) -> str:
-        """Return the sha256 of all settings, defaults included, without the ``expected`` scores."""
+        """Return the sha256 of all settings, including defaults, without the ``expected`` scores."""
         settings = self.model_dump(mode="json", exclude={"expected"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def check_world_size(config: Experiment, world_size: int) -> None:
-    """Check that each of ``world_size`` processes gets an equal part of a batch.
-
-    Raises ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
-    """
+    """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``."""
     batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
     num_parts = world_size * accumulate_steps
     if batch_size % num_parts:

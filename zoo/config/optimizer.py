@@ -1,4 +1,4 @@
-"""The ``optimizer`` section: optimiser, batch, learning rates and their schedule."""
+"""The ``optimizer`` section: optimizer, batch size, learning rates and their schedule."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from zoo.limits import MAX_BATCH, MAX_EPOCHS, MAX_RATE, MAX_STEPS
 from zoo.section import Section
 
-# Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". The published alpha reaches
-# zero some 400 steps before the end and is negative after that, so a linear schedule stops at this rate.
+# Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". With the published alpha it reaches
+# zero some 400 steps before the end and then becomes negative, so a linear schedule has this lower bound.
 MIN_LINEAR_LR = 1e-6
 
 Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
@@ -25,7 +25,7 @@ class StepParams(Section):
     """Rate times ``gamma`` every ``step_size`` epochs (or steps)."""
 
     step_size: Period
-    """Epochs (or steps) from one change of the rate to the next."""
+    """Epochs (or steps) between two changes of the rate."""
     gamma: Gamma = 0.1
     """What the rate is multiplied with at each change."""
 
@@ -63,21 +63,21 @@ class LinearParams(Section):
 
 
 class TriangleParams(Section):
-    """Rate rising in a line from 0 to its full value at ``peak_epoch``, then falling in a line to 0 at the end."""
+    """Rate that rises linearly from 0 to its full value at ``peak_epoch``, then falls linearly to 0 at the end."""
 
     peak_epoch: Annotated[float, Field(gt=0, le=MAX_EPOCHS)]
-    """Epoch at which the rate has its full value; parts of an epoch count."""
+    """Epoch at which the rate reaches its full value; may be fractional."""
 
 
 class PolynomialParams(Section):
-    """Rate times ``1 - t / t_end``, the part of training that is left, to the power of ``power``."""
+    """Rate times ``1 - t / t_end``, the remaining fraction of training, to the power of ``power``."""
 
     power: Annotated[float, Field(gt=0, le=10)] = 0.9
-    """Exponent; 1: the rate falls in a line to 0."""
+    """Exponent; 1: the rate falls linearly to 0."""
 
 
 class NoParams(Section):
-    """The constant and the cosine schedule have no parameters."""
+    """No parameters, for the constant and the cosine schedule."""
 
 
 SCHEDULE_PARAMS: dict[str, type[Section]] = {
@@ -93,30 +93,30 @@ SCHEDULE_PARAMS: dict[str, type[Section]] = {
 
 
 class Schedule(Section):
-    """How long training takes and how the learning rate changes."""
+    """Number of epochs and learning-rate schedule."""
 
     type: Literal["constant", "step", "multistep", "exponential", "linear", "cosine", "triangle", "polynomial"] = (
         "constant"
     )
-    """How the learning rate changes; each type but constant and cosine has parameters of its own."""
+    """Type of schedule; all except constant and cosine have parameters."""
     mode: Literal["epoch", "step"] = "epoch"
-    """Whether the rate changes between epochs or between steps; the parameters count the same."""
+    """Whether the rate changes once per epoch or once per step; also the unit of the parameters."""
     epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
-    """How many times training goes through the training images."""
+    """Number of passes over the training images."""
     params: dict[str, Any] = Field(default={}, validate_default=True)
-    """Parameters of the type, see optimizer.schedule.params."""
+    """Parameters of the schedule's type, see optimizer.schedule.params."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0
-    """Epochs at the start in which the rate rises in a line to what it would be; 0: none."""
+    """Epochs of linear warmup at the start; 0: none."""
 
     @field_validator("params")
     @classmethod
     def _resolve_params(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if "type" not in info.data:  # the type is wrong, which is reported by itself
+        if "type" not in info.data:  # an invalid type is reported separately
             return value
         return SCHEDULE_PARAMS[info.data["type"]].model_validate(value).model_dump()
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield complaints about a warm-up or a rise that never ends, and about a triangle in steps of an epoch."""
+        """Yield problems of warmup, exploding rates and triangle schedules."""
         if self.mode == "epoch" and self._largest_factor_log10() > 6:
             yield ("params", "epochs"), f"makes the rate grow more than a million times in {self.epochs} epochs"
         if self.warmup_epochs >= self.epochs:
@@ -131,7 +131,7 @@ class Schedule(Section):
             yield ("params", "epochs"), f"peak_epoch should be less than epochs, which is {self.epochs}"
 
     def _largest_factor_log10(self) -> float:
-        """Return the decimal logarithm of the power of gamma that the schedule ends with; 0 without one."""
+        """Return log10 of the schedule's final power of gamma; 0 without gamma."""
         params = self.params
         num_changes = {
             "step": self.epochs // params.get("step_size", self.epochs),
@@ -142,36 +142,36 @@ class Schedule(Section):
 
 
 class Optimizer(Section):
-    """Optimiser, batch and learning rate."""
+    """Optimizer, batch size and learning rate."""
 
     type: Literal["SGD", "Adam"] = "SGD"
-    """Which optimiser."""
+    """Type of optimizer."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
-    """Images of one step over all processes."""
+    """Images per step, over all processes."""
     learning_rate: Rate = 0.1
-    """Base learning rate, which the schedule multiplies."""
+    """Base learning rate, multiplied by the schedule."""
     classifier_lr: Annotated[float, Field(ge=-1, le=MAX_RATE)] = -1.0
-    """Base learning rate of the classifier; -1: that of all other layers."""
+    """Base learning rate of the classifier; -1: same as all other layers."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD; Adam does not use it."""
+    """Momentum of SGD; not used by Adam."""
     weight_decay: Annotated[float, Field(ge=0, le=MAX_RATE)] = 1e-4
     """Weight decay."""
     nesterov: bool = False
-    """Whether SGD's momentum is Nesterov's."""
+    """Whether SGD uses Nesterov momentum."""
     clip: Annotated[float, Field(ge=0, le=MAX_STEPS)] = 1.0
-    """Largest norm of the gradient, which is scaled down to it; 0: no clipping."""
+    """Maximum gradient norm; larger gradients are scaled down to it; 0: no clipping."""
     schedule: Schedule = Schedule()
-    """How long training takes and how the learning rate changes."""
+    """Number of epochs and learning-rate schedule."""
     decay_norms: bool = True
-    """false: no weight decay on the scales and shifts of norms."""
+    """Whether weight decay applies to the scales and shifts of norms."""
     decay_biases: bool = True
-    """false: no weight decay on the biases of all other layers."""
+    """Whether weight decay applies to the biases of all other layers."""
     accumulate_steps: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 1
-    """Parts that a batch is computed in, one after the other, to take less memory."""
+    """Gradient accumulation: number of micro-batches per batch."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of a target that is spread over all classes."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of a moving average of the weights, which is validated in their place; null: none."""
+    """Decay of an exponential moving average of the weights, which is then validated instead; null: none."""
 
     @field_validator("classifier_lr")
     @classmethod
@@ -181,7 +181,7 @@ class Optimizer(Section):
         return value
 
     def conflicts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield the combinations that the optimiser refuses or would not use."""
+        """Yield problems of combinations that the optimizer rejects or ignores."""
         if self.nesterov and self.type == "Adam":
             yield ("nesterov", "type"), "Adam has no Nesterov momentum; remove the key, or use type SGD"
         elif self.nesterov and self.momentum == 0:

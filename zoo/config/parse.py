@@ -1,4 +1,4 @@
-"""Reads experiment files and reports everything that is wrong with one of them at once."""
+"""Reads experiment files and reports all problems of a file at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("zoo")
 
 
 def experiments_dir() -> Path:
-    """Return the folder of the experiment files: in an installed package, else in the source checkout."""
+    """Return the folder of the bundled experiments, in the installed package or the source checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "experiments"
     return installed if installed.is_dir() else package.parent / "experiments"
@@ -32,9 +32,9 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str | Path) -> Path | None:
-    """Return the file of an experiment, given by its path or by the name of a bundled one; None if there is none.
+    """Return the file of an experiment given by its path or by the name of a bundled one; None if there is none.
 
-    A name that ends in ``.json`` is the path of a file, if there is one, and otherwise the name of a bundled file.
+    A name that ends in ``.json`` is the path of a file if it exists, otherwise the name of a bundled file.
     """
     path, is_json = Path(name), Path(name).suffix == ".json"
     bundled = experiments_dir() / (path if is_json else f"{name}.json")
@@ -44,11 +44,11 @@ def find_experiment(name: str | Path) -> Path | None:
 
 
 def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
-    """Return the experiment in a JSON file, given by its path, or by its name if it is a bundled one.
+    """Return the experiment in a JSON file, given by its path, or by its name if it is bundled.
 
-    Files of the original project are read unchanged. ``log_notices``: whether ignored settings are logged, as
-    `parse_experiment` does. Raises ConfigError, which names every problem of the file with its place and value; if
-    there is no such file, it names the bundled experiments with the nearest names.
+    Files of the original project are accepted. ``log_notices``: whether to log ignored settings and implied defaults.
+    Raises ConfigError with every problem of the file, its key and value; for a missing file, with the bundled
+    experiments that have the nearest names.
     """
     path = find_experiment(name) or Path(name)
     try:
@@ -57,7 +57,7 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
     except OSError as error:
         raise ConfigError(
             f"{printable(path)}: cannot be read ({error.strerror}); give the path of an experiment file or a name; the "
-            f"nearest of those in {experiments_dir()} are {', '.join(nearest(path.stem, experiment_names()))}"
+            f"nearest names in {experiments_dir()} are {', '.join(nearest(path.stem, experiment_names()))}"
         ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
@@ -70,17 +70,17 @@ def load_experiment(name: str | Path, log_notices: bool = True) -> Experiment:
 
 
 def parse_experiment(content: dict[str, Any], source: str) -> Experiment:
-    """Return the experiment that ``content``, the parsed JSON, describes; ``source`` names it in messages.
+    """Return the experiment for parsed JSON ``content``; ``source`` names it in messages.
 
-    Earlier forms of the ``network`` section are read, see `zoo.spec.read_earlier_form`. Custom networks, which this
-    package does not know, are accepted. Raises ConfigError with one line per problem.
+    Accepts earlier forms of the ``network`` section, see `zoo.spec.read_earlier_form`, and unknown architectures, for
+    custom networks. Raises ConfigError with one line per problem.
     """
     return _parse(content, source, known_networks_only=False)
 
 
 def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bool = True) -> Experiment:
     if not isinstance(content, dict):
-        raise ConfigError(f"{source}: should hold a JSON object, not a {type(content).__name__}")
+        raise ConfigError(f"{source}: should be a JSON object, not a {type(content).__name__}")
     check_extent(content, source)
     network = content.get("network", {})
     present = {**content, "network": read_earlier_form(network)} if isinstance(network, dict) else content
@@ -102,7 +102,7 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
 
 
 class _JsonObject(dict[str, Any]):
-    """A JSON object that remembers which keys it was given more than once."""
+    """A JSON object that remembers its repeated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -116,7 +116,7 @@ def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
         return
     if ":" in arch:
         names = " and ".join(f'"{package}:NAME"' for package in PACKAGES)
-        yield Problem(("network", "arch"), arch, f"networks of other packages are called {names}")
+        yield Problem(("network", "arch"), arch, f"networks of other packages are named {names}")
         return
     near = ", ".join(nearest(arch, ARCHITECTURES))
     yield Problem(("network", "arch"), arch, f"there is no such network; the nearest names are {near}")
@@ -124,7 +124,7 @@ def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
 
 def _repeated_keys(content: Any, path: KeyPath = ()) -> Iterator[Problem]:
     for key in getattr(content, "repeated", ()):
-        yield Problem((*path, key), content[key], "is there more than once; keep one")
+        yield Problem((*path, key), content[key], "is repeated; keep one of them")
     children = content.items() if isinstance(content, dict) else ()
     for key, child in children:
         yield from _repeated_keys(child, (*path, key))

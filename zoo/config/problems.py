@@ -1,4 +1,4 @@
-"""Turns parsed JSON into an Experiment, or into the list of everything that is wrong with it."""
+"""Validates parsed JSON as an Experiment, and lists all problems."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
 from zoo.section import UNKNOWN_KEY, KeyPath, Problem, dotted, inner_section, problems_of, settings_of
 
-# The schedule's type decides which params it has, so a problem of the params involves the type too.
+# The type of a schedule determines its params, so a problem of the params involves the type.
 SCHEDULE_TYPE: KeyPath = ("optimizer", "schedule", "type")
 SCHEDULE_PARAMS_PATH: KeyPath = ("optimizer", "schedule", "params")
 
-# Names that other packages have for settings -> what they are called here.
+# Names of settings in other packages -> names here.
 _SIZE = "input.crop_train (training) and input.crop_val with input.scale_val (validation)"
 _SCHEDULE = "optimizer.schedule"
 SYNONYMS = {
@@ -50,11 +50,11 @@ SYNONYMS = {
 
 
 def validate(content: dict[str, Any]) -> tuple[Experiment | None, list[Problem]]:
-    """Return the experiment that ``content`` describes (None if it is wrong) and all problems of ``content``.
+    """Return the experiment for ``content`` (None if it is invalid) and all problems.
 
-    pydantic checks combinations only if each value is valid by itself. So invalid values are removed and the rest is
-    checked again, until nothing is wrong or nothing is left to remove. Problems that involve a removed value are left
-    out.
+    pydantic validates combinations only if each value is valid by itself. Invalid values are therefore removed and the
+    rest is validated again, until no problem remains or nothing can be removed. Problems that involve a removed value
+    are not reported.
     """
     remaining = copy.deepcopy(content)
     problems: list[Problem] = []
@@ -64,7 +64,7 @@ def validate(content: dict[str, Any]) -> tuple[Experiment | None, list[Problem]]
             experiment = Experiment.model_validate(remaining)
         except ValidationError as error:
             new_problems = list(_problems_of(error, remaining))
-            problems += [problem for problem in new_problems if not _rests_on(problem, cuts)]
+            problems += [problem for problem in new_problems if not _involves(problem, cuts)]
             blamed = [path for problem in new_problems for path in _blamed(problem)]
             removed = [_cut(remaining, path) for path in blamed]
             if not any(removed):
@@ -74,20 +74,20 @@ def validate(content: dict[str, Any]) -> tuple[Experiment | None, list[Problem]]
             return (None if problems else experiment), problems
 
 
-def _rests_on(problem: Problem, cuts: list[KeyPath]) -> bool:
+def _involves(problem: Problem, cuts: list[KeyPath]) -> bool:
     paths = (problem.path, *problem.involved)
     return any(path[: len(cut)] == cut[: len(path)] for path in paths for cut in cuts)
 
 
 def _blamed(problem: Problem) -> tuple[KeyPath, ...]:
-    """Return the paths to remove so that ``problem`` goes away and as much as possible is still checked."""
+    """Return the smallest paths whose removal resolves ``problem``."""
     if problem.path[:3] == SCHEDULE_PARAMS_PATH:
         return SCHEDULE_PARAMS_PATH, SCHEDULE_TYPE
     return (problem.path[:-1] or problem.path,) if problem.involved else (problem.path,)
 
 
 def _cut(content: dict[str, Any], path: KeyPath) -> bool:
-    """Remove the value at ``path`` (the whole list if the path leads into one); return whether there was a value."""
+    """Remove the value at ``path`` (for a list element, the whole list); return whether it existed."""
     node: Any = content
     for key, next_key in zip(path, (*path[1:], 0), strict=True):
         if not isinstance(node, dict) or key not in node:
@@ -109,7 +109,7 @@ def _problems_of(error: ValidationError, content: dict[str, Any]) -> Iterator[Pr
 
 
 def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
-    """Return a message that suggests what the unknown key may mean: its name here, or one that is spelt similarly."""
+    """Return a message for an unknown key that suggests its name here, its section, or similar keys."""
     key = str(path[-1])
     if path[:-1] == SCHEDULE_PARAMS_PATH:
         kind = content["optimizer"]["schedule"].get("type", "constant")
@@ -133,7 +133,7 @@ def _unknown_key(path: KeyPath, content: dict[str, Any]) -> str:
 
 
 def section_at(path: KeyPath) -> type[BaseModel]:
-    """Return the section of an experiment at ``path``; parts that are no fields are keys of a dict of sections."""
+    """Return the section at ``path``; keys that are not fields are keys of a dict of sections."""
     section: type[BaseModel] = Experiment
     for key in path:
         if key in section.model_fields:
@@ -143,7 +143,7 @@ def section_at(path: KeyPath) -> type[BaseModel]:
 
 @cache
 def _places() -> list[str]:
-    """Return the dotted paths of all settings that a run reads."""
+    """Return the dotted paths of all settings of a run."""
 
     def walk(section: type[BaseModel], prefix: str) -> Iterator[str]:
         for key, field in settings_of(section).items():

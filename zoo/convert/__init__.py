@@ -1,10 +1,10 @@
-"""Turns weights into those of another variant of their network, and reports what was done and how exactly.
+"""Converts weights and networks between variants, and reports how exact the conversion is.
 
-The functions take a state dict and its architecture, and return the converted state dict and a `ConversionReport`;
-`convert_network` takes a network, of any package, and returns one. What the others have in common: ``activation``,
-``activation_param`` and ``**options`` (``input_3x3`` and others) are those of the network; with ``compare_with_source``
-the outputs of both networks are compared on ``images`` (N, 3, H, W), by default two random ones. They raise ConfigError
-for an unknown architecture or option, and WeightsError for a state dict that does not fit.
+Functions of state dicts take a state dict and its architecture, and return the converted state dict and a
+`ConversionReport`; `convert_network` takes and returns a network of any package. Common arguments: ``activation``,
+``activation_param`` and ``**options`` (such as ``input_3x3``) describe the network; with ``compare_with_source``, the
+outputs of both networks are compared on ``images`` (N, 3, H, W), by default two random ones. They raise ConfigError for
+an unknown architecture or option, and WeightsError for a state dict that does not fit.
 """
 
 from zoo.convert.conversion import ConversionReport

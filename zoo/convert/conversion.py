@@ -1,4 +1,4 @@
-"""What all conversions use: building the network of a state dict, comparing two networks, and the report."""
+"""Common parts of all conversions: building a network from a state dict, comparing outputs, and the report."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ from zoo.weights.load import check_fits, num_outputs
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
-# A difference of up to this many roundings, relative to the largest output, is explained by rounding.
-ROUNDINGS = 1e4
-SHOWN = 6  # names of layers in a printed report
+ROUNDING_TOLERANCE = 1e4  # largest difference of exact conversions, in units of eps times the largest output
+MAX_PRINTED_NAMES = 6  # in a printed report
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did, and how exactly the result computes what the source computed.
+    """Report of a conversion: the changed layers, and how exact it is.
 
     Args:
-    - `conversion`: the kind of conversion, in the words of ``zoo convert``.
+    - `conversion`: kind of conversion, as in ``zoo convert``.
     - `arch`: the architecture.
-    - `layers`: names of the layers whose weights or activation changed.
-    - `exact`: whether the result computes the same up to the rounding of the weights' kind of number.
-    - `reason`: why it does, or why it does not.
-    - `kept`: names of the norms that could not be folded.
-    - `clamped`: for each norm that has any, the number of its scales that in-place norms cannot have; they were set to
-      the nearest possible value, eps.
-    - `left`: why norms that were to be converted were not, by the name of the norm with its class.
+    - `layers`: names of layers whose weights or activation changed.
+    - `exact`: whether the outputs are the same up to rounding in the dtype of the weights.
+    - `reason`: why the conversion is exact or approximate.
+    - `kept`: names of norms that could not be folded.
+    - `clamped`: by norm, the number of scales that in-place norms cannot represent and that were set to eps.
+    - `left`: by norm, the reason why it was not converted.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
-      mode; None where they were not compared.
+      mode; None if they were not compared.
     - `max_output`: largest absolute output of the source in that comparison.
     """
 
@@ -54,7 +52,7 @@ class ConversionReport:
     max_output: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as JSON values."""
         content = asdict(self)
         exact = content.pop("exact")
         return {**content, "exactness": "exact" if exact else "approximate"}
@@ -70,9 +68,11 @@ class ConversionReport:
             counts = tuple(f"{name}: {count}" for name, count in self.clamped.items())
             lines.append(f"  norms with scales set to eps: {_counted(counts)}")
         if self.left:
-            more = f" (the first {SHOWN} here; --json lists all)" if len(self.left) > SHOWN else ""
-            lines.append(f"  norms left as they are: {len(self.left)}{more}")
-            lines += [f"    {name}: {reason}" for name, reason in list(self.left.items())[:SHOWN]]
+            more = (
+                f" (the first {MAX_PRINTED_NAMES} here; --json lists all)" if len(self.left) > MAX_PRINTED_NAMES else ""
+            )
+            lines.append(f"  norms not converted: {len(self.left)}{more}")
+            lines += [f"    {name}: {reason}" for name, reason in list(self.left.items())[:MAX_PRINTED_NAMES]]
         if self.max_difference is None:
             lines.append("  outputs: not compared")
         else:
@@ -84,9 +84,9 @@ class ConversionReport:
 
 
 def _counted(names: tuple[str, ...]) -> str:
-    """Return the number of names and the first of them."""
-    rest = f", ... ({len(names) - SHOWN} more; --json lists all)" if len(names) > SHOWN else ""
-    return f"{len(names)}" + (f" ({', '.join(names[:SHOWN])}{rest})" if names else "")
+    """Return the number of names and the first few."""
+    rest = f", ... ({len(names) - MAX_PRINTED_NAMES} more; --json lists all)" if len(names) > MAX_PRINTED_NAMES else ""
+    return f"{len(names)}" + (f" ({', '.join(names[:MAX_PRINTED_NAMES])}{rest})" if names else "")
 
 
 def build_with_weights(
@@ -97,10 +97,10 @@ def build_with_weights(
     activation_param: float = 0.01,
     **options: Any,
 ) -> nn.Module:
-    """Return the network of a state dict, with its values, in float64 and evaluation mode.
+    """Return the network of a state dict with its weights, in float64 and evaluation mode.
 
-    The number of classes is that of the state dict, 0 without a classifier. Raises WeightsError for a state dict that
-    does not fit the architecture.
+    The state dict determines the number of classes, 0 without a classifier. Raises WeightsError if it does not fit the
+    architecture.
     """
     source = f"the state dict given for {arch}"
     settings = {"arch": arch, "norm": norm, "activation": activation, "activation_param": activation_param}
@@ -113,7 +113,7 @@ def build_with_weights(
 
 
 def state_dict_like(model: nn.Module, like: StateDict) -> dict[str, Tensor]:
-    """Return a copy of the model's state dict in the kind of floating-point number that ``like`` has."""
+    """Return a copy of the model's state dict with the floating-point dtypes of ``like``."""
     dtype = next((tensor.dtype for tensor in like.values() if tensor.is_floating_point()), torch.float32)
     return {
         key: tensor.detach().to(like[key].dtype if key in like else dtype, copy=True)
@@ -132,11 +132,10 @@ def compare_outputs(
     Args:
     - `source`: the network before the conversion.
     - `target`: the network after it.
-    - `images`: (N, 3, H, W); default two of 64 x 64 px, normally distributed, always the same.
-    - `exact_for`: the weights of the source, where no more than their rounding may change the outputs. Where they are
-      of several kinds of number, the coarsest one sets the limit.
+    - `images`: (N, 3, H, W); default: two fixed normally distributed images of 64 x 64 px.
+    - `exact_for`: weights of the source, if outputs may differ only by rounding; their coarsest dtype sets the limit.
 
-    Raises ConversionError for outputs that are not finite, VerificationError for a difference above that limit.
+    Raises ConversionError for outputs that are not finite, and VerificationError for differences above the limit.
     """
     if images is None:
         images = torch.randn(RANDOM_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -154,7 +153,7 @@ def compare_outputs(
     if exact_for is not None:
         dtypes = {tensor.dtype for tensor in exact_for.values() if tensor.is_floating_point()} or {torch.float32}
         dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)
-        allowed = ROUNDINGS * torch.finfo(dtype).eps * largest
+        allowed = ROUNDING_TOLERANCE * torch.finfo(dtype).eps * largest
         if difference > allowed:
             raise VerificationError(
                 f"an exact conversion changed the outputs by {difference:.2e}, more than the rounding of {dtype} "

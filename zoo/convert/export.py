@@ -1,4 +1,4 @@
-"""Writes a network as a torch.export program or as ONNX, and compares what was written with the network."""
+"""Exports a network as a torch.export program or ONNX, and verifies the written file."""
 
 from __future__ import annotations
 
@@ -17,40 +17,37 @@ from zoo.files import replacing
 from zoo.layers.norm import InPlaceABN
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
-# Largest difference, relative to the largest output: single precision, summed in another order.
-TOLERANCE = 1e-3
-METADATA_FILE = "metadata.json"  # in a .pt2 file
-METADATA_PROPERTY = "metadata"  # of an .onnx file
+TOLERANCE = 1e-3  # largest difference relative to the largest output: float32 sums in another order
+METADATA_FILE = "metadata.json"  # extra file of a .pt2 file
+METADATA_PROPERTY = "metadata"  # property of an .onnx file
 
 
 def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mapping[str, Any] | None = None) -> float:
-    """Write ``model`` to a .pt2 or .onnx file, and return how far the outputs of what was written are off.
+    """Write ``model`` to a .pt2 or .onnx file; return the largest absolute error of the written network's outputs.
 
-    What was written is read again and run on two random images; the largest absolute difference to the outputs of
-    ``model`` is returned. Only then is ``path`` replaced.
+    The written file is loaded and run on two random images, and compared with ``model``, before it replaces ``path``.
 
-    A .pt2 file of a network with in-place norms runs where zoo is imported, which brings their operators. An .onnx
-    file needs the optional packages: pip install ".[onnx]". The names in it are "input" and "logits" ("features" for an
-    output without classes; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
+    A .pt2 file of a network with in-place norms needs zoo to be imported, which registers their operators. ONNX needs
+    optional packages: pip install ".[onnx]". Its names are "input" and "logits" ("features" for a network without
+    classes; "stage1", "stage2" and so on for a list of maps), with the dynamic dimension "batch".
 
     Args:
-    - `model`: the network, which is put into evaluation mode and single precision.
-    - `path`: the file to write; missing folders are made.
-    - `size`: side of the images in px: what is written takes float32 images (N, 3, size, size) for any N.
-    - `metadata`: written with the network as JSON, into the extra file "metadata.json" of a .pt2 file or the property
-      "metadata" of an .onnx file.
+    - `model`: the network; set to evaluation mode and single precision.
+    - `path`: file to write; missing folders are created.
+    - `size`: side of the images in px. The exported network takes float32 images (N, 3, size, size) for any N.
+    - `metadata`: saved as JSON, in the extra file "metadata.json" of a .pt2 file or the property "metadata" of an .onnx
+      file.
 
-    Raises ConversionError for a file name of another ending, missing packages, in-place norms in ONNX, outputs that
-    are no tensors, and metadata that JSON cannot hold; VerificationError for outputs that differ.
+    Raises ConversionError for another file suffix, missing packages, in-place norms in ONNX, outputs that are not
+    tensors, and metadata that is not JSON; VerificationError for outputs that differ.
     """
     path = Path(path)
     _check_format(path)
     text = _as_json(metadata)
     if path.suffix == ".onnx" and any(isinstance(part, InPlaceABN) for part in model.modules()):
         raise ConversionError(
-            f"{type(model).__name__} has in-place norms, which are operators of zoo that ONNX does not have; export "
-            'zoo.convert.fold_network(model), or zoo.convert.convert_norm(model, "standard"), or write a .pt2 file, '
-            "which runs where zoo is imported"
+            f"{type(model).__name__} has in-place norms, whose operators ONNX does not have; export "
+            'zoo.convert.fold_network(model) or zoo.convert.convert_norm(model, "standard"), or write a .pt2 file'
         )
     model = model.eval().float()
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -58,7 +55,7 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
         expected, names = _outputs(model, images)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Both writers look at the ending of the name.
+    # Both writers read the suffix of the name.
     with replacing(path, suffix=f".tmp{path.suffix}") as temporary:
         if path.suffix == ".onnx":
             written_outputs = _write_onnx(program, temporary, images, names, text)
@@ -68,20 +65,18 @@ def export(model: nn.Module, path: str | Path, size: int = 224, metadata: Mappin
             (ours - truth).abs().max().item() for ours, truth in zip(written_outputs, expected, strict=True)
         )
         if not difference <= TOLERANCE * max(1.0, *(truth.abs().max().item() for truth in expected)):
-            raise VerificationError(f"{printable(path)}: computes outputs that differ by {difference:.2e}; not written")
+            raise VerificationError(f"{printable(path)}: the exported outputs differ by {difference:.2e}; not written")
     return difference
 
 
 def _check_format(path: Path) -> None:
     if path.suffix not in (".pt2", ".onnx"):
-        raise ConversionError(
-            f"{printable(path)}: cannot tell the format to export; name the file .pt2 (torch.export) or .onnx"
-        )
+        raise ConversionError(f"{printable(path)}: unknown format; use the suffix .pt2 (torch.export) or .onnx")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if path.suffix == ".onnx" and missing:
         raise ConversionError(
             f"{printable(path)}: ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            'installed: pip install ".[onnx]", or export to a .pt2 file'
+            'installed; pip install ".[onnx]", or export to a .pt2 file'
         )
 
 
@@ -93,14 +88,14 @@ def _as_json(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[str]]:
-    """Return the network's output, or outputs, as a list, and their names."""
+    """Return the network's outputs as a list, and their names."""
     result = model(images)
     several = isinstance(result, (list, tuple))
     outputs = list(result) if several else [result]
     if not outputs or not all(isinstance(output, Tensor) for output in outputs):
         raise ConversionError(
-            f"{type(model).__name__} returns a {type(result).__name__}; what can be exported returns a tensor or a "
-            "list of tensors"
+            f"{type(model).__name__} returns a {type(result).__name__}; only networks that return a tensor or a list "
+            "of tensors can be exported"
         )
     if several:
         return outputs, [f"stage{number}" for number in range(1, len(outputs) + 1)]
@@ -141,4 +136,6 @@ def _write_onnx(
 
 def _check_metadata(path: Path, read_back: str | None, expected: str | None) -> None:
     if read_back != expected:
-        raise VerificationError(f"{printable(path)}: the metadata that were read are not those that were written")
+        raise VerificationError(
+            f"{printable(path)}: the metadata read back differs from the metadata given; not written"
+        )

@@ -17,10 +17,10 @@ from zoo.torch_internals import forward_hooks
 
 
 class Activation(nn.Module):
-    """The activation of a folded norm, which overwrites the convolution's output.
+    """Activation of a folded norm; overwrites its input, the convolution's output.
 
     Args:
-    - `activation`: the norm's activation; residual blocks read this attribute.
+    - `activation`: activation of the norm; residual blocks read this attribute.
     - `activation_param`: slope of leaky_relu or alpha of elu.
     """
 
@@ -34,18 +34,18 @@ class Activation(nn.Module):
         return activate_(x, self.activation, self.activation_param)
 
     def extra_repr(self) -> str:
-        """Return the name of the activation, with its parameter where it has one."""
+        """Return the name of the activation, with its parameter if it has one."""
         return self.activation + (f"[{self.activation_param}]" if self.activation in ("leaky_relu", "elu") else "")
 
 
 def fold_network(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` for inference whose norms are folded into the convolutions before them.
 
-    A norm with scale g, shift b, running mean m and running variance v multiplies the filters before it by g / sqrt(v +
-    eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). Only a norm that directly follows a convolution which
-    feeds nothing else, and calls no activation of its own, can be folded. The others stay: in-place ones as `ABN`
-    (plain batch norm and activation), those of an `InvertibleNorm` as they are. The copy is in evaluation mode;
-    ``model`` itself is left as it is. Raises ConversionError if it cannot be traced.
+    A norm with scale g, shift b, running mean m and running variance v multiplies the filters before it by
+    g / sqrt(v + eps), and the bias becomes b + (bias - m) g / sqrt(v + eps). A norm is folded if it directly follows a
+    convolution whose output nothing else reads, and has no forward hooks. Other in-place norms become `ABN` (out of
+    place); the norms of `InvertibleNorm` are unchanged. The copy is in evaluation mode; ``model`` is not modified.
+    Raises ConversionError if it cannot be traced.
     """
     return _fold(model)[0]
 
@@ -63,7 +63,7 @@ def fold(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of the folded network, fold_network(zoo.get(arch, ...)); exact in evaluation mode.
 
-    ``norm`` ("standard", "inplace" or "sync") says how scales are read. The report's ``kept`` names norms that stay.
+    ``norm``: "standard", "inplace" or "sync", the norm of the source. The report's ``kept`` names unfolded norms.
     """
     source = build_with_weights(state_dict, arch, norm, activation, activation_param, **options)
     folded, report = fold_and_compare(source, arch, state_dict, images, compare_with_source)
@@ -73,22 +73,22 @@ def fold(
 def fold_and_compare(
     source: nn.Module, arch: str, like: StateDict, images: Tensor | None = None, compare_with_source: bool = True
 ) -> tuple[nn.Module, ConversionReport]:
-    """Return the folded copy of a float64 network in evaluation mode, and a report that calls the network ``arch``.
+    """Return the folded copy of a float64 network in evaluation mode, and a report for the network name ``arch``.
 
-    The copy's values are rounded to the kind of number of ``like``. Its outputs are compared with those of ``source``
-    on ``images``, see `compare_outputs`.
+    The copy's values are rounded to the dtypes of ``like``. Its outputs are compared with those of ``source`` on
+    ``images``, see `compare_outputs`.
     """
     folded, convolutions, kept = _fold(source)
     folded.load_state_dict(state_dict_like(folded, like))
     measured = compare_outputs(source, folded, images, exact_for=like) if compare_with_source else {}
-    reason = f"{len(convolutions)} norms are part of the convolutions before them, {len(kept)} do not follow one"
+    reason = f"{len(convolutions)} norms are folded into the convolutions before them, {len(kept)} do not follow one"
     report = ConversionReport("fold", arch, tuple(convolutions.values()), True, reason, tuple(kept), **measured)
     return folded, report
 
 
 @torch.no_grad()
 def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
-    """Return the folded copy, the convolution of each folded norm, and the norms that stay."""
+    """Return the folded copy, the convolution of each folded norm, and the names of the other norms."""
     folded = copy.deepcopy(model).eval().requires_grad_(False)
     parts = dict(folded.named_modules())
     invertible = {id(part.norm) for part in parts.values() if isinstance(part, InvertibleNorm)}
@@ -112,7 +112,7 @@ def _fold(model: nn.Module) -> tuple[nn.Module, dict[str, str], list[str]]:
 
 
 def _fold_into(conv: Any, norm: Any) -> None:
-    """Multiply the filters of ``conv`` and set its bias so that it computes what ``norm`` made of its output."""
+    """Change filters and bias of ``conv`` in place so that it computes conv followed by ``norm``."""
     factor = (norm.running_var.double() + norm.eps).rsqrt()
     if norm.weight is not None:
         factor = factor * norm.weight.double()

@@ -1,4 +1,4 @@
-"""Replaces the norms of any model by norms of another kind that compute the same, where that is safe."""
+"""Replaces the norms of any model with equivalent norms of another kind, where that is safe."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, record
+from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, trace_forward
 from zoo.convert.trace import Trace, function_name
 from zoo.errors import MAX_LISTED, ConversionError, listed, printable
-from zoo.layers.norm import ABN, KINDS, InPlaceABN, InPlaceABNSync
+from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 from zoo.torch_internals import BatchNormBase
 
 logger = logging.getLogger(__name__)
 
-SLOPE = 0.01  # of the leaky ReLU that takes the place of ReLU
+LEAKY_RELU_SLOPE = 0.01  # of the leaky ReLU that replaces ReLU
 PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# Classes of timm and torchvision, by name, as these packages need not be there.
-NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # of timm: they call their parts drop and act
+# Classes of timm and torchvision by name, because these packages are optional.
+NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # of timm; they call their submodules drop and act
 FROZEN_NORMS = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
-FROZEN = "it is frozen and keeps nothing of its input for backward, so that there is nothing to save"
-# These keep their input for backward, and as functions that overwrite it a copy of it.
+FROZEN_REASON = "it is frozen and saves nothing for backward, so converting it would not save memory"
+# These save their input for backward; their in-place functions save a copy.
 ACTIVATIONS_THAT_KEEP_INPUT = ("SiLU", "Hardswish", "GELU", "GELUTanh", "Mish", "PReLU")
 FUNCTIONS_THAT_KEEP_INPUT = ("silu", "hardswish", "gelu", "mish", "prelu")
 OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "selu", "celu", *FUNCTIONS_THAT_KEEP_INPUT)
 
-# What to do about each cause of a refusal. The message lists the causes beside the norms' names.
-SUBCLASS = "replace them by nn.BatchNorm2d, if they compute the same"
-SYNCHRONISED = 'convert to "sync"'
-NOT_ONCE = "give the model a norm of its own for each call, and remove those that are never called"
-NOT_TRACED = "write what cannot be traced without control flow that depends on values"
+# Remedies for each reason why a norm cannot be converted. The error lists the reasons next to the names.
+SUBCLASS = "replace them with nn.BatchNorm2d, if they are equivalent"
+SYNCHRONIZED = 'convert to "sync"'
+NOT_ONCE = "give each call its own norm, and remove norms that are never called"
+NOT_TRACED = "remove control flow that depends on tensor values from what cannot be traced"
 DROPS = "remove the drop layer"
-RELU = 'relu="leaky_relu" (--relu of zoo convert) puts leaky ReLU in its place: the network computes something else'
-NO_FORM = "put nn.LeakyReLU or nn.ELU in its place, and train again: the network computes something else"
-FUNCTION = "call a module (nn.LeakyReLU or nn.ELU) instead of the function, one for each norm"
-SHARED = "give each norm an activation module of its own, which nothing else calls"
-OVERWRITTEN = "write x = x + y for x += y, and give what follows inplace=False"
-INPUT_NEEDED = (
-    "let the others read the norm's output, if that is what they should read; or convert the other parts only"
-)
-NO_SCALE = "allow_approximate=True (--allow-approximate of zoo convert) sets such scales to eps"
-WAYS_OUT = (
-    "partial=True (--partial of zoo convert) converts the other norms, and zoo.lean saves memory without converting any"
-)
+RELU = 'relu="leaky_relu" (zoo convert --relu) replaces it with leaky ReLU, which changes the outputs'
+NO_FORM = "replace it with nn.LeakyReLU or nn.ELU and retrain, because the outputs change"
+FUNCTION = "call a module (nn.LeakyReLU or nn.ELU), one per norm, instead of the function"
+SHARED = "give each norm its own activation module"
+OVERWRITTEN = "write x = x + y instead of x += y, and set inplace=False in the following modules"
+INPUT_NEEDED = "let the other readers read the norm's output, if that is intended; or convert other submodules only"
+NO_SCALE = "allow_approximate=True (zoo convert --allow-approximate) sets such scales to eps"
+ALTERNATIVES = "partial=True (zoo convert --partial) converts the other norms; zoo.lean saves memory without conversion"
 
 
 @dataclass
 class NormPlan:
     """How one norm is replaced.
 
-    Of the activation that the new norm takes over, ``absorbed`` is the name where it is a module that nothing else
-    calls, and ``owner`` that of the module whose forward pass calls it otherwise. ``follower`` is the activation that
-    stays: a part of the norm where it was one before, else a module behind it, which must not overwrite its input.
-    ``replaces_relu`` tells that the activation is another than that of the network.
-    ``convolution`` is the name of the convolution whose filters are negated for ``num_negative`` negative scales.
-    ``num_clamped`` scales cannot be represented and become eps.
+    Args:
+    - `name`, `old`: the norm.
+    - `activation`, `activation_param`, `inplace`: settings of the new norm.
+    - `absorbed`: name of the activation module that the new norm takes over, if nothing else calls it.
+    - `owner`: otherwise, name of the module whose forward method calls the activation, and is rewritten.
+    - `follower`: the activation that is kept: a submodule of the norm, or a module behind it that must not overwrite
+      its input.
+    - `replaces_relu`: whether leaky ReLU replaces ReLU.
+    - `convolution`: name of the convolution whose filters are negated for ``num_negative`` negative scales.
+    - `num_clamped`: number of scales that cannot be represented and become eps.
     """
 
     name: str
@@ -85,37 +85,37 @@ def convert_norm(
     partial: bool = False,
     relu: str | None = None,
 ) -> nn.Module:
-    """Replace every batch norm of ``module``, with the activation behind it, by the norm ``kind``; return ``module``.
+    """Replace every batch norm of ``module`` and its activation with a norm of the given kind; return ``module``.
+
+    The outputs stay the same. Norms of this package, and timm's norms with activation, are replaced too.
 
     Args:
-    - `module`: the network. It is changed, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, and computes the same
-      as before. Norms of this package are replaced as well, and those of timm that call their activation themselves.
+    - `module`: the network; modified in place, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
     - `kind`: "standard" (`ABN`), "inplace" or "sync".
-    - `allow_approximate`: replace scales that cannot be represented by the nearest possible scale, eps.
-    - `partial`: convert the norms that can be converted, and name the others with their reasons in a warning. Norms
-      before an activation that cannot be undone and keeps its input (SiLU, Hardswish, GELU, Mish, PReLU) then work in
-      place too, and the activation does not: of the two maps that both keep, one is left.
-    - `relu`: "leaky_relu" takes ReLU behind an in-place norm for leaky ReLU with slope 0.01. The network then computes
-      something else; `zoo.convert.convert_network` tells how far off its outputs are.
+    - `allow_approximate`: replace scales that cannot be represented with the nearest possible scale, eps.
+    - `partial`: convert the norms that can be converted, and log a warning with the others and the reasons. Norms
+      before an activation that is not invertible and saves its input (SiLU, Hardswish, GELU, Mish, PReLU) are then
+      in-place too, but the activation is not: one of their two saved maps remains.
+    - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01. This changes the outputs;
+      `zoo.convert.convert_network` reports by how much.
 
-    Parameters and buffers stay the same objects under the same names. As the in-place scale is |weight| + eps, eps is
-    subtracted from the weights, and where a weight is negative the filter before it and the running mean change their
-    sign instead. Activation modules that a norm takes over become nn.Identity. Where the activation is a function, or a
-    module that is called elsewhere too, the forward pass of the module that calls it is rewritten without the call
-    (``forward`` of that module is then a graph of torch.fx). Only `ABN` takes over relu, and only from modules that
-    nothing else calls.
+    Parameters and buffers remain the same objects under the same names. The in-place scale is |weight| + eps, so eps is
+    subtracted from the weights; for a negative weight, the signs of the filter before it and of the running mean are
+    flipped. Activation modules that a norm takes over become nn.Identity. If the activation is a function, or a module
+    that is also called elsewhere, the forward method that calls it is rewritten without the call, as a torch.fx graph.
+    Only `ABN` takes over relu, and only from modules that nothing else calls. An `ABN` whose input is still needed
+    becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept and named in the
+    warning.
 
-    The forward pass is traced with torch.fx. Raises ConversionError, which lists the norms in question with the
-    reasons and what to do, and leaves ``module`` as it was, where the input of a norm is needed by something else, its
-    output is overwritten, its activation has no in-place form, or a scale cannot be represented (unless
-    ``allow_approximate``). With ``partial`` it does so only if no norm can be converted. It is raised also where there
-    is no norm to convert. Frozen norms of torchvision and timm stay and are named in the warning. An `ABN` whose input
-    is still needed becomes an `InPlaceABN` with ``inplace = False``, as in this package's networks.
+    The forward pass is traced with torch.fx. Raises ConversionError, with the norms, reasons and remedies, and leaves
+    ``module`` unchanged if something else needs the input of a norm, its output is overwritten, its activation has no
+    in-place form, or a scale cannot be represented (unless ``allow_approximate``). With ``partial`` it is raised only
+    if no norm can be converted. It is also raised if there is no norm at all.
     """
     plans, left = plan_norms(module, kind, allow_approximate, partial, relu)
     if left:
         logger.warning(
-            "%d norms of %s are left as they are: %s",
+            "%d norms of %s are not converted: %s",
             len(left),
             type(module).__name__,
             listed(f"{name}: {reason}" for name, reason in left.items()),
@@ -127,19 +127,18 @@ def convert_norm(
 def plan_norms(
     module: nn.Module, kind: str, allow_approximate: bool = False, partial: bool = False, relu: str | None = None
 ) -> tuple[list[NormPlan], dict[str, str]]:
-    """Return what `convert_norm` would do to each norm, and why it would leave others, or raise its ConversionError.
+    """Return the plan of `convert_norm` for each norm, and the reasons by name for norms that it would not convert.
 
-    Nothing is changed. The reasons stand under the names of the norms.
+    Changes nothing. Raises the ConversionError of `convert_norm`.
     """
-    if kind not in KINDS:
-        raise ConversionError(f"norm {kind!r} is not one of {', '.join(KINDS)}")
+    if kind not in NORM_CLASSES:
+        raise ConversionError(f"norm {kind!r} is not one of {', '.join(NORM_CLASSES)}")
     if relu not in (None, "leaky_relu") or (relu is not None and kind == "standard"):
         raise ConversionError(
-            f'relu={relu!r} with norm {kind!r}; ReLU stays (None), or becomes "leaky_relu" for norms "inplace" and '
-            '"sync"'
+            f'relu={relu!r} with norm {kind!r}; give None to keep ReLU, or "leaky_relu" with norm "inplace" or "sync"'
         )
     norms, left = _norms_to_convert(module)
-    norms = {name: norm for name, norm in norms.items() if type(norm) is not KINDS[kind]}
+    norms = {name: norm for name, norm in norms.items() if type(norm) is not NORM_CLASSES[kind]}
     if not norms:
         return [], left
     with mode_set(module, training=True):
@@ -159,25 +158,29 @@ def plan_norms(
         lines = [f"  {name}: {reason}" for name, reason in problems.items()]
         more = [f"  and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else []
         raise ConversionError(
-            f"{len(problems)} of {len(norms)} norms of {type(module).__name__} cannot become {KINDS[kind].__name__}; "
-            "nothing was converted:\n" + "\n".join(lines[:MAX_LISTED] + more) + "\nWhat to do:\n"
+            f"{len(problems)} of {len(norms)} norms of {type(module).__name__} cannot become "
+            f"{NORM_CLASSES[kind].__name__}; nothing was converted:\n"
+            + "\n".join(lines[:MAX_LISTED] + more)
+            + "\nWhat to do:\n"
             + "\n".join(f"- {text} ({count} norm{'s' * (count > 1)})" for text, count in advice.items())
-            + ("" if kind == "standard" or partial else f"\nOr leave them: {WAYS_OUT}")
-        )  # fmt: skip
+            + ("" if kind == "standard" or partial else f"\nOr keep these norms: {ALTERNATIVES}")
+        )
     return plans, left | problems
 
 
 def _norms_to_convert(module: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the norms that may be replaced, by name, and why others stay. ConversionError where there are none."""
+    """Return the norms to replace by name, and the reasons for norms to keep. Raises ConversionError without norms."""
     parts = dict(module.named_modules())
     norms = {name: part for name, part in parts.items() if isinstance(part, (BatchNormBase, ABN))}
-    frozen = {_described(name, part): FROZEN for name, part in parts.items() if type(part).__name__ in FROZEN_NORMS}
+    frozen = {
+        _described(name, part): FROZEN_REASON for name, part in parts.items() if type(part).__name__ in FROZEN_NORMS
+    }
     if not norms:
         raise ConversionError(
             f"{type(module).__name__} has no norm to convert: neither a batch norm of torch nor one of zoo"
-            + (f"; its others are {listed(frozen)}: {FROZEN}" if frozen else "")
+            + (f"; its others are {listed(frozen)}: {FROZEN_REASON}" if frozen else "")
         )
-    return norms, frozen
+    return norms, dict.fromkeys(frozen, FROZEN_REASON)
 
 
 def _described(name: str, part: nn.Module) -> str:
@@ -185,7 +188,7 @@ def _described(name: str, part: nn.Module) -> str:
 
 
 def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
-    """Replace norms and activations as planned by `plan_norms` for the same module."""
+    """Replace norms and activations in place, as planned by `plan_norms` for the same module."""
     modules = dict(module.named_modules())
     replaced: dict[int, nn.Module] = {}
     rewritten = defaultdict[str, list[str]](list)
@@ -203,23 +206,23 @@ def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
 
 
 def replace_modules(module: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
-    """Replace the modules whose ids are the keys of ``replaced``, under every name that they have in ``module``."""
+    """Replace the submodules whose ids are keys of ``replaced``, under all their names in ``module``."""
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if id(child) in replaced:
                 parent._modules[name] = replaced[id(child)]
     if replaced and getattr(module, "built_as", None) is not None:
-        module.built_as = None  # type: ignore[assignment]  # published weights no longer fit it
+        module.built_as = None  # type: ignore[assignment]  # published weights no longer fit
 
 
 def call_own_activation(norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """Call the activation that is a part of a norm, as in timm; a forward hook."""
+    """Forward hook that applies the norm's own activation, as timm's norms do."""
     activated: Tensor = norm.get_submodule("act")(output)
     return activated
 
 
 class _UnsafeError(Exception):
-    """Why a norm cannot be converted, and what to do about it."""
+    """Reason why a norm cannot be converted, and the remedy."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(reason)
@@ -227,7 +230,7 @@ class _UnsafeError(Exception):
 
 
 class _Planner:
-    """Decides for each norm of a traced module how it is replaced, without regard to its scale."""
+    """Plans the replacement of each norm of a traced module, except for its scale."""
 
     def __init__(self, trace: Trace, kind: str, partial: bool, relu: str | None) -> None:
         self.trace, self.partial = trace, partial
@@ -236,10 +239,10 @@ class _Planner:
         self._recorded: dict[str, fx.Graph | str] = {}
 
     def plan(self, name: str, norm: Any) -> NormPlan:
-        """Return the plan of one norm, or raise _UnsafeError."""
+        """Return the plan for one norm. Raises _UnsafeError if there is none."""
         calls = self.trace.calls.get(name, [])
         self._check_kind(norm)
-        if not calls and (why := self.trace.why_not_traced(name)):
+        if not calls and (why := self.trace.untraced_reason(name)):
             raise _UnsafeError(printable(why), NOT_TRACED)
         if len(calls) != 1 or not name:
             raise _UnsafeError(f"the forward pass calls it {len(calls)} times, not once", NOT_ONCE)
@@ -253,9 +256,9 @@ class _Planner:
             plan = self._plan_activation(name, norm, node)
         if not self.in_place:
             return plan
-        if plan.activation not in INVERTIBLE_ACTIVATIONS:  # of an ABN; that of others was checked above
+        if plan.activation not in INVERTIBLE_ACTIVATIONS:  # of an ABN; others were checked above
             raise _UnsafeError(f"its activation {plan.activation} has no in-place form", NO_FORM)
-        if not isinstance(norm, InPlaceABN) and (reason := self.trace.why_input_is_needed(node)):
+        if not isinstance(norm, InPlaceABN) and (reason := self.trace.input_needed_reason(node)):
             if not isinstance(norm, ABN):
                 raise _UnsafeError(printable(reason), INPUT_NEEDED)
             plan.inplace = False
@@ -263,25 +266,28 @@ class _Planner:
 
     def _check_kind(self, norm: Any) -> None:
         if isinstance(norm, nn.SyncBatchNorm) and self.kind != "sync":
-            raise _UnsafeError("it takes the statistics of all processes", SYNCHRONISED)
-        if type(norm) not in (*PLAIN_NORMS, *KINDS.values()) and type(norm).__name__ not in NORMS_WITH_ACTIVATION:
-            raise _UnsafeError(f"what a subclass of {type(norm).__bases__[0].__name__} computes is not known", SUBCLASS)
+            raise _UnsafeError("it uses the statistics of all processes", SYNCHRONIZED)
+        if (
+            type(norm) not in (*PLAIN_NORMS, *NORM_CLASSES.values())
+            and type(norm).__name__ not in NORMS_WITH_ACTIVATION
+        ):
+            raise _UnsafeError(f"it is a subclass of {type(norm).__bases__[0].__name__} of unknown behavior", SUBCLASS)
         if type(norm).__name__ in NORMS_WITH_ACTIVATION and type(norm.drop) is not nn.Identity:
-            raise _UnsafeError(f"it drops values, with {type(norm.drop).__name__}", DROPS)
+            raise _UnsafeError(f"it drops values with {type(norm.drop).__name__}", DROPS)
 
     def _plan_own_activation(self, name: str, norm: Any, node: fx.Node) -> NormPlan:
-        """Return the plan of a norm of timm, which calls its activation itself."""
+        """Return the plan for a norm of timm that includes its activation."""
         found = _activation_of(norm.act)
         if form := self._form_of(found):
             self._check_not_overwritten(node)
             return NormPlan(name, norm, *form, inplace=True, replaces_relu=form != found)
         if self.in_place and not self._keeps_input(norm.act):
             raise _no_form(f"{name}.act", norm.act)
-        return NormPlan(name, norm, "identity", SLOPE, True, follower=norm.act)
+        return NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True, follower=norm.act)
 
     def _plan_activation(self, name: str, norm: nn.Module, node: fx.Node) -> NormPlan:
-        """Return the plan of a batch norm with the activation that it can take over; identity if there is none."""
-        plan = NormPlan(name, norm, "identity", SLOPE, True)
+        """Return the plan for a batch norm and the activation that it can take over; identity if there is none."""
+        plan = NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True)
         last = next(iter(node.users)) if len(node.users) == 1 else None
         output = node
         if last is not None and self._is_activation(last):
@@ -312,19 +318,19 @@ class _Planner:
         return function_name(node).rstrip("_") in OTHER_ACTIVATIONS
 
     def _form_of(self, activation: tuple[str, float] | None) -> tuple[str, float] | None:
-        """Return the activation that the new norm has in the place of this one; None if it has none."""
+        """Return the activation of the new norm for a given one; None if the norm cannot take it over."""
         if activation is not None and activation[0] == "relu" and self.in_place:
-            return None if self.relu is None else (self.relu, SLOPE)
+            return None if self.relu is None else (self.relu, LEAKY_RELU_SLOPE)
         return activation
 
     def _keeps_input(self, activation: nn.Module | fx.Node) -> bool:
-        """Return whether an activation that no norm takes over may stay behind one that works in place."""
+        """Return whether an activation that no norm takes over may follow an in-place norm."""
         if isinstance(activation, nn.Module):
             return self.partial and type(activation).__name__ in ACTIVATIONS_THAT_KEEP_INPUT
         return self.partial and function_name(activation).rstrip("_") in FUNCTIONS_THAT_KEEP_INPUT
 
     def _owner(self, name: str, node: fx.Node, activation: fx.Node) -> str:
-        """Return the name of the module whose forward pass is to be rewritten without the call of the activation."""
+        """Return the name of the module whose forward method is to be rewritten without the activation."""
         owner, module = str(node.meta["owner"]), self.trace.module_of(activation)
         what, advice = f"its activation {printable(activation.name)} is a function", FUNCTION
         if module is not None:
@@ -336,7 +342,7 @@ class _Planner:
             raise _UnsafeError(f"{what}, not in the forward pass of {described}, which calls the norm", advice)
         parent = self.trace.modules[owner]
         if owner not in self._recorded:
-            self._recorded[owner] = record(parent)
+            self._recorded[owner] = trace_forward(parent)
         graph = self._recorded[owner]
         if isinstance(graph, str):
             raise _UnsafeError(
@@ -349,7 +355,7 @@ class _Planner:
             else found.op == "call_module" and parent.get_submodule(str(found.target)) is module
         )
         if not same:
-            raise _UnsafeError(f"{what}, which {described} does not call directly behind the norm", advice)
+            raise _UnsafeError(f"{what}, which {described} does not call directly after the norm", advice)
         return owner
 
     def _check_not_overwritten(self, node: fx.Node) -> None:
@@ -368,7 +374,7 @@ def _local_name(name: str, owner: str) -> str:
 
 
 def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
-    """Return the error for a norm before an activation that no in-place norm can take over."""
+    """Return the error for an activation that no in-place norm can take over."""
     if isinstance(activation, nn.Module):
         is_relu, what = type(activation) is nn.ReLU, _described(name, activation)
     else:
@@ -377,28 +383,28 @@ def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
 
 
 def _activation_of(module: nn.Module) -> tuple[str, float] | None:
-    """Return the name and the parameter of an activation module that norms have too; None for any other."""
+    """Return name and parameter of an activation module that norms support; None for any other."""
     if type(module) is nn.LeakyReLU and module.negative_slope > 0:
         return "leaky_relu", module.negative_slope
     if type(module) is nn.ELU and module.alpha > 0:
         return "elu", module.alpha
-    return ("relu", SLOPE) if type(module) is nn.ReLU else None
+    return ("relu", LEAKY_RELU_SLOPE) if type(module) is nn.ReLU else None
 
 
 def _activation_of_function(node: fx.Node) -> tuple[str, float] | None:
-    """Return what `_activation_of` does for the call of a function or method, such as F.leaky_relu."""
+    """Return `_activation_of` for a call of a function or method, such as F.leaky_relu."""
     name = function_name(node).rstrip("_")
     if name == "relu":
-        return "relu", SLOPE
+        return "relu", LEAKY_RELU_SLOPE
     if name not in ("leaky_relu", "elu"):
         return None
-    argument, default = ("negative_slope", SLOPE) if name == "leaky_relu" else ("alpha", 1.0)
+    argument, default = ("negative_slope", LEAKY_RELU_SLOPE) if name == "leaky_relu" else ("alpha", 1.0)
     value = node.kwargs.get(argument, node.args[1] if len(node.args) > 1 else default)
     return (name, float(value)) if isinstance(value, (int, float)) and value > 0 else None
 
 
 def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool) -> None:
-    """Plan how the signed scale of a standard norm becomes |weight| + eps; _UnsafeError where it cannot."""
+    """Plan the scale |weight| + eps of an in-place norm. Raises _UnsafeError if the scale cannot be represented."""
     weight = plan.old.weight
     if kind == "standard" or isinstance(plan.old, InPlaceABN) or weight is None:
         return
@@ -415,15 +421,15 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
         }
         raise _UnsafeError(
             f"{' and '.join(reason for reason, present in reasons.items() if present)}; the scale of "
-            f"{KINDS[kind].__name__} is |weight| + eps",
+            f"{NORM_CLASSES[kind].__name__} is |weight| + eps",
             NO_SCALE,
         )
 
 
 @torch.no_grad()
 def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Return the new norm, with the parameters and buffers of the old one."""
-    old, layer = plan.old, KINDS[kind]
+    """Return the new norm with the parameters and buffers of the old one."""
+    old, layer = plan.old, NORM_CLASSES[kind]
     new: Any = layer(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats,
         plan.activation, plan.activation_param,
@@ -446,7 +452,7 @@ def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> n
 
 
 def _move_scale(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> None:
-    """Change the weight in place so that the new norm scales as the old one did, and negate filters for its sign."""
+    """Change the weight in place so that the new norm has the old scale, and negate filters for negative scales."""
     old = plan.old
     if kind == "standard":
         old.weight.copy_(old.weight.abs() + old.eps)

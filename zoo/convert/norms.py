@@ -1,4 +1,4 @@
-"""Converts weights between plain and in-place norms, and from relu to leaky_relu; and the norms of any network."""
+"""Converts weights between standard and in-place norms and from relu to leaky_relu, and the norms of any network."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ def convert_network(
     compare_with_source: bool = True,
     images: Tensor | None = None,
 ) -> tuple[nn.Module, ConversionReport]:
-    """Return a copy of any network with norms of the kind, as `zoo.convert.convert_norm` makes them, and the report.
+    """Return a copy of a network with norms converted by `zoo.convert.convert_norm`, and a report.
 
     Args:
-    - `model`: the network, which stays as it is.
-    - `kind`, `allow_approximate`, `partial`, `relu`: those of `convert_norm`. The report's ``left`` names the norms
-      that were not converted, with the reasons.
-    - `images`: what both networks are compared on.
+    - `model`: the network, of any package; not modified.
+    - `kind`, `allow_approximate`, `partial`, `relu`: as in `convert_norm`. The report's ``left`` has the norms that
+      were not converted, with reasons.
+    - `compare_with_source`: whether to compare the outputs of both networks.
+    - `images`: images for the comparison.
 
-    It is exact unless a scale became eps or ReLU leaky ReLU. Raises ConversionError as `convert_norm` does.
+    The conversion is exact unless a scale became eps or ReLU became leaky ReLU. Raises the ConversionError of
+    `convert_norm`.
     """
     converted = copy.deepcopy(model)
     plans, left = plan_norms(converted, kind, allow_approximate, partial, relu)
@@ -46,7 +48,7 @@ def convert_network(
         measured = compare_outputs(source, target, images, None if reasons else model.state_dict())
     return converted, ConversionReport(
         f"norms to {kind}", type(model).__name__, tuple(plan.name for plan in plans), not reasons,
-        "; ".join(reasons) or "the norms compute the same", clamped=clamped, left=left, **measured,
+        "; ".join(reasons) or "the norms are equivalent", clamped=clamped, left=left, **measured,
     )  # fmt: skip
 
 
@@ -83,12 +85,11 @@ def standard_to_inplace(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the weights for the network with in-place norms, whose scale is |weight| + eps.
 
-    A weight w >= eps becomes w - eps. For a negative w the filter before the norm and the running mean change their
-    sign, so that the normalised values change theirs, and the weight becomes |w| - eps; shift and variance stay. This
-    is exact, in training too, where the norm directly follows a convolution that feeds nothing else. Raises
-    ConversionError with the names of the norms where it does not, or where |w| < eps; with ``allow_approximate`` such
-    scales become eps, the nearest that in-place norms can have. Raises ConfigError for an activation without an
-    inverse.
+    A weight w >= eps becomes w - eps. A negative w becomes |w| - eps, and the signs of the filter before the norm and
+    of the running mean are flipped, which negates the normalized values; bias and variance are unchanged. This is
+    exact, also in training, if the norm directly follows a convolution whose output nothing else reads. Otherwise, and
+    for |w| < eps, raises ConversionError with the names of the norms, or with ``allow_approximate`` sets these scales
+    to eps, the nearest possible scale. Raises ConfigError for an activation without an inverse.
     """
     settings = {"activation": activation, "activation_param": activation_param, **options}
     converted, plans, measured = _change_norms(
@@ -114,9 +115,11 @@ def _change_norms(
     images: Tensor | None,
     allow_approximate: bool = False,
 ) -> tuple[dict[str, Tensor], list[NormPlan], dict[str, Any]]:
-    """Return the weights for norms of the second kind, what was done to each norm, and what was measured."""
+    """Return the weights for norms of the second kind, the plan for each norm, and the measured differences."""
     old, new = kinds
-    parse_spec(merge({"arch": arch, "norm": new}, settings), arch)  # refuses what the target cannot have
+    parse_spec(
+        merge({"arch": arch, "norm": new}, settings), arch
+    )  # raises ConfigError for settings that the target cannot have
     model = build_with_weights(state_dict, arch, old, **settings)
     plans, _ = plan_norms(model, new, allow_approximate)
     apply_plans(model, plans, new)
@@ -141,15 +144,15 @@ def relu_to_leaky_relu(
     """Return the weights of a relu network, unchanged, for the same network with leaky_relu; approximate.
 
     Both networks have standard norms; ``activation_param`` is the slope of leaky_relu.
-    ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and can estimate the running statistics
-    again.
+    ``zoo convert relu-to-leaky-relu --data DIR`` measures the loss of accuracy and can reestimate the running
+    statistics.
     """
     target = build_with_weights(state_dict, arch, activation_param=activation_param, **options)
     measured: dict[str, Any] = {}
     if compare_with_source:
         source = build_with_weights(state_dict, arch, activation="relu", **options)
         measured = compare_outputs(source, target, images)
-    reason = f"the weights are the same, but negative values now pass with slope {activation_param:g}"
+    reason = f"the weights are unchanged, but negative values now pass with slope {activation_param:g}"
     norms = {name: part for name, part in target.named_modules() if isinstance(part, ABN)}
     layers = tuple(name for name, norm in norms.items() if norm.activation != "identity")
     converted = state_dict_like(target, state_dict)

@@ -1,4 +1,4 @@
-"""Rewrites the forward pass of one module so that it no longer calls the activations behind some of its norms."""
+"""Rewrites the forward method of a module to remove activations that its norms take over."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from torch import fx, nn
 
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
-# What a forward pass does beside calling modules and functions, and a recording of its calls would not repeat.
-NOT_RECORDED_NAMES = frozenset({"isinstance", "hasattr", "type", "is_tensor", "is_grad_enabled"})
-NOT_RECORDED_OPERATIONS = frozenset({"STORE_ATTR", "STORE_GLOBAL"})
+# Parts of a forward method that a traced graph would not reproduce.
+NOT_TRACED_NAMES = frozenset({"isinstance", "hasattr", "type", "is_tensor", "is_grad_enabled"})
+NOT_TRACED_OPERATIONS = frozenset({"STORE_ATTR", "STORE_GLOBAL"})
 
 
 class _Proxy(fx.Proxy):
-    """A proxy that records ``x += y`` and ``x = x + y`` as different operations, which torch.fx does not."""
+    """Proxy that distinguishes ``x += y`` from ``x = x + y``, unlike torch.fx."""
 
     def _in_place(self, operation: Any, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, other), {})
@@ -32,7 +32,7 @@ class _Proxy(fx.Proxy):
 
 
 class LocalTracer(fx.Tracer):
-    """Records the calls of one forward pass, without looking into the modules that it calls."""
+    """Traces one forward method; all submodules are leaves."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -42,11 +42,13 @@ class LocalTracer(fx.Tracer):
 
 
 class Rewritten:
-    """A forward pass as a graph of torch.fx, in the place of ``owner.forward``.
+    """A torch.fx graph that replaces ``owner.forward``.
 
-    The module keeps its class, its parts and their names; copies and pickles of it have the same graph. Args:
+    The module keeps its class, its submodules and their names; copies and pickles share the graph.
+
+    Args:
     - `owner`: the module.
-    - `graph`: its calls, with the names that the parts have in it.
+    - `graph`: the traced calls, with the names of the submodules in ``owner``.
     """
 
     def __init__(self, owner: nn.Module, graph: fx.Graph) -> None:
@@ -54,20 +56,20 @@ class Rewritten:
         self.function = _compiled(graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the graph computes with the parts of the owner."""
+        """Return the output of the graph, run with the submodules of the owner."""
         return self.function(self.owner, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is copied and pickled: everything but the function, which is made of the graph."""
+        """Return the state to copy or pickle, without the function that is compiled from the graph."""
         return {"owner": self.owner, "graph": self.graph}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state, and make the function."""
+        """Restore the state and compile the function."""
         self.__init__(**state)  # type: ignore[misc]
 
 
 def _compiled(graph: fx.Graph) -> Callable[..., Any]:
-    """Return the function of the module and its inputs that computes the graph."""
+    """Return the graph as a function of the module and its inputs."""
     code = graph.python_code("self")
     namespace = dict(code.globals)
     exec(code.src, namespace)
@@ -76,7 +78,7 @@ def _compiled(graph: fx.Graph) -> Callable[..., Any]:
 
 
 def as_traceable(module: nn.Module) -> nn.Module:
-    """Return the module; with a rewritten forward pass, a shallow copy whose class has it, where torch.fx looks."""
+    """Return the module, or if rewritten, a copy whose class has the rewritten forward, where torch.fx finds it."""
     forward = vars(module).get("forward")
     if not isinstance(forward, Rewritten):
         return module
@@ -86,14 +88,14 @@ def as_traceable(module: nn.Module) -> nn.Module:
 
 
 def takes_optional_arguments(module: nn.Module) -> bool:
-    """Return whether the forward pass has arguments that a call may leave out."""
+    """Return whether the forward method has optional arguments."""
     parameters = inspect.signature(module.forward).parameters.values()
     return any(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 @contextlib.contextmanager
 def mode_set(module: nn.Module, training: bool) -> Iterator[None]:
-    """Set the training mode of all parts of ``module``, frozen ones too, and in the end set each back."""
+    """Context manager: sets the mode of all submodules, frozen ones too, and restores each on exit."""
     modes = {part: part.training for part in module.modules()}
     try:
         for part in modes:
@@ -104,29 +106,29 @@ def mode_set(module: nn.Module, training: bool) -> Iterator[None]:
             part.training = mode
 
 
-def record(module: nn.Module) -> fx.Graph | str:
-    """Return the calls that the forward pass of ``module`` makes itself; or why they would not do what it does."""
+def trace_forward(module: nn.Module) -> fx.Graph | str:
+    """Return the graph of the forward method of ``module``, or the reason why a graph would not be equivalent."""
     if not isinstance(vars(module).get("forward"), Rewritten):
         if takes_optional_arguments(module):
             return "takes optional arguments"
         operations = {(each.opname, each.argval) for each in dis.get_instructions(inspect.unwrap(type(module).forward))}
-        if any(name in NOT_RECORDED_OPERATIONS for name, _ in operations):
+        if any(name in NOT_TRACED_OPERATIONS for name, _ in operations):
             return "sets attributes"
-        if names := sorted(NOT_RECORDED_NAMES & {value for _, value in operations if isinstance(value, str)}):
+        if names := sorted(NOT_TRACED_NAMES & {value for _, value in operations if isinstance(value, str)}):
             return f"calls {', '.join(names)}"
     graphs = []
     for training in (False, True):
         try:
             with mode_set(module, training):
                 graphs.append(LocalTracer().trace(as_traceable(module)))
-        except Exception as error:  # forward is the user's code, here called with proxies: it can raise anything
+        except Exception as error:  # user code called with proxies can raise anything
             return f"cannot be traced by itself ({type(error).__name__}: {error})"
     in_evaluation, in_training = (graph.python_code("self").src for graph in graphs)
-    return graphs[1] if in_evaluation == in_training else "does something else in evaluation than in training"
+    return graphs[1] if in_evaluation == in_training else "differs between evaluation and training"
 
 
 def activation_behind(module: nn.Module, graph: fx.Graph, norm: str) -> fx.Node | None:
-    """Return the only call that reads what the part ``norm`` of ``module`` returns; None if there are others."""
+    """Return the only call that reads the output of the submodule ``norm``; None if there are several or none."""
     nodes = [node for node in graph.nodes if node.op == "call_module" and node.target == norm]
     while len(nodes) == 1 and len(nodes[0].users) == 1:
         nodes = list(nodes[0].users)
@@ -136,8 +138,8 @@ def activation_behind(module: nn.Module, graph: fx.Graph, norm: str) -> fx.Node 
 
 
 def drop_activations(module: nn.Module, norms: Iterable[str]) -> None:
-    """Rewrite the forward pass of ``module`` without the `activation_behind` each of its parts ``norms``."""
-    graph = record(module)
+    """Rewrite the forward method of ``module`` without the `activation_behind` each of its ``norms``."""
+    graph = trace_forward(module)
     assert isinstance(graph, fx.Graph)
     for norm in norms:
         activation = activation_behind(module, graph, norm)

@@ -1,6 +1,6 @@
-"""Converts weights between torchvision's ResNets and this package's, which name the same tensors differently.
+"""Converts weights between torchvision's ResNets and this package's, which have the same tensors by other names.
 
-The ResNets in torchvision's segmentation networks are converted, too, as bodies; their heads have no equal here.
+Also converts the backbones of torchvision's segmentation networks, without their heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zoo.models import build_network
 from zoo.spec import NetworkSpec
 from zoo.weights.load import COUNTER, MAX_KEYS, extract_backbone, torchvision_arch
 
-RENAMED = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
+TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
 
 def from_torchvision(
@@ -29,12 +29,12 @@ def from_torchvision(
 
     The network is zoo.get(arch, activation="relu"). Batch counters, which torchvision's oldest files lack, become 0.
 
-    Of a segmentation network (`deeplabv3_resnet50` and others) the backbone is converted, without classifier, for the
-    body of a DeepLab: zoo.get(f"deeplab_{arch}", body_weights=FILE). Its heads are left out. torchvision dilates the
-    first block of a module half as much as the others; so does the body with ``dilation=backbone_dilation(arch)``.
+    For a segmentation network (`deeplabv3_resnet50` and others), converts only the backbone, for the body of a DeepLab:
+    zoo.get(f"deeplab_{arch}", body_weights=FILE). torchvision dilates the first block of a module half as much as the
+    others; so does the body with ``dilation=backbone_dilation(arch)``.
 
-    Raises ConversionError that names every missing and unknown key, and for the name of a whole DeepLab; WeightsError
-    for other shapes.
+    Raises ConversionError with all missing and unknown keys, and for the architecture of a whole DeepLab; WeightsError
+    for wrong shapes.
     """
     return _convert(state_dict, arch, "from-torchvision", compare_with_source, images)
 
@@ -44,7 +44,7 @@ def to_torchvision(
 ) -> tuple[dict[str, Tensor], ConversionReport]:
     """Return the state dict of the relu ResNet ``arch`` with standard norms under torchvision's names; exact.
 
-    Raises ConversionError that names every missing and unknown key, and WeightsError for other shapes.
+    Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
     """
     return _convert(state_dict, arch, "to-torchvision", compare_with_source, images)
 
@@ -53,14 +53,14 @@ def torchvision_key(key: str) -> str:
     """Return torchvision's name of a tensor of a ResNet: mod2.block1.convs.bn1.weight -> layer1.0.bn1.weight."""
     if match := re.fullmatch(r"mod(\d)\.block(\d+)\.(?:convs\.)?(\w+)\.(\w+)", key):
         module, block, layer, leaf = match.groups()
-        return f"layer{int(module) - 1}.{int(block) - 1}.{RENAMED.get(layer, layer)}.{leaf}"
+        return f"layer{int(module) - 1}.{int(block) - 1}.{TORCHVISION_LAYERS.get(layer, layer)}.{leaf}"
     return key.removeprefix("mod1.").removeprefix("classifier.")
 
 
 def backbone_dilation(arch: str) -> list[int | list[int]]:
-    """Return the ``dilation`` that a ResNet has as the backbone of torchvision's segmentation networks, of stride 8.
+    """Return the ``dilation`` of a ResNet as the backbone of torchvision's segmentation networks, with output stride 8.
 
-    The first block of layer3 and layer4 is dilated as those of the layer before it.
+    The first blocks of layer3 and layer4 have the dilation of the layer before.
     """
     blocks = ARCHITECTURES[arch].structure["structure"]
     return [1, 1, [1, *[2] * (blocks[2] - 1)], [2, *[4] * (blocks[3] - 1)]]
@@ -73,13 +73,12 @@ def _convert(
     body = ARCHITECTURES[arch].structure.get("body") if arch in ARCHITECTURES else None
     if body in known:
         raise ConversionError(
-            f"{arch}: torchvision's DeepLabV3 has another head, with a 3x3 convolution, norm and relu between the "
-            "context and the classifier, so that no file of one is one of the other; the backbone alone converts: "
-            f"zoo convert from-torchvision SOURCE TARGET --arch {body}, and then "
-            f"zoo.get({arch!r}, body_weights=TARGET)"
+            f"{arch}: torchvision's DeepLabV3 has a different head, with a 3x3 convolution, norm and relu before the "
+            "classifier, so only the backbone can be converted: zoo convert from-torchvision SOURCE TARGET --arch "
+            f"{body}, and then zoo.get({arch!r}, body_weights=TARGET)"
         )
     if arch not in known:
-        raise ConfigError(f"{arch!r} is no network that torchvision has too; those are {', '.join(known)}")
+        raise ConfigError(f"{arch!r} is not a network that torchvision also has; those are {', '.join(known)}")
     backbone = extract_backbone(state_dict) if conversion == "from-torchvision" else None
     if backbone is not None:
         left_out, state_dict = len(state_dict) - len(backbone), backbone
@@ -102,14 +101,14 @@ def _convert(
         given = state_dict if zoo_weights is converted else converted
         other = _torchvision_network(arch, given) if backbone is None else _torchvision_backbone(arch, given)
         if backbone is not None:
-            model.global_pool = nn.Identity()  # the maps are compared, and not their means
+            model.global_pool = nn.Identity()  # compare the maps, not their means
         measured = compare_outputs(other, model, images, exact_for=state_dict)
     layers = tuple(dict.fromkeys(key.rpartition(".")[0] for key in converted))
-    reason = "the tensors are the same under other names; the activation is relu"
+    reason = "the tensors are the same by other names; the activation is relu"
     if backbone is not None:
         reason += (
-            f"; {left_out} tensors of the heads were left out, which have no equal here; as in torchvision the output "
-            f"is that of dilation={backbone_dilation(arch)}"
+            f"; {left_out} tensors of the heads, which have no counterpart here, were left out; the output equals "
+            f"torchvision's with dilation={backbone_dilation(arch)}"
         )
     return converted, ConversionReport(conversion, arch, layers, True, reason, **measured)
 

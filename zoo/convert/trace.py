@@ -1,4 +1,4 @@
-"""Traces a module to find the convolution before each norm, and what else reads the inputs and outputs of norms."""
+"""Traces a module to find the convolution before each norm and all readers of the norms' inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleSequential
 from zoo.torch_internals import BatchNormBase, DropoutBase
 
-# The output of these may be overwritten: they do not keep it for backward, and it is not a view of another tensor.
+# Their outputs may be overwritten: not saved for backward, and not views.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FRESH_MODULES = (*CONVOLUTIONS, nn.ConvTranspose2d, nn.Linear, nn.AvgPool2d, nn.MaxPool2d)
 FRESH_FUNCTIONS = (
@@ -30,7 +30,7 @@ FRESH_FUNCTIONS = (
     torch.add,
     operator.add,
 )
-# The output of these can be their input, or a view of it.
+# Their outputs can be their input or a view of it.
 VIEWS = (
     *("chunk", "contiguous", "detach", "dropout", "dropout2d", "expand", "expand_as", "flatten", "getitem", "narrow"),
     *("permute", "reshape", "select", "split", "squeeze", "t", "to", "transpose", "type_as", "unbind", "unflatten"),
@@ -39,9 +39,9 @@ VIEWS = (
 
 
 class _Tracer(LocalTracer):
-    """Looks into all modules but torch's own and norms, and passes over those that it cannot look into.
+    """Traces into all modules except torch's own and norms; modules that cannot be traced become leaf calls.
 
-    ``failed`` holds, by name, why it cannot look into a module; a call of such a module is recorded as one call.
+    ``failed``: the reasons by name of module.
     """
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class _Tracer(LocalTracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if type(m) is nn.Identity and len(args) == 1:
-            return args[0]  # the same tensor: what overwrites it, overwrites the input
+            return args[0]  # the same tensor: overwriting it overwrites the input
         last, stack = next(iter(reversed(self.graph.nodes))), self.module_stack.copy()
         try:
             return super().call_module(m, forward, args, kwargs)
-        except Exception as error:  # forward is the user's code, here called with proxies: it can raise anything
+        except Exception as error:  # user code called with proxies can raise anything
             self.module_stack = stack
             while (node := next(iter(reversed(self.graph.nodes)))) is not last:
                 self.graph.erase_node(node)
@@ -69,7 +69,7 @@ class _Tracer(LocalTracer):
             return self.create_proxy("call_module", name, args, kwargs)
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Make a node that knows the module whose own forward pass makes the call, ``meta["owner"]``."""
+        """Create a node whose ``meta["owner"]`` is the module whose forward method makes the call."""
         node = super().create_node(kind, target, *args, **kwargs)
         owners = ["", *(path for path, _ in self.module_stack.values())]
         node.meta["owner"] = owners[-2] if kind == "call_module" and owners[-1] == target else owners[-1]
@@ -77,14 +77,15 @@ class _Tracer(LocalTracer):
 
 
 class Trace:
-    """The calls that one forward pass of a module makes, traced with torch.fx without running it.
+    """The calls of a module's forward pass, traced with torch.fx.
 
-    A part of it whose forward pass depends on values cannot be traced: ``failed`` names it, with the reason, and the
-    modules in it are traced one by one. Args:
+    A submodule whose forward depends on values cannot be traced: ``failed`` has its name and the reason, and its own
+    submodules are traced one by one.
+
+    Args:
     - `module`: the module.
-    - `in_parts`: do so where the forward pass of ``module`` itself cannot be traced, too.
-
-    Raises ConversionError if it cannot be traced, unless ``in_parts``.
+    - `in_parts`: whether to do the same if the forward method of ``module`` itself cannot be traced; otherwise
+      ConversionError is raised.
     """
 
     def __init__(self, module: nn.Module, in_parts: bool = False) -> None:
@@ -98,12 +99,12 @@ class Trace:
             if failed := self._trace_part(part):
                 if "" in failed and not in_parts:
                     raise ConversionError(
-                        f"{type(module).__name__} cannot be traced, so nothing is known about who needs its norms' "
-                        f"inputs ({failed['']}); convert the parts of it that can be traced, as partial=True does"
+                        f"{type(module).__name__} cannot be traced, so the readers of its norms' inputs are unknown "
+                        f"({failed['']}); convert the submodules that can be traced, as partial=True does"
                     )
                 self.failed |= failed
                 parts += [_join(name, child) for name in failed for child, _ in self.modules[name].named_children()]
-        if self.failed:  # what could not be traced may call, under another name, what is called elsewhere
+        if self.failed:  # an untraced module may call a shared module by another name
             names = Counter(id(part) for _, part in module.named_modules(remove_duplicate=False))
             self.calls = {name: nodes for name, nodes in self.calls.items() if names[id(self.modules[name])] == 1}
         self._num_owners = Counter(
@@ -111,12 +112,12 @@ class Trace:
         )
 
     def _trace_part(self, part: str) -> dict[str, str]:
-        """Trace one module and note its calls; return, by name, which modules could not be traced, and why."""
+        """Trace one module and add its calls; return the modules that could not be traced, with reasons."""
         module, tracer = self.modules.get(part), _Tracer()
         if module is None or (part and tracer.is_leaf_module(module, part)):
-            return {}  # another name of a module, or nothing to look into
+            return {}  # an alias of another module, or a leaf
         if part and takes_optional_arguments(module):
-            return {part: "it takes optional arguments, and what it is called with is not known"}
+            return {part: "it takes optional arguments, and its call is unknown"}
         try:
             graph = tracer.trace(as_traceable(module))
         except Exception as error:  # as in call_module
@@ -131,8 +132,8 @@ class Trace:
             node.meta["owner"] = own_names[node.meta["owner"]]
         return {own_names[name]: reason for name, reason in tracer.failed.items()}
 
-    def why_not_traced(self, name: str) -> str | None:
-        """Return why the calls of the module ``name`` are not known; None if no module around it failed."""
+    def untraced_reason(self, name: str) -> str | None:
+        """Return why the calls of the module ``name`` are unknown; None if no enclosing module failed."""
         around = [other for other in self.failed if other == "" or name.startswith(f"{other}.")]
         if not around:
             return None
@@ -140,17 +141,17 @@ class Trace:
         return f"{nearest or 'the module itself'} cannot be traced ({self.failed[nearest]})"
 
     def module_of(self, node: fx.Node) -> nn.Module | None:
-        """Return the module that a node calls; None if it calls none."""
+        """Return the module that a node calls; None for functions and methods."""
         return self.modules[str(node.target)] if node.op == "call_module" else None
 
     def num_calls(self, node: fx.Node) -> int:
-        """Return how often the module that a node calls is called; 0 where not all of its calls are known."""
+        """Return how often the module of a node is called; 0 if not all calls are known."""
         return len(self.calls.get(str(node.target), []))
 
     def convolution_before(self, name: str) -> str | None:
-        """Return the name of the convolution that the norm ``name`` directly follows and that feeds nothing else.
+        """Return the name of the convolution whose output only the norm ``name`` reads.
 
-        None where there is none, or where one of the two is called several times or shares its weight.
+        None if there is none, if either is called several times, or if the convolution shares a parameter.
         """
         nodes = self.calls.get(name, [])
         if len(nodes) != 1 or len(nodes[0].all_input_nodes) != 1:
@@ -166,24 +167,24 @@ class Trace:
             return None
         return str(source.target)
 
-    def why_input_is_needed(self, node: fx.Node) -> str | None:
-        """Return why the input of a call may not be overwritten; None if it may."""
+    def input_needed_reason(self, node: fx.Node) -> str | None:
+        """Return why a call may not overwrite its input; None if it may."""
         source = node.all_input_nodes[0]
         module = self.module_of(source)
         if not (isinstance(module, FRESH_MODULES) or source.target in FRESH_FUNCTIONS):
-            return f"its input comes from {_name(source)} and not from a convolution, so that others may need it"
+            return f"its input comes from {_name(source)}, not from a convolution, so others may need it"
         if module is None and isinstance(self.modules[source.meta["owner"]], ReversibleSequential):
-            return f"its input is the output of {source.meta['owner']}, which backward undoes"
+            return f"its input is the output of {source.meta['owner']}, which backward inverts"
         others = [_name(user) for user in source.users if user is not node]
         return f"its input, the output of {_name(source)}, is also read by {', '.join(others)}" if others else None
 
     def overwriters(self, node: fx.Node) -> list[str]:
-        """Return the names of the calls that overwrite the output of ``node``, or a view of it, or may do so."""
+        """Return the names of calls that overwrite, or may overwrite, the output of ``node`` or a view of it."""
         names = []
         for user in node.users:
             if user.op == "output":
                 if part := self._part_of[user.graph]:
-                    names.append(f"what reads the output of {part}, which is not known")
+                    names.append(f"unknown readers of the output of {part}")
             elif self._is_opaque(user) or (user.all_input_nodes[:1] == [node] and self._overwrites(user)):
                 names.append(_name(user))
             elif self._may_be_view(user):
@@ -194,7 +195,7 @@ class Trace:
         module: Any = self.module_of(node)
         if module is not None:
             return bool(getattr(module, "inplace", False))
-        return function_name(node).endswith("_") or node.target in IN_PLACE or _is_told_to_overwrite(node)
+        return function_name(node).endswith("_") or node.target in IN_PLACE or _has_inplace_argument(node)
 
     def _is_opaque(self, node: fx.Node) -> bool:
         return node.op == "call_module" and node.target in self.failed
@@ -218,7 +219,7 @@ def function_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _is_told_to_overwrite(node: fx.Node) -> bool:
+def _has_inplace_argument(node: fx.Node) -> bool:
     arguments: Any = node.kwargs
     if callable(node.target):
         with contextlib.suppress(TypeError, ValueError):  # a function without a signature

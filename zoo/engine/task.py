@@ -19,7 +19,7 @@ from zoo.engine.meters import Reading
 Forward = Callable[[Tensor], Tensor]
 
 
-class ScoringProtocol(Protocol):
+class EvalProtocol(Protocol):
     """How images are scored: which views of an image the network sees, and how their logits are combined."""
 
     @property
@@ -56,11 +56,6 @@ class Result(ABC):
     def scores(self) -> dict[str, float]:
         """Return the scores by name, percent."""
         return {name: getattr(self, name) for name in self.labels}
-
-    @property
-    def shown_labels(self) -> Mapping[str, str]:
-        """The ``labels`` that logs and tables show; JSON files have all scores."""
-        return self.labels
 
     def standard_errors(self) -> dict[str, float]:
         """Return standard errors by the names of the scores, in percentage points, where they are known."""
@@ -105,7 +100,7 @@ class Task(ABC):
     """
 
     labels: ClassVar[Mapping[str, str]]
-    protocols: ClassVar[Mapping[str, ScoringProtocol]]
+    protocols: ClassVar[Mapping[str, EvalProtocol]]
     num_counts: int
 
     def __init__(self, config: Experiment) -> None:
@@ -168,7 +163,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def own_protocol(self) -> ScoringProtocol:
+    def own_protocol(self) -> EvalProtocol:
         """The protocol of validations during training."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.data.folder import Batch
 from zoo.engine.meters import Meter, Reading
 from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
-from zoo.engine.task import Result, ScoringProtocol, Task
+from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.wrapping import unwrap
 from zoo.errors import VerificationError, ZooError
 
@@ -32,7 +32,7 @@ def validate(
     world_size: int = 1,
     *,
     num_images: int,
-    protocol: ScoringProtocol,
+    protocol: EvalProtocol,
     amp: str = "off",
     advance: Callable[[int], object] | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,

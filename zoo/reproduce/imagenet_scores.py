@@ -22,7 +22,7 @@ from zoo.reproduce.imagenet_table import Row, Score, markdown_report
 from zoo.run import scoring
 from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment, utc_now, warn_of_changes
-from zoo.tasks.protocols import PROTOCOLS, Protocol, center_crop
+from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
 from zoo.weights import md5_of
 from zoo.weights.cache import weights_path
 from zoo.weights.download import UnresolvedError
@@ -89,7 +89,7 @@ class Entry:
     """A network to score: a published network, or that of a checkpoint ``file`` with its expected scores."""
 
     name: str
-    protocols: Sequence[Protocol]
+    protocols: Sequence[CropProtocol]
     scores: Mapping[str, Score]
     source: str | None
     weights_md5: str
@@ -125,7 +125,7 @@ def build_entries(names: Sequence[str], protocols: Sequence[str] | None) -> list
     return entries + [_checkpoint_entry(file, ways) for file in dict.fromkeys(files)]
 
 
-def _checkpoint_entry(file: Path, protocols: Sequence[Protocol]) -> Entry:
+def _checkpoint_entry(file: Path, protocols: Sequence[CropProtocol]) -> Entry:
     """Return a checkpoint with its own center crop and ten crops, unless published protocols are requested."""
     network = scoring.load_network(file)
     own_protocol = center_crop(network.experiment)
@@ -163,7 +163,7 @@ class ImageNetRun:
         self.rows: dict[tuple[str, str], Row] = process.broadcast({(row.network, row.protocol): row for row in rows})
         self._write()
 
-    def _planned_row(self, entry: Entry, protocol: Protocol) -> Row:
+    def _planned_row(self, entry: Entry, protocol: CropProtocol) -> Row:
         """Return the row with the measurement of an earlier run, if any."""
         wanted = (entry.name, protocol.name, entry.weights_md5, self._data.digest, self._options.limit)
         known = [each for each in self._measurements if tuple(each[key] for key in IDENTITY) == wanted]
@@ -217,7 +217,7 @@ class ImageNetRun:
         faults = [fault for fault in self._process.broadcast(self._process.gather(fault)) if fault is not None]
         return (None, faults[0]) if faults else (network, None)
 
-    def _score(self, entry: Entry, network: scoring.LoadedNetwork, protocol: Protocol) -> dict[str, Any]:
+    def _score(self, entry: Entry, network: scoring.LoadedNetwork, protocol: CropProtocol) -> dict[str, Any]:
         options, process, start_s = self._options, self._process, time.monotonic()
         cost = CostMeter(process.device, process.world_size)
         result = scoring.score(

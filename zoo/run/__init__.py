@@ -1,1 +1,1 @@
-"""What is written down: logs of a run, tables, and the machine and versions a number was measured with."""
+"""Whole runs from Python: train, score, segment; logs, tables, and the environment of a measurement."""

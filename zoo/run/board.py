@@ -1,4 +1,4 @@
-"""What a run writes for TensorBoard."""
+"""TensorBoard log of a run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from zoo.run.label_images import classes_over, palette_of
 from zoo.tasks import task_of
 
 NUM_IMAGES = 8
-MAX_SIDE_PX = 512  # of the images of a validation, of which each has a record in every epoch
+MAX_SIDE_PX = 512  # of validation images, which are logged every epoch
 HISTOGRAM_NAMES = ("fc", "bn_out")
 
 
 class Board:
-    """An event file in ``log_dir``: scalars, input images, settings, hyper-parameters, histograms.
+    """TensorBoard event file: scalars, input images, settings, hyperparameters, histograms.
 
     Args:
     - `log_dir`: folder of the file.
     - `config`: settings of the run.
-    - `step`: number of steps that a resumed run has done; TensorBoard hides earlier records of later steps.
+    - `step`: number of steps before a resumed run; TensorBoard hides earlier records of later steps.
     """
 
     def __init__(self, log_dir: Path, config: Experiment, step: int = 0) -> None:
@@ -49,7 +49,7 @@ class Board:
             self._opened = opened.pop_all()
 
     def _add_hparams(self, values: dict[str, Any], scores: Iterable[str]) -> None:
-        """Write what SummaryWriter.add_hparams would write, which would make it a separate run in TensorBoard."""
+        """Write hyperparameters like SummaryWriter.add_hparams, which would create a separate run in TensorBoard."""
         plain = {key: value for key, value in values.items() if isinstance(value, (bool, int, float, str))}
         for summary in hparams(plain, {f"val/{name}": 0.0 for name in (*scores, "loss")}):
             self._writer.file_writer.add_summary(summary)
@@ -63,19 +63,19 @@ class Board:
         self._writer.add_scalar("train/peak_memory_gb", metrics.peak_memory_bytes / 1e9, metrics.step)
 
     def validation(self, step: int, result: Result) -> None:
-        """Write val/* at the number of optimizer steps the weights have seen."""
+        """Write val/* at the optimizer step."""
         scores = {name: result.scores()[name] for name in self._scores}
         for name, value in {"loss": result.loss, **scores}.items():
             self._writer.add_scalar(f"val/{name}", value, step)
         self._writer.flush()
 
     def images(self, step: int, images: Tensor) -> None:
-        """Write the first few of the normalised input images (N, 3, H, W) without their normalisation."""
-        self._writer.add_images("train/inputs", self._colours(images[:NUM_IMAGES]), step)
+        """Write the first of the normalized input images (N, 3, H, W), denormalized."""
+        self._writer.add_images("train/inputs", self._denormalized(images[:NUM_IMAGES]), step)
 
     def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Write a normalised image (3, h, w), and beside it each map of classes (H, W) over it, at most 512 px wide."""
-        pixels = (255 * self._colours(image)).round().clamp(0, 255).to(torch.uint8)
+        """Write a normalized image (3, h, w) next to its overlays with class maps (H, W), each at most 512 px wide."""
+        pixels = (255 * self._denormalized(image)).round().clamp(0, 255).to(torch.uint8)
         picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         picture.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.BILINEAR)
         palette = palette_of(self._config)
@@ -83,12 +83,12 @@ class Board:
         row = np.concatenate([np.asarray(panel) for panel in panels], axis=1)
         self._writer.add_image(name, row, step, dataformats="HWC")
 
-    def _colours(self, images: Tensor) -> Tensor:
-        """Return normalised images (..., 3, H, W) as colours from 0 to 1, on the CPU."""
+    def _denormalized(self, images: Tensor) -> Tensor:
+        """Return normalized images (..., 3, H, W) with values from 0 to 1, on the CPU."""
         return images.detach().float().cpu() * self._std + self._mean
 
     def reconstruction(self, step: int, errors: Mapping[str, float]) -> None:
-        """Write reconstruction/CHAIN/BLOCK, relative errors, at the optimizer step."""
+        """Write the relative errors reconstruction/CHAIN/BLOCK at the optimizer step."""
         for name, error in errors.items():
             self._writer.add_scalar(f"reconstruction/{name}", error, step)
 
@@ -103,17 +103,17 @@ class Board:
                 self._writer.add_histogram(name, parameter.detach().float().cpu(), step)
 
     def close(self) -> None:
-        """Write what is pending and close the event file; OSError if any of it could not be written."""
+        """Flush and close the event file. Raises OSError if records could not be written."""
         with self._opened:
             try:
-                self._writer.flush()  # raises if the thread that writes has failed, which closing does not
+                self._writer.flush()  # raises if the writer thread has failed; close() does not
             finally:
                 self._writer.close()
 
 
 @contextmanager
 def _quiet_writer_thread() -> Iterator[None]:
-    """Print no traceback of an OSError in TensorBoard's thread: the next record raises it in this thread."""
+    """Context manager: suppresses tracebacks of OSErrors in TensorBoard's writer thread; the next write raises them."""
     before = threading.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:

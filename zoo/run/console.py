@@ -1,4 +1,4 @@
-"""What a person sees while a command runs: a progress bar, and lines of text that do not break it."""
+"""Console output of the commands: log lines and a progress bar that do not overwrite each other."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BAR_FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}|"
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats a record so that it can neither colour a terminal nor pretend to be another record.
+    """Formats records safely: they can neither color a terminal nor imitate another record.
 
-    Control characters become escapes. Line breaks stay, and all lines but the first are indented.
+    Control characters are escaped. Line breaks are kept, and all lines but the first are indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's text."""
+        """Return the text of the record."""
         first, *others = super().format(record).split("\n")
         return "\n".join([printable(first), *(f"{INDENT}{printable(line)}" for line in others)])
 
@@ -36,7 +36,7 @@ class ConsoleHandler(logging.Handler):
     """Prints log records on stderr, above a progress bar if one is open."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record's message, unless a bar shows it or it is for log files only."""
+        """Print the record, unless a bar shows it or it is for log files only."""
         if getattr(record, "only_in_files", False) or (getattr(record, "shown_by_bar", False) and is_terminal()):
             return
         try:
@@ -46,18 +46,17 @@ class ConsoleHandler(logging.Handler):
 
 
 def is_terminal() -> bool:
-    """Whether stderr is a terminal, where bars are drawn; elsewhere plain lines are printed."""
+    """Return whether stderr is a terminal. Bars are drawn only there; otherwise lines are printed."""
     return sys.stderr.isatty()
 
 
 def set_up_console(rank: int) -> None:
-    """Send zoo's log records to stderr: all records of rank 0, and the warnings of other ranks with their rank.
+    """Send zoo's log records to stderr: all records of rank 0, and warnings of other ranks with their rank.
 
-    From now on a character that the encoding of stdout or stderr does not have is printed as an escape and raises no
-    error.
+    Also makes stdout and stderr escape characters that their encoding lacks instead of raising an error.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # tests and notebooks put other objects there
+        if isinstance(stream, io.TextIOWrapper):  # tests and notebooks replace them with other objects
             stream.reconfigure(errors="backslashreplace")
     handler = ConsoleHandler()
     handler.setFormatter(PlainFormatter())
@@ -70,15 +69,15 @@ def set_up_console(rank: int) -> None:
 
 
 class Progress:
-    """Shows how far a loop is, as a bar on a terminal and in plain lines elsewhere. A context manager.
+    """Progress of a loop: a bar on a terminal, lines otherwise. A context manager.
 
     Args:
-    - `title`: what the loop does.
+    - `title`: text in front of the bar or the count.
     - `total`: number of batches.
-    - `done`: how many of them are done already.
-    - `show`: False for showing nothing at all.
-    - `every`: number of batches between two plain lines; without it a line comes after 30 seconds without one.
-    - `unit`: what is counted in plain lines.
+    - `done`: number of batches that are already done.
+    - `show`: whether to show anything.
+    - `every`: batches between two lines; default: a line every 30 seconds.
+    - `unit`: unit in the lines.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Progress:
         self._lines = show and not is_terminal()
         self._every, self._unit = every, unit
         self._last_line_s = time.monotonic()
-        size = shutil.get_terminal_size()  # tqdm alone draws nothing on terminals that do not tell their size
+        size = shutil.get_terminal_size()  # without a size, tqdm draws nothing on terminals that do not report theirs
         self._bar: tqdm[Any] = tqdm(
             desc=title,
             total=total,
@@ -114,7 +113,7 @@ class Progress:
         self._bar.close()
 
     def advance(self, count: int) -> None:
-        """Count ``count`` more batches as done."""
+        """Add ``count`` batches to those done."""
         self._bar.update(count)
         self._done += count
         is_late = time.monotonic() - self._last_line_s > HEARTBEAT_S
@@ -122,8 +121,8 @@ class Progress:
             logger.info("%s: %d/%d %s", self._title, self._done, self._total, self._unit)
             self._last_line_s = time.monotonic()
 
-    def tell(self, text: str) -> None:
-        """Show ``text`` behind the bar. Where there is no bar, the caller has printed a line of its own."""
+    def set_status(self, text: str) -> None:
+        """Show ``text`` behind the bar. Without a bar nothing is printed: the caller logs its own line."""
         self._bar.bar_format = f"{BAR_FORMAT} {text}"
         self._last_line_s = time.monotonic()
 

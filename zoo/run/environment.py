@@ -1,4 +1,4 @@
-"""The versions and the machine that a number was measured with."""
+"""Versions and machine of a measurement."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from zoo.ops.abn import backend
 
 logger = logging.getLogger(__name__)
 
-RESULTS = "docs/results"
-DIRTY = "-dirty"
+RESULTS_DIR = "docs/results"
+DIRTY_SUFFIX = "-dirty"
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
-    """Return all that a result on ``device`` depends on beside its command, and the date, ready for JSON.
+    """Return the versions, settings and hardware that a result on ``device`` depends on, and the date, for JSON.
 
-    Files that were written before a key was added lack it: read it with ``.get``. None where something is not there, or
-    does not count on this device.
+    Values are None if something is not installed or is irrelevant on this device. Older files lack newer keys: read
+    them with ``.get``.
     """
     on_gpu = device.type == "cuda"
     return {
@@ -50,7 +50,7 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution, None if it is not installed."""
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -58,16 +58,16 @@ def version_of(distribution: str) -> str | None:
 
 
 def utc_now() -> str:
-    """Return date and time in UTC, to the second, as ISO 8601 has them."""
+    """Return the current time in UTC, to the second, in ISO 8601 format."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @functools.cache
 def checkout_commit() -> str | None:
-    """Return the commit of the checkout that zoo runs from, with ``-dirty`` if it has changed files.
+    """Return the commit of the checkout that zoo runs from, with ``-dirty`` if tracked files have changed.
 
-    None if zoo does not run from a checkout. Git is asked once per process, as a process runs the code that it began
-    with. Changed files in docs/results do not count: benchmarks write them, one after another, but do not run them.
+    None if zoo does not run from a checkout. Cached, because a process keeps running the code that it started with.
+    Changes in docs/results do not count: benchmarks write result files there one after another.
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
@@ -79,41 +79,44 @@ def checkout_commit() -> str | None:
 
     try:
         head = git("rev-parse", "--verify", "HEAD")
-        changes = git("diff", "--quiet", "HEAD", "--", ".", f":(exclude){RESULTS}")
+        changes = git("diff", "--quiet", "HEAD", "--", ".", f":(exclude){RESULTS_DIR}")
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return head.stdout.strip() + DIRTY * bool(changes.returncode) if head.returncode == 0 else None
+    return head.stdout.strip() + DIRTY_SUFFIX * bool(changes.returncode) if head.returncode == 0 else None
 
 
 def warn_of_changes() -> None:
-    """Log a warning if the checkout has changed files, because results could then not be measured again."""
+    """Log a warning if the checkout has uncommitted changes, which make results irreproducible."""
     commit = checkout_commit()
-    if commit is not None and commit.endswith(DIRTY):
-        logger.warning("the checkout has changes, so that results will name the commit %s, which nobody can check out: "
-                       "commit first if they are to be kept", commit)  # fmt: skip
+    if commit is not None and commit.endswith(DIRTY_SUFFIX):
+        logger.warning(
+            "the checkout has uncommitted changes: results will name the commit %s, which cannot be checked out; "
+            "commit first if you want to keep them",
+            commit,
+        )
 
 
 def libjpeg_version() -> str | None:
-    """Return name and version of the library that decodes JPEG; another one gives other pixels."""
+    """Return name and version of the JPEG decoder, on which decoded pixels depend."""
     name = "libjpeg-turbo" if features.check_feature("libjpeg_turbo") else "libjpeg"
     version = features.version_feature("libjpeg_turbo") or features.version_codec("jpg")
     return None if version is None else f"{name} {version}"
 
 
 def tf32_settings() -> str:
-    """Return for what a GPU may round float32 to TF32, which keeps 10 of 23 bits."""
+    """Return for which operations a GPU may use TF32, which keeps 10 of the 23 mantissa bits of float32."""
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     uses = {"matrix products": torch.backends.cuda.matmul, "convolutions": convolutions}
     return ", ".join(f"{what} {'on' if used.fp32_precision == 'tf32' else 'off'}" for what, used in uses.items())
 
 
 def device_name(device: torch.device) -> str:
-    """Return the GPU's product name, or the kind of another device (``cpu``, ``mps``)."""
+    """Return the product name of a GPU, or the type of another device (``cpu``, ``mps``)."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def cpu_model() -> str:
-    """Return the CPU's product name, or its architecture where the system does not tell."""
+    """Return the product name of the CPU, or its architecture if the name is unknown."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

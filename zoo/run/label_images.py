@@ -1,4 +1,4 @@
-"""Files of a segmented image: classes as palette PNG or numbers, probabilities, and an overlay with a legend."""
+"""Output files of a segmentation: class maps as palette or gray PNG, probabilities, overlays with a legend."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from zoo.errors import ConfigError, printable
 from zoo.files import write_bytes
 from zoo.run.predictions import cut_line
 
-PALETTE_SIZE = 256  # colours that a palette PNG can have
-MAX_ID = 65535  # the largest label of a 16-bit PNG
-OPACITY = 0.5
-PAPER, INK = "white", "black"
-MIN_FONT_PX, IMAGE_PER_FONT = 12, 80  # the letters of a legend grow with the image
-ENTRY_LETTERS = 18  # width of an entry of the legend, in heights of its letters
-DARK = 128  # the brightest of red, green and blue is more than that in a colour that is not dark
-EYE = (2, 4, 3)  # weights of the squared distances of red, green and blue
+PALETTE_SIZE = 256  # colors of a palette PNG
+MAX_ID = 65535  # largest value of a 16-bit PNG
+OVERLAY_OPACITY = 0.5
+BACKGROUND, TEXT_COLOR = "white", "black"
+MIN_FONT_PX, WIDTH_PER_FONT_PX = 12, 80  # the font size of a legend grows with the width of the image
+LEGEND_ENTRY_WIDTH = 18  # in font sizes
+MIN_BRIGHTNESS = 128  # of the brightest channel of a color
+RGB_WEIGHTS = (2, 4, 3)  # of the squared differences of the channels
 
-# The 65 classes of Mapillary Vistas' research edition in their order, and the colours of its palette.
-VISTAS = {
+# The 65 classes of Mapillary Vistas' research edition in order, and the colors of its palette.
+VISTAS_COLORS = {
     "Bird": "a52a2a", "Ground Animal": "00c000", "Curb": "c4c4c4", "Fence": "be9999", "Guard Rail": "b4a5b4",
     "Barrier": "5a7896", "Wall": "66669c", "Bike Lane": "8040ff", "Crosswalk - Plain": "8c8cc8", "Curb Cut": "aaaaaa",
     "Parking": "faaaa0", "Pedestrian Area": "606060", "Rail Track": "e6968c", "Road": "804080",
@@ -46,11 +46,11 @@ VISTAS = {
 
 @dataclass(frozen=True)
 class Palette:
-    """How classes are shown.
+    """Colors and names of classes.
 
     Args:
     - `colors`: RGB of each class, (C, 3), uint8.
-    - `names`: the name of each class, which a terminal and a picture can show.
+    - `names`: printable name of each class.
     """
 
     colors: np.ndarray
@@ -61,7 +61,7 @@ class Palette:
 
 
 def palette_of(config: Experiment, names: Sequence[str] | None = None) -> Palette:
-    """Return the `palette_for` the network of an experiment; ``names``: of its classes, where they are known."""
+    """Return the `palette_for` the network of an experiment; ``names``: names of its classes, if known."""
     layout = "folders" if config.segmentation is None else config.segmentation.layout
     return palette_for(config.network.num_classes, names, layout)
 
@@ -69,74 +69,74 @@ def palette_of(config: Experiment, names: Sequence[str] | None = None) -> Palett
 def palette_for(num_classes: int, names: Sequence[str] | None = None, layout: str = "folders") -> Palette:
     """Return the palette of a network with ``num_classes`` outputs.
 
-    For the 65 classes of the layout "vistas" it is the published palette, and the names are the data set's where
-    ``names`` is None. Other networks have `distinct_colors`, and classes without a name are called by their numbers.
+    For the 65 classes of the layout "vistas" it has the published colors, and the names of the data set unless
+    ``names`` is given. Other networks get `distinct_colors`; classes without a name are named by their index.
     """
     names = [] if names is None else list(map(printable, names))
-    if layout == "vistas" and num_classes == len(VISTAS):
-        colors = np.array([list(bytes.fromhex(color)) for color in VISTAS.values()], dtype=np.uint8)
-        return Palette(colors, names or list(VISTAS))
+    if layout == "vistas" and num_classes == len(VISTAS_COLORS):
+        colors = np.array([list(bytes.fromhex(color)) for color in VISTAS_COLORS.values()], dtype=np.uint8)
+        return Palette(colors, names or list(VISTAS_COLORS))
     return Palette(distinct_colors(num_classes), [*names, *map(str, range(len(names), num_classes))])
 
 
 def distinct_colors(count: int) -> np.ndarray:
-    """Return ``count`` colours (count, 3), uint8; the first 256 are all different. Class k always has the same one.
+    """Return ``count`` colors (count, 3), uint8. The first 256 are distinct, and do not depend on ``count``.
 
-    Class 0, which is often the ground, is gray. Each further class has the colour of a grid that is farthest from all
-    colours before it, where differences in green count most and in red least. No colour is dark.
+    Class 0, which is often the background, is gray. Each further class gets the color of a grid that is farthest from
+    all colors before it; differences in green weigh most and in red least. No color is dark.
     """
     grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 8).round()] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-    grid = grid[grid.max(axis=1) > DARK]
+    grid = grid[grid.max(axis=1) > MIN_BRIGHTNESS]
     colors = [np.full(3, 128.0)]
     distance = np.full(len(grid), np.inf)
     while len(colors) < min(count, PALETTE_SIZE):
-        distance = np.minimum(distance, ((grid - colors[-1]) ** 2 * EYE).sum(axis=1))
+        distance = np.minimum(distance, ((grid - colors[-1]) ** 2 * RGB_WEIGHTS).sum(axis=1))
         colors.append(grid[distance.argmax()])
     return np.resize(np.array(colors, dtype=np.uint8), (count, 3))
 
 
 def check_kind(kind: str, num_classes: int) -> None:
-    """Raise ConfigError if files of ``kind`` ("palette", "ids", "prob" or "overlay") cannot hold so many classes."""
+    """Raise ConfigError if files of ``kind`` ("palette", "ids", "prob", "overlay") cannot hold that many classes."""
     limits = {"palette": PALETTE_SIZE, "ids": MAX_ID + 1}
     if num_classes > limits.get(kind, num_classes):
         other = "ids, prob or overlay" if kind == "palette" else "prob or overlay"
         raise ConfigError(
-            f"the network has {num_classes:,} classes, and a PNG of the kind {kind} can hold {limits[kind]:,}; "
+            f"the network has {num_classes:,} classes, but PNG files of kind {kind} can hold {limits[kind]:,}; "
             f"--output: give {other}"
         )
 
 
 def palette_image(classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return classes (H, W) as an image of mode P, whose values are the classes; colours beyond theirs are black."""
+    """Return classes (H, W) as an image of mode P whose values are the classes; unused colors are black."""
     image = Image.fromarray(classes.astype(np.uint8))
     colors = np.zeros((PALETTE_SIZE, 3), dtype=np.uint8)
     colors[: len(palette)] = palette.colors
-    image.putpalette(colors.tobytes())  # red, green and blue of the first colour, then of the second
+    image.putpalette(colors.tobytes())  # red, green and blue of the first color, then of the second
     return image
 
 
 def id_image(classes: np.ndarray, num_classes: int) -> Image.Image:
-    """Return classes (H, W) as a gray image whose values are the classes: 8 bits for up to 256 classes, else 16."""
+    """Return classes (H, W) as a gray image whose values are the classes, with 8 bits up to 256 classes, else 16."""
     return Image.fromarray(classes.astype(_id_type(num_classes)))
 
 
 def write_palette(path: Path, classes: np.ndarray, palette: Palette) -> None:
-    """Write classes (H, W) as a palette PNG; ConfigError for more than 256 classes."""
+    """Write classes (H, W) as a palette PNG. Raises ConfigError for more than 256 classes."""
     check_kind("palette", len(palette))
     write_png(path, palette_image(classes, palette))
 
 
 def write_ids(path: Path, classes: np.ndarray, num_classes: int) -> None:
-    """Write classes (H, W) as a gray PNG of 8 or 16 bits; ConfigError for more than 65,536 classes."""
+    """Write classes (H, W) as a gray PNG of 8 or 16 bits. Raises ConfigError for more than 65,536 classes."""
     check_kind("ids", num_classes)
     write_png(path, id_image(classes, num_classes))
 
 
 def write_probabilities(path: Path, classes: np.ndarray, probabilities: np.ndarray, num_classes: int) -> None:
-    """Write a compressed npz file of two arrays (H, W): ``classes``, and ``probability``, theirs, as float16.
+    """Write a compressed npz file of two arrays (H, W): ``classes``, and their ``probability`` as float16.
 
-    Half precision has three decimals near 1, which is more than probabilities mean. Those of the other classes are left
-    out: for the 65 of Vistas they would make a file of 270 MB for each image of two megapixels.
+    float16 has three decimals near 1, more than probabilities are accurate to. Probabilities of the other classes are
+    left out: for the 65 classes of Vistas they would take 270 MB per image of two megapixels.
     """
     content = io.BytesIO()
     np.savez_compressed(
@@ -146,12 +146,12 @@ def write_probabilities(path: Path, classes: np.ndarray, probabilities: np.ndarr
 
 
 def overlay(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return the RGB ``image`` with the colours of ``classes`` (H, W) over it, half of each."""
-    return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OPACITY)
+    """Return the RGB ``image`` blended with the colors of ``classes`` (H, W), half of each."""
+    return Image.blend(image.convert("RGB"), Image.fromarray(palette.colors[classes]), OVERLAY_OPACITY)
 
 
 def classes_over(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return the `overlay` of classes (H, W), scaled to the image, which shows through where there is no such class."""
+    """Return the `overlay` of classes (H, W) scaled to the image; pixels that are not a class are not covered."""
     rows, columns = (
         np.arange(size) * side // size for size, side in zip(reversed(image.size), classes.shape, strict=True)
     )
@@ -162,30 +162,32 @@ def classes_over(image: Image.Image, classes: np.ndarray, palette: Palette) -> I
 
 
 def overlay_with_legend(image: Image.Image, classes: np.ndarray, palette: Palette) -> Image.Image:
-    """Return the `overlay` above a legend of the classes that occur, the largest first, with their share of the pixels.
+    """Return the `overlay` above a legend of the classes in it, most frequent first, with their share of the pixels.
 
-    The overlay has the size of the image and is in the upper left corner. The font is PIL's own; its letters are 12 px
-    high, or more in an image that is wider than 960 px. A name that is too long is cut.
+    The overlay has the size of the image and is in the upper left corner. The font is PIL's default in 12 px, or larger
+    if the image is wider than 960 px. Long names are shortened.
     """
     present, counts = np.unique(classes, return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    letter = max(MIN_FONT_PX, image.width // IMAGE_PER_FONT)
-    width, height, margin = ENTRY_LETTERS * letter, 2 * letter, letter // 2
+    letter = max(MIN_FONT_PX, image.width // WIDTH_PER_FONT_PX)
+    width, height, margin = LEGEND_ENTRY_WIDTH * letter, 2 * letter, letter // 2
     columns = max(1, image.width // width)
     rows = -(-len(present) // columns)
-    sheet = Image.new("RGB", (max(image.width, width), image.height + rows * height + margin), PAPER)
+    sheet = Image.new("RGB", (max(image.width, width), image.height + rows * height + margin), BACKGROUND)
     sheet.paste(overlay(image, classes, palette), (0, 0))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(letter)
     for place, index in enumerate(order):
         row, column = divmod(place, columns)
         left, top = column * width + margin, image.height + row * height + margin
         color = tuple(map(int, palette.colors[present[index]]))
-        draw.rectangle((left, top, left + 2 * letter, top + height - margin), fill=color, outline=INK)
+        draw.rectangle((left, top, left + 2 * letter, top + height - margin), fill=color, outline=TEXT_COLOR)
         percent = 100 * counts[index] / classes.size
         share = f"  {percent:.1f} %" if percent >= 0.1 else "  < 0.1 %"
         room = width - 3 * letter - margin - font.getlength(share)
         text = cut_line(palette.names[present[index]], font, room) + share
-        draw.text((left + 3 * letter - margin, top + (height - margin) // 2), text, fill=INK, font=font, anchor="lm")
+        draw.text(
+            (left + 3 * letter - margin, top + (height - margin) // 2), text, fill=TEXT_COLOR, font=font, anchor="lm"
+        )
     return sheet
 
 
@@ -195,7 +197,7 @@ def write_overlay(path: Path, image: Image.Image, classes: np.ndarray, palette: 
 
 
 def write_png(path: Path, image: Image.Image) -> None:
-    """Write ``image`` as PNG: the whole file or nothing. The folder is made where it is missing."""
+    """Write ``image`` as PNG, atomically; creates the folder if necessary."""
     content = io.BytesIO()
     image.save(content, format="PNG")
     write_bytes(path, content.getvalue())

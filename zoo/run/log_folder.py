@@ -1,4 +1,4 @@
-"""The folder that a training run writes to. Only one run at a time uses it, and no run is replaced by accident."""
+"""Log folder of a training run: locked for other runs, and never overwritten by accident."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from zoo.files import remove_leftovers, write_json
 
 logger = logging.getLogger(__name__)
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 METRICS_FILE = "metrics.jsonl"
-SETTINGS = "experiment.json"
-# Patterns of all files that a run leaves.
-RUN_FILES = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS, "training_*.log", "events.out.tfevents.*")
+SETTINGS_FILE = "experiment.json"
+# Patterns of all files of a run.
+RUN_FILES = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS_FILE, "training_*.log", "events.out.tfevents.*")
 
 
 @contextmanager
 def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bool) -> Iterator[None]:
-    """Make ``folder`` and keep every other run out of it until the context ends; every rank has to enter it.
+    """Context manager: creates ``folder`` and locks it against other runs. Every rank must enter it.
 
-    With ``continues`` the run goes on from a checkpoint of this folder. Without it a folder that has a checkpoint is
-    refused, or with ``overwrite`` all files that a run leaves are removed from it. The temporary files of a killed
-    process are always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that
-    would be replaced, or if it cannot be written to.
+    Removes temporary files of killed processes.
+
+    Args:
+    - `continues`: whether the run resumes from a checkpoint in this folder. Otherwise a folder with a checkpoint is an
+      error.
+    - `overwrite`: whether to remove all files of an earlier run instead.
+
+    Raises ConfigError, on every rank, if another run uses the folder, if it holds an earlier run, or if it is not
+    writable.
     """
     with ExitStack() as stack:
 
@@ -52,8 +57,8 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
         yield
 
 
-def check_place(folder: Path, data: DataPath) -> None:
-    """Raise ConfigError for a log folder that TensorBoard cannot name, or that is ``data`` or in its train/ or val/."""
+def check_log_dir(folder: Path, data: DataPath) -> None:
+    """Raise ConfigError if the log folder lies inside ``data``, or is not UTF-8, which TensorBoard needs."""
     try:
         os.fspath(folder).encode()
     except UnicodeEncodeError:
@@ -61,31 +66,31 @@ def check_place(folder: Path, data: DataPath) -> None:
             f"the name of the log folder is not UTF-8, which TensorBoard needs; {printable(folder)}: give another "
             "--log-dir"
         ) from None
-    place = Path(os.path.realpath(folder))  # unlike Path.resolve this accepts links that lead in a circle
+    place = Path(os.path.realpath(folder))  # unlike Path.resolve, accepts cyclic links
     parts = [os.path.realpath(data / part) for part in ("train", "val")]
     if place == Path(os.path.realpath(data)) or any(place.is_relative_to(part) for part in parts):
         raise ConfigError(
-            f"the log folder is among the images of {printable(data)}, where checkpoints would be mixed with "
-            f"them; {printable(folder)}: give another --log-dir"
+            f"the log folder is inside the data {printable(data)}, where files of the run would mix with images; "
+            f"{printable(folder)}: give another --log-dir"
         )
 
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Raise ConfigError where the system does not let a log folder, or a file in it, be made."""
+    """Context manager: turns an OSError while a log is written into a ConfigError."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
             f"the log cannot be written ({error.strerror or error}); {printable(error.filename or folder)}: give a "
-            "folder that can be written to as --log-dir"
+            "writable folder as --log-dir"
         ) from error
 
 
 @contextmanager
 def _only_run_in(folder: Path) -> Iterator[None]:
     try:
-        with FileLock(folder / LOCK, timeout=0):
+        with FileLock(folder / LOCK_FILE, timeout=0):
             yield
     except Timeout:
         raise ConfigError(
@@ -94,7 +99,7 @@ def _only_run_in(folder: Path) -> Iterator[None]:
 
 
 def check_unused(folder: Path) -> None:
-    """Raise ConfigError for a log folder that holds a run; it need not exist."""
+    """Raise ConfigError if a log folder holds a run; it need not exist."""
     checkpoints = [name for name in (CHECKPOINT, PREVIOUS, BEST) if (folder / name).exists()]
     if checkpoints:
         raise ConfigError(
@@ -104,28 +109,28 @@ def check_unused(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove all files that a run leaves."""
+    """Remove all files of a run."""
     for pattern in RUN_FILES:
         for path in folder.glob(pattern):
             path.unlink()
 
 
 def write_settings(folder: Path, config: Experiment) -> None:
-    """Write all settings of the run, defaults included, to ``experiment.json``, which is an experiment file itself.
+    """Write all settings of the run, including defaults, to ``experiment.json``, itself an experiment file.
 
-    A resumed run finds this file. Where its settings differ, they are among those that may change: the file is written
-    anew and the changed settings are logged. ConfigError if it cannot be written.
+    If the file of a resumed run has other settings, which are then among those that may change, rewrites it and logs
+    the changes. Raises ConfigError if it cannot be written.
     """
-    path, settings = folder / SETTINGS, config.model_dump(mode="json")
+    path, settings = folder / SETTINGS_FILE, config.model_dump(mode="json")
     if path.exists():
         try:
             before = load_experiment(path).model_dump(mode="json")
         except ZooError as error:
-            logger.warning("written anew: %s", error)
+            logger.warning("rewritten: %s", error)
         else:
             changed = differing_keys(dict(leaves(before)), dict(leaves(settings)))
             if not changed:
                 return
-            logger.info("%s: written anew, changed: %s", printable(path), listed(changed))
+            logger.info("%s: rewritten, changed: %s", printable(path), listed(changed))
     with writable(folder):
         write_json(path, settings)

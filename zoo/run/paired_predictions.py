@@ -1,4 +1,4 @@
-"""Scores of files of predictions, and the paired test of two of them."""
+"""Scores of prediction files, and a paired test of two of them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from zoo.tasks.classification import LABELS, TOPS
 from zoo.tasks.prediction import Prediction
 from zoo.tasks.significance import PairedTest, paired_test, standard_error
 
-NAMES = ("A", "B")  # of two files in the table
+FILE_LABELS = ("A", "B")  # of two files in the table
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one or two files of predictions for the same images.
+    """Scores of one or two prediction files for the same images.
 
     Args:
     - `files`: the files.
     - `count`: number of images that were scored.
-    - `without_label`: images that the labels leave out.
-    - `hits`: for "top1", and for "top5" with more than five classes, and each file whether each image is right.
+    - `without_label`: number of images without a label.
+    - `hits`: by score ("top1", and "top5" with more than five classes) and file, whether each image is correct.
     """
 
     files: Sequence[Path]
@@ -39,7 +39,7 @@ class Scored:
         return {name: 100 * sum(hits[file]) / self.count for name, hits in self.hits.items()}
 
     def standard_errors(self, file: int) -> dict[str, float]:
-        """Return the standard errors of the scores of a file, in points."""
+        """Return the standard errors of the scores of a file, in percentage points."""
         return {name: standard_error(score, self.count) for name, score in self.scores(file).items()}
 
     @property
@@ -48,12 +48,12 @@ class Scored:
         return {name: paired_test(*hits) for name, hits in self.hits.items()} if len(self.files) == 2 else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the contents of a result file."""
+        """Return the content of a result file."""
         tests = {
             name: {
                 **asdict(test),
                 **{key: getattr(test, key) for key in ("difference", "standard_error", "p_value", "detectable")},
-                "verdict": test.verdict(*NAMES),
+                "verdict": test.verdict(*FILE_LABELS),
             }
             for name, test in self.tests.items()
         }
@@ -64,33 +64,34 @@ class Scored:
         return {"count": self.count, "without_label": self.without_label, "scores": scores, "tests": tests}
 
     def table(self, labels: str) -> str:
-        """Return the scores, and the tests with their verdicts, as Markdown; ``labels`` says what counts as right."""
+        """Return scores and tests as Markdown; ``labels`` names the labels that predictions are compared with."""
         rows: list[list[Cell]] = []
         for index, file in enumerate(self.files):
             numbers = [*self.scores(index).values(), *self.standard_errors(index).values()]
-            rows.append([f"{NAMES[index]}: {printable(file)}", labels, *numbers, self.count])
+            rows.append([f"{FILE_LABELS[index]}: {printable(file)}", labels, *numbers, self.count])
         labels_shown = [LABELS[name] for name in self.hits]
         headers = [*(f"{label} %" for label in labels_shown), *(f"± {label}" for label in labels_shown)]
         parts = [markdown_table(["predictions", "labels", *headers, "images"], rows)]
         if self.without_label:
-            parts.append(f"{self.without_label:,} more images have no label and are left out.")
+            parts.append(f"{self.without_label:,} more images have no label and are excluded.")
         if self.tests:
             paired: list[list[Cell]] = [
                 [LABELS[name], test.difference, test.standard_error, test.only_first, test.only_second]
                 for name, test in self.tests.items()
             ]
             parts.append(markdown_table(["B minus A", "points", "±", "only A is right", "only B is right"], paired))
-            parts.append("\n".join(f"{LABELS[name]}: {test.verdict(*NAMES)}" for name, test in self.tests.items()))
+            parts.append(
+                "\n".join(f"{LABELS[name]}: {test.verdict(*FILE_LABELS)}" for name, test in self.tests.items())
+            )
         return "\n\n".join(parts)
 
 
 def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
-    """Return the scores of one or two files of predictions, see `read_predictions`.
+    """Return the scores of one or two prediction files, see `read_predictions`.
 
-    The true class is that of the image's folder, which both files have to agree on. With ``real``, the file of the
-    labels of ImageNet-ReaL, a prediction is right if it is any of the image's labels, and images without a label are
-    left out. Raises DataError for files of different images or true classes, naming the first, and for images that
-    ImageNet-ReaL does not have.
+    The true class is the image's folder. With ``real``, the label file of ImageNet-ReaL, a prediction is correct if it
+    is any of the image's labels, and images without a label are excluded. Raises DataError, naming the first image, if
+    two files differ in images or true classes, and for images that ImageNet-ReaL does not contain.
     """
     contents = [read_predictions(file) for file in files]
     if len(contents) == 2:
@@ -101,15 +102,15 @@ def score_files(files: Sequence[Path], real: Path | None = None) -> Scored:
         truths = real_labels_of({path: contents[0][path].target for path in paths}, read_real_labels(real))
     # Classes are numbered from 0. With five classes or fewer, top-5 accuracy is always 100 %.
     num_seen = 1 + max(number for content in contents for line in content.values() for number in line.classes)
-    labelled = [path for path in paths if truths[path]]
-    if not labelled:
+    labeled = [path for path in paths if truths[path]]
+    if not labeled:
         raise DataError(f"no image of {printable(files[0])} has a label; --real: give predictions for more images")
     hits = {
-        name: [[_is_hit(content[path], truths[path], top) for path in labelled] for content in contents]
+        name: [[_is_hit(content[path], truths[path], top) for path in labeled] for content in contents]
         for name, top in TOPS.items()
         if top < num_seen
     }
-    return Scored(files, len(labelled), len(paths) - len(labelled), hits)
+    return Scored(files, len(labeled), len(paths) - len(labeled), hits)
 
 
 def _is_hit(prediction: Prediction, truth: Collection[int | None], top: int) -> bool:
@@ -117,12 +118,12 @@ def _is_hit(prediction: Prediction, truth: Collection[int | None], top: int) -> 
 
 
 def _check_same_images(files: Sequence[Path], contents: Sequence[Mapping[str, Prediction]]) -> None:
-    """Raise DataError unless both files have the same images, of the same classes, and as many predictions of each."""
+    """Raise DataError unless both files have the same images, true classes and number of predictions per image."""
     first, second = contents
     for index, other in ((0, second), (1, first)):
         if more := sorted(contents[index].keys() - other.keys()):
             raise DataError(
-                f"the files are of different images: {len(more):,} of {printable(files[index])} are not in "
+                f"the files have different images: {len(more):,} of {printable(files[index])} are missing in "
                 f"{printable(files[1 - index])}, the first is {brief(more[0])}; predictions: score both networks on "
                 "the same folder"
             )
@@ -130,12 +131,12 @@ def _check_same_images(files: Sequence[Path], contents: Sequence[Mapping[str, Pr
         one, two = first[path], second[path]
         if one.target != two.target:
             raise DataError(
-                f"the files have different true classes: {brief(path)} is of class {one.target} in "
-                f"{printable(files[0])} and of class {two.target} in {printable(files[1])}; predictions: the "
-                "networks number their classes in different ways, and cannot be compared"
+                f"the files have different true classes: {brief(path)} has class {one.target} in "
+                f"{printable(files[0])} and class {two.target} in {printable(files[1])}; predictions: the networks "
+                "number their classes differently and cannot be compared"
             )
         if len(one.classes) != len(two.classes):
             raise DataError(
-                f"{printable(files[0])} has the best {len(one.classes)} classes of each image, and "
-                f"{printable(files[1])} the best {len(two.classes)}; predictions: write both files with zoo validate"
+                f"{printable(files[0])} has {len(one.classes)} classes per image, and {printable(files[1])} has "
+                f"{len(two.classes)}; predictions: write both files with zoo validate"
             )

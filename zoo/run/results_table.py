@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zoo.tables import Cell, markdown_table
@@ -12,21 +12,20 @@ if TYPE_CHECKING:  # commands that only print a table do not wait for torch
     from zoo.engine.task import Result
 
 
-def results_table(title: str, results: Sequence[Result], expected: Expected | None) -> str:
-    """Return a Markdown table with a row per result, of one task, each followed by the expected score if there is one.
+def results_table(title: str, labels: Mapping[str, str], results: Sequence[Result], expected: Expected | None) -> str:
+    """Return a Markdown table with a row per result, each followed by a row with the expected score if there is one.
 
-    Behind the scores are the standard errors of those that have one, in points. Raises IndexError without a result.
+    Standard errors, in percentage points, follow the scores. ``labels``: the scores to show, `Task.shown_labels`.
     """
-    names = results[0].shown_labels
-    with_error = [name for name in results[0].standard_errors() if name in names]
+    with_error = [name for name in results[0].standard_errors() if name in labels]
     rows: list[list[Cell]] = []
     for result in results:
         scores, errors = result.scores(), result.standard_errors()
-        measured = [*(scores[name] for name in names), *(errors[name] for name in with_error)]
+        measured = [*(scores[name] for name in labels), *(errors[name] for name in with_error)]
         rows.append([title, result.protocol, *measured, result.loss, result.count, result.skipped])
         score = expected.scores.get(result.expected_as) if expected else None
         if expected and score:
-            published = [getattr(score, name, None) for name in names] + [None] * len(with_error)
+            published = [getattr(score, name, None) for name in labels] + [None] * len(with_error)
             rows.append([f"expected: {expected.source}", result.protocol, *published, None, None, None])
-    headers = [*(f"{label} %" for label in names.values()), *(f"± {names[name]}" for name in with_error)]
+    headers = [*(f"{label} %" for label in labels.values()), *(f"± {labels[name]}" for name in with_error)]
     return markdown_table(["network", "protocol", *headers, "loss", "images", "left out"], rows)

@@ -1,4 +1,4 @@
-"""The log of a training run: text, JSON lines, TensorBoard and the progress bar (`zoo.engine.reporting.Log`)."""
+"""Log of a training run: text, JSON lines, TensorBoard and progress bar (a `zoo.engine.reporting.Log`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextLog(logging.FileHandler):
-    """A log file whose lines no name can break or forge. A file that cannot be written to causes one message only."""
+    """Text log with escaped lines, see `PlainFormatter`. Reports the first write error only."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
@@ -46,20 +46,20 @@ class TextLog(logging.FileHandler):
         return io.TextIOWrapper(open(self.baseFilename, "ab"), self.encoding, self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say on stderr, the first time only, why a record is missing: the log itself cannot say it."""
+        """Print the first write error to stderr; the log itself cannot report it."""
         if not self._has_complained:
             self._has_complained = True
             print(f"{self.baseFilename}: lines are missing from here on: {sys.exc_info()[1]}", file=sys.stderr)
 
     def close(self) -> None:
-        """Close the file, even if the disk is full and what is still in memory is lost."""
+        """Close the file, even if a full disk loses buffered lines."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
-def kept_records() -> Iterator[MemoryHandler]:
-    """Keep zoo's log records until the run can begin and its log is open."""
+def buffered_records() -> Iterator[MemoryHandler]:
+    """Context manager: buffers zoo's log records until the log of the run is open."""
     handler = MemoryHandler(capacity=0)
     logging.getLogger("zoo").addHandler(handler)
     try:
@@ -69,9 +69,9 @@ def kept_records() -> Iterator[MemoryHandler]:
 
 
 class JsonLines:
-    """Appends records to a file of one JSON object a line, which a run and all its resumptions share.
+    """Appends records to a JSON lines file, which a run and all its resumptions share.
 
-    A killed process or a full disk leaves whole lines only.
+    The file has complete lines even after a kill or on a full disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,40 +79,38 @@ class JsonLines:
         self._file = path.open("ab", buffering=0)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one object: ``event``, ``time_s`` (seconds since 1970) and the ``fields``.
+        """Append an object of ``event``, ``time_s`` (Unix time) and the ``fields``.
 
-        NaN and infinities become null. If the system cannot write the record, OSError is raised and no part of the
-        record is in the file.
+        NaN and infinities become null. Raises OSError if the record cannot be written; the file then has no part of it.
         """
         record = {"event": event, "time_s": round(time.time(), 3), **fields}
         text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
         end, left = os.fstat(self._file.fileno()).st_size, f"{text}\n".encode()
         try:
-            while left:  # a disk that is nearly full takes only a part of the record
+            while left:  # a nearly full disk accepts a part of the record
                 left = left[self._file.write(left) :]
         except OSError:
             os.ftruncate(self._file.fileno(), end)
             raise
 
     def close(self) -> None:
-        """Wait until all records are on the disk and close the file."""
+        """Flush all records to the disk and close the file."""
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 class RunLog:
-    """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the bar.
+    """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the progress bar.
 
-    A context manager. Raises ConfigError if the files cannot be opened. A record that cannot be written later is left
-    out, with one warning, and training goes on, because a checkpoint is worth more than a line. If a checkpoint
-    cannot be written either, the run ends.
+    A context manager. Raises ConfigError if the files cannot be opened. Later write errors are counted, the first one
+    is logged, and training continues: the run ends only if a checkpoint cannot be written.
 
     Args:
-    - `log_dir`: folder of all files, which is made. A second run with the same folder appends to them.
+    - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
     - `rank`: rank of this process.
     - `config`: settings of the run.
-    - `histograms`: whether TensorBoard gets histograms of some parameters.
-    - `earlier`: records from before the log was opened, see `kept_records`; they come first in the text log.
+    - `histograms`: whether to write parameter histograms to TensorBoard.
+    - `earlier`: records from before the log was opened, see `buffered_records`; the text log begins with them.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class RunLog:
     ) -> None:
         if error is not None:
             reason = f"stopped: {type(error).__name__}: {error}"
-            logger.info("%s", reason, extra={"only_in_files": True})  # whoever catches the error prints it
+            logger.info("%s", reason, extra={"only_in_files": True})  # the caller prints the error
         if self._cost is not None:
             self._add_line("end", **self._cost.read())
         if self._metrics is not None:
@@ -167,11 +165,14 @@ class RunLog:
         self._text.close()
 
     def begin(self, step: int, device: torch.device, world_size: int, images: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record settings, machine and ``images``, and with ``step`` > 0 that a run is resumed after that many steps.
+        """Record settings, environment and ``images`` at the start of a run, or at its resumption if ``step`` > 0.
 
-        ``images`` are those to train on ("train") and to validate on ("val"), each with their number, that of their
-        classes, and a digest of their names: the settings do not tell a part of a data set from all of it. TensorBoard
-        hides what an interrupted run had written beyond this step. ConfigError if the settings cannot be written.
+        TensorBoard hides records of an interrupted run beyond ``step``. Raises ConfigError if the settings cannot be
+        written.
+
+        Args:
+        - `images`: for "train" and "val", the number of images and classes and a digest of the names, which tell a
+          part of a data set from all of it.
         """
         if not self._is_main:
             return
@@ -193,23 +194,23 @@ class RunLog:
             self._write(partial(self._metrics.write, event, **fields))
 
     def _write(self, write: Callable[[], object]) -> None:
-        """Call ``write``. If the system cannot write, count the lost record, and the first time warn."""
+        """Call ``write``. Count an OSError as a lost record, and log the first one."""
         try:
             write()
         except OSError as error:
             self._num_lost += 1
             if self._num_lost == 1:
                 logger.warning(
-                    "the log cannot be written (%s); %s: training goes on without these records", error, self._log_dir
+                    "the log cannot be written (%s); %s: training continues without these records", error, self._log_dir
                 )
 
     def message(self, text: str) -> None:
-        """Record one line of text."""
+        """Log one line of text."""
         logger.info("%s", text)
 
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
-        """Open a bar of ``total`` batches, ``done`` of them finished; yields a function that counts further batches."""
+        """Context manager: bar of ``total`` batches, ``done`` of them finished; yields a function to advance it."""
         with Progress(title, total, done, show=self._is_main) as progress:
             self._progress = progress
             try:
@@ -218,11 +219,11 @@ class RunLog:
                 self._progress = None
 
     def train_metrics(self, metrics: TrainMetrics) -> None:
-        """Record the means of the batches since the last record, and the averages of the epoch."""
+        """Record means since the last record, and averages of the epoch."""
         logger.info("%s", _train_line(metrics, self._labels), extra={"shown_by_bar": True})
         if self._progress is not None:
             name, label = next(iter(self._labels.items()))
-            self._progress.tell(
+            self._progress.set_status(
                 f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, {label} {metrics.scores[name]:.1f}, "
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {format_duration(metrics.eta_s)}"
             )
@@ -231,19 +232,19 @@ class RunLog:
             self._write(partial(self._board.train, metrics))
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
-        """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
-        logger.info("%s", _validation_line(epoch, result, is_best))
+        """Record the validation after ``epoch`` (from 0) and ``step`` optimizer steps in total."""
+        logger.info("%s", _validation_line(epoch, result, self._labels, is_best))
         self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
     def images(self, step: int, images: Tensor) -> None:
-        """Record the first images of a batch (N, 3, H, W), without their normalisation, in TensorBoard."""
+        """Record the first images of a normalized batch (N, 3, H, W) in TensorBoard."""
         if self._board is not None:
             self._write(partial(self._board.images, step, images))
 
     def class_maps(self, step: int, name: str, image: Tensor, maps: Mapping[str, Tensor]) -> None:
-        """Record maps of classes (H, W) over a normalised image (3, h, w) of the validation, in TensorBoard."""
+        """Record class maps (H, W) over a normalized validation image (3, h, w) in TensorBoard."""
         if self._board is not None:
             self._write(partial(self._board.class_maps, step, name, image, maps))
 
@@ -260,13 +261,13 @@ class RunLog:
             self._write(partial(self._board.gradient_angle, step, degrees))
 
     def parameters(self, step: int, model: nn.Module) -> None:
-        """Record histograms of the classifier and of the last norm, if they were asked for."""
+        """Record histograms of the classifier and the last norm, if requested."""
         if self._board is not None and self._histograms:
             self._write(partial(self._board.parameters, step, model))
 
 
-def validation_after(log_dir: Path, epoch: int) -> dict[str, Any]:
-    """Return the last record of the validation after ``epoch`` (from 0); ConfigError if the log of a run has none."""
+def read_validation(log_dir: Path, epoch: int) -> dict[str, Any]:
+    """Return the last validation record after ``epoch`` (from 0). Raises ConfigError if the log has none."""
     path = log_dir / METRICS_FILE
     found: dict[str, Any] | None = None
     try:
@@ -285,7 +286,7 @@ def validation_after(log_dir: Path, epoch: int) -> dict[str, Any]:
 
 
 def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
-    """Return the means since the last line, and in brackets the averages of the epoch."""
+    """Return means since the last line, with averages of the epoch in parentheses."""
     scores = [f"{label} {metrics.scores[key]:.2f} ({metrics.epoch_scores[key]:.2f})" for key, label in labels.items()]
     return (
         f"epoch {metrics.epoch + 1} [{metrics.batch}/{metrics.num_batches}] "
@@ -297,10 +298,10 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
     )
 
 
-def _validation_line(epoch: int, result: Result, is_best: bool) -> str:
+def _validation_line(epoch: int, result: Result, labels: Mapping[str, str], is_best: bool) -> str:
     skipped = f", {result.skipped} left out" if result.skipped else ""
     errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
-    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in result.shown_labels.items()]
+    scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
         f"loss {result.loss:.4f} over {result.count} images{skipped}{', the best so far' * is_best}"
@@ -314,7 +315,7 @@ def _finite(value: Any) -> Any:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off an incomplete last line, which a full disk or a power failure may have left."""
+    """Truncate an incomplete last line, left by a full disk or a power failure."""
     if not path.exists():
         return
     with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Loads any network with its weights and scores it on a folder of images: `load_network` and `score`."""
+"""Loads a network with its weights and scores it on a folder of images: `load_network` and `score`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.data.imagenet import imagenet_wnids
 from zoo.data.location import parse_data_path
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
 from zoo.engine.process import Process
-from zoo.engine.task import Result, ScoringProtocol, Task
+from zoo.engine.task import EvalProtocol, Result, Task
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.models.external import check_logits
@@ -28,7 +28,7 @@ from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.spec import NetworkSpec
 from zoo.tasks import task_of
-from zoo.tasks.protocols import Protocol
+from zoo.tasks.protocols import CropProtocol
 from zoo.weights import StoredWeights, digests_of, load_stored, read_weights
 from zoo.weights.cache import published_name
 from zoo.weights.published import entry_of
@@ -37,14 +37,14 @@ from zoo.weights.stored_spec import check_same_network, is_described, parse_stor
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A network with its weights, and what has to be known to score it.
+    """A network with its weights and the settings to score it.
 
     Args:
-    - `title`: the name under which tables show the network.
-    - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) where it segments.
-    - `experiment`: the settings that the weights were trained with; the defaults for a bare architecture.
-    - `weights`: the file of the weights, or the name of published ones; None if the weights come from neither.
-    - `class_names`: names of the outputs in their order, made `printable`; None where they are not known.
+    - `title`: name of the network in tables.
+    - `model`: the network, (N, 3, h, w) -> logits (N, classes), or (N, classes, h, w) for segmentation.
+    - `experiment`: settings that the weights were trained with; defaults for a bare architecture.
+    - `weights`: file or published name of the weights; None for weights from elsewhere.
+    - `class_names`: names of the outputs in order, made `printable`; None if unknown.
     """
 
     title: str
@@ -55,24 +55,24 @@ class LoadedNetwork:
 
     @property
     def task(self) -> Task:
-        """What the network is for."""
+        """The task of the experiment."""
         return task_of(self.experiment)
 
     @property
-    def own_protocol(self) -> ScoringProtocol:
-        """The protocol that the experiment validates with."""
+    def own_protocol(self) -> EvalProtocol:
+        """The protocol of the experiment's own validation."""
         return self.task.own_protocol
 
     def result_json(self, result: Result, process: Process | None = None) -> dict[str, Any]:
-        """Return the contents of a result file: scores, digests of the weights, machine and versions.
+        """Return the content of a result file: scores, digests of the weights, environment.
 
-        Published weights are known by their md5 alone.
+        Published weights are identified by their md5 alone.
         """
         md5 = sha256 = None
         if self.weights is not None:
-            name = published_name(self.weights)  # the md5 of published weights was compared when they were read
+            name = published_name(self.weights)  # reading published weights verifies their md5
             md5, sha256 = digests_of(self.weights).values() if name is None else (entry_of(name).md5, None)
-        environment = describe_environment((process or _only_process()).device)
+        environment = describe_environment((process or single_process()).device)
         return {**result.to_json(md5, environment), "weights_sha256": sha256}
 
 
@@ -83,13 +83,13 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 
     Args:
     - `name`: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
-      says which network it belongs to, an architecture, or with ``weights`` a network of another package, such as
-      "torchvision:resnet50", for 1000 classes.
-    - `weights`: a weights file or the name of published weights. Default: those of the file ``name``, or those that are
+      describes its network, an architecture, or with ``weights`` a network of another package with 1000 classes, such
+      as "torchvision:resnet50".
+    - `weights`: a weights file or the name of published weights. Default: the weights in the file ``name``, or those
       published under the name; an architecture stands for its only published network.
 
-    Raises ConfigError for an unknown name. Raises WeightsError for weights that are missing, that do not fit (the
-    classifier included), or that say that they belong to another network.
+    Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit (including
+    the classifier), or that belong to another network.
     """
     name = os.fspath(name)
     file = find_experiment(name)
@@ -105,7 +105,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     elif weights is None:
         _check_known(name)
         if is_external(name):
-            raise WeightsError(f"there are no published weights of {printable(name)} here; give a file, --weights FILE")
+            raise WeightsError(f"there are no published weights of {printable(name)}; give a file, --weights FILE")
         return replace(load_network(registry.only_variant(name)), title=title)
     else:
         _check_known(name)
@@ -116,33 +116,33 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     report = load_stored(model, stored, "the checkpoint" if file is None else "the experiment")
     if report.initial:
         raise WeightsError(
-            f"the file has weights for the body alone, and {' and '.join(report.initial)} would be random; "
-            f"{printable(stored.path)}: give those of a whole {experiment.network.arch}; zoo train --weights begins "
-            "with this file"
+            f"the file has weights for the body only, and {' and '.join(report.initial)} would be random; "
+            f"{printable(stored.path)}: give weights of a whole {experiment.network.arch}; zoo train --weights can "
+            "start from this file"
         )
-    # A file of another package's trainer does not say which of its tensors are the classifier's; all of them fit.
+    # Files of other packages do not tell which tensors belong to the classifier; all of them fit.
     if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
         raise WeightsError(
             f"the classifier of the file does not fit the network; {printable(stored.path)}: "
-            f"a random classifier is not worth a score, give the experiment that the weights were trained with"
+            f"give the experiment that the weights were trained with"
         )
     names = _class_names(title, weights, stored, experiment)
     return LoadedNetwork(title, model, experiment, os.fspath(weights), names)
 
 
 def _experiment_of(stored: StoredWeights) -> Experiment:
-    """Return the experiment of a checkpoint; for another weights file, the experiment that its record describes."""
+    """Return the experiment of a checkpoint, or an experiment with the network that another weights file describes."""
     spec = stored.checked_spec()
     if spec is None:
         raise WeightsError(
-            f"the file does not say which network it belongs to; {printable(stored.path)}: name the network or its "
-            "experiment, and give the file as its --weights"
+            f"the file does not describe its network; {printable(stored.path)}: name the network or its experiment, "
+            "and give the file as --weights"
         )
     return parse_stored_experiment(stored.content, printable(stored.path)) or _experiment_from(spec)
 
 
 def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
-    """Return the experiment for weights of the architecture ``name``, with defaults for what the weights do not say."""
+    """Return the experiment for weights of the architecture ``name``, with defaults for unknown settings."""
     if stored.spec is not None and is_described(name):
         check_same_network(stored.spec, {"arch": name}, printable(stored.path), "the command")
         return _experiment_of(stored)
@@ -156,7 +156,7 @@ def _experiment_of_architecture(name: str, stored: StoredWeights) -> Experiment:
 
 
 def _experiment_from(spec: NetworkSpec) -> Experiment:
-    """Return the experiment of a network, with the preprocessing of its weights file."""
+    """Return the experiment of a network with the preprocessing of its weights file."""
     images = Input() if spec.preprocessing is None else Input(**spec.preprocessing.model_dump())
     return Experiment(network=spec.for_experiment(), input=images)
 
@@ -164,7 +164,7 @@ def _experiment_from(spec: NetworkSpec) -> Experiment:
 def _class_names(
     title: str, weights: str | os.PathLike[str], stored: StoredWeights, experiment: Experiment
 ) -> Sequence[str] | None:
-    """Return the names of the classes: those of the weights' record, or ImageNet's for published classifiers."""
+    """Return the class names in the weights file, or ImageNet's for published classifiers."""
     if stored.spec is not None and stored.spec.class_names is not None:
         return stored.spec.class_names
     is_published = title in registry.published() or published_name(weights) is not None
@@ -172,7 +172,7 @@ def _class_names(
 
 
 def _check_known(name: str) -> None:
-    """Raise ConfigError for a name that is neither a path nor that of a network or experiment."""
+    """Raise ConfigError for a name that is neither a path nor a network nor an experiment."""
     known = {*registry.list_models(), *experiment_names()}
     if name not in known and not is_external(name) and os.sep not in name:
         raise ConfigError(
@@ -182,10 +182,10 @@ def _check_known(name: str) -> None:
 
 
 def _published(title: str) -> str:
-    """Return the name of an experiment's published weights, which is its own."""
+    """Return the name of an experiment's published weights, which equals the name of the experiment."""
     if title not in registry.published():
         raise WeightsError(
-            f"there are no published weights of {title}; command line: give those to score, --weights FILE"
+            f"there are no published weights of {title}; command line: give the weights to score, --weights FILE"
         )
     return title
 
@@ -193,7 +193,7 @@ def _published(title: str) -> str:
 def score(
     network: LoadedNetwork,
     data: str | os.PathLike[str],
-    protocol: ScoringProtocol | str | None = None,
+    protocol: EvalProtocol | str | None = None,
     *,
     process: Process | None = None,
     workers: int = 0,
@@ -203,10 +203,10 @@ def score(
     log_every: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
-    """Return the scores of a network on the images of ``data``/val, each of which is scored exactly once.
+    """Return the scores of a network on the images of ``data``/val, each scored exactly once.
 
-    The experiment of the network knows its task. A classification is scored by the crops of a ``protocol``, a
-    segmentation by whole images, whose logits are compared with the label maps at the size of these.
+    The network's experiment determines the task. Classification is scored on crops as the ``protocol`` says,
+    segmentation on whole images, with logits resized to the label maps.
 
     >>> import zoo
     >>> network = zoo.load_network("runs/mine/checkpoint.pth.tar")
@@ -215,29 +215,29 @@ def score(
     center10-scale12: 7 images, top-1 between 0 and 100 %: True
 
     Args:
-    - `network`: what `load_network` returned; its model is moved to the device of ``process``.
-    - `data`: the folder that holds val/ with a folder per class, or with shards, whose folder may also be given by its
-      address (https://host/path, s3://bucket/path); of segmentation a folder as ``segmentation.layout`` says.
-      Classes are matched to the network's outputs by name, see `match_classes`.
-    - `protocol`: how images are scaled and cropped, or the published name of a way, such as "center224" or, of
-      segmentation, "whole-flip"; default what the network's experiment validates with.
-    - `process`: this process of a run of several, all of which get the scores of all images; default a run of one
-      process, on the CUDA device where there is one.
-    - `workers`: processes that read images; with 0 this process reads them itself.
-    - `batch_size`: (classification) images at once per process; default the experiment's batch size (a tenth of it for
-      ten crops) over the number of processes. It is halved when memory is full. A segmentation takes one image.
-    - `limit`: number of images to score, spread evenly over the data; default all.
-    - `on_bad_image`: "stop" raises DataError for an image that cannot be read, "skip" leaves it out and counts it.
-    - `log_every`: batches between two lines of progress where no bar can be drawn; default a line in 30 seconds.
+    - `network`: result of `load_network`; its model is moved to the device of ``process``.
+    - `data`: folder with val/ with a folder per class or shards, also by URL (https://host/path, s3://bucket/path); for
+      segmentation a folder as ``segmentation.layout`` says. Classes are matched to the network's outputs by name, see
+      `match_classes`.
+    - `protocol`: evaluation protocol, or the name of a published one, such as "center224" or, for segmentation,
+      "whole-flip"; default: that of the network's experiment.
+    - `process`: this process of a distributed run, in which all processes get the same result; default: a single
+      process, on a CUDA device if available.
+    - `workers`: worker processes that read images; with 0 this process reads them itself.
+    - `batch_size`: images per batch and process, for classification; default: the experiment's batch size (a tenth of
+      it for ten crops) divided by the number of processes. Halved if it does not fit into memory. Segmentation scores
+      one image at a time.
+    - `limit`: number of images to score, spread evenly over the data; default: all.
+    - `on_bad_image`: "stop" raises DataError for an unreadable image, "skip" skips and counts it.
+    - `log_every`: batches between two progress lines, if no bar is drawn; default: a line every 30 seconds.
     - `record`: called with each batch of this process and its logits.
 
-    Raises ConfigError for an unknown protocol or one that does not belong to the task, for crops that do not fit, and,
-    on every process, if the processes of a run were not started with the same arguments; DataError for data that do not
-    fit.
+    Raises ConfigError for an unknown protocol, one of another task, crops that do not fit the network, and, on every
+    process, if processes have different arguments; DataError for unsuitable data.
     """
-    process, protocol, settings = process or _only_process(), _protocol(network, protocol), network.experiment
+    process, protocol, settings = process or single_process(), _resolve_protocol(network, protocol), network.experiment
     task = network.task
-    if is_external(settings.network.arch) and isinstance(protocol, Protocol):
+    if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
         model = registry.build_on_meta(settings.network).eval()
         check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
     loader = task.build_val_loader(
@@ -280,18 +280,18 @@ def score(
     return replace(result, val=dataset_fingerprint(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
 
 
-def _only_process() -> Process:
-    """Return the process of a run that has only one."""
+def single_process() -> Process:
+    """Return the process of a run that is not distributed, with a CUDA device if available."""
     return Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _protocol(network: LoadedNetwork, protocol: ScoringProtocol | str | None) -> ScoringProtocol:
-    """Return the protocol, which may be given by its name; ConfigError for one of another task."""
+def _resolve_protocol(network: LoadedNetwork, protocol: EvalProtocol | str | None) -> EvalProtocol:
+    """Return the protocol for an optional protocol or name. Raises ConfigError for one of another task."""
     known, own = network.task.protocols, network.own_protocol
     if protocol is None or type(protocol) is type(own):
         return protocol or own
     if not isinstance(protocol, str):
-        raise ConfigError(f"{protocol.name} is no protocol of {network.experiment.task}, for which {network.title} is")
+        raise ConfigError(f"protocol {protocol.name} is not for {network.experiment.task}, the task of {network.title}")
     if protocol not in known:
-        raise ConfigError(f"{printable(protocol)!r} is no published protocol; those are {listed(known)}")
+        raise ConfigError(f"{printable(protocol)!r} is not a published protocol; those are {listed(known)}")
     return known[protocol]

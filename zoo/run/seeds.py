@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone: their scores, and the mean and the spread of these."""
+"""Scores of runs that differ only in their seed, with mean and spread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zoo.tables import Cell, markdown_table
 
 @dataclass(frozen=True)
 class SeedRun:
-    """The run of one seed.
+    """Run with one seed.
 
     Args:
-    - `seed`: its seed.
-    - `log_dir`: its log folder.
-    - `scores`: the scores of its last validation by name, percent; None for a run that failed.
-    - `fault`: why it failed.
+    - `seed`: the seed.
+    - `log_dir`: the log folder.
+    - `scores`: scores of the last validation by name, percent; None for a failed run.
+    - `fault`: why the run failed.
     """
 
     seed: int
@@ -30,12 +30,12 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the values of several runs scatter.
+    """Mean and spread of a score over several runs.
 
     Args:
-    - `mean`: their mean.
-    - `standard_deviation`: that of one run, estimated from n - 1 degrees of freedom; None for one run.
-    - `standard_error`: that of the mean, the standard deviation divided by sqrt(n); None for one run.
+    - `mean`: the mean.
+    - `standard_deviation`: sample standard deviation, with n - 1 degrees of freedom; None for one run.
+    - `standard_error`: standard error of the mean, the standard deviation divided by sqrt(n); None for one run.
     - `runs`: n, the number of runs.
     """
 
@@ -46,20 +46,20 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return mean and spread of the values of one run or more."""
+    """Return mean and spread of the values of at least one run."""
     deviation = stdev(values) if len(values) > 1 else None
     error = None if deviation is None else deviation / math.sqrt(len(values))
     return Spread(mean(values), deviation, error, len(values))
 
 
 def spreads_of(runs: Sequence[SeedRun]) -> dict[str, Spread]:
-    """Return the spread of each score over the runs that did not fail; none if all failed."""
+    """Return the spread of each score over the successful runs; empty if all failed."""
     scores = [run.scores for run in runs if run.scores is not None]
     return {name: spread_of([each[name] for each in scores]) for name in (scores[0] if scores else ())}
 
 
 def seeds_table(labels: Mapping[str, str], runs: Sequence[SeedRun]) -> str:
-    """Return a Markdown table with a row per seed, and below them mean and spread; ``labels`` are those of the task."""
+    """Return a Markdown table with a row per seed, followed by mean and spread; ``labels``: the scores to show."""
     rows: list[list[Cell]] = []
     for run in runs:
         scores: list[Cell] = [None] * len(labels) if run.scores is None else [run.scores[name] for name in labels]
@@ -71,7 +71,7 @@ def seeds_table(labels: Mapping[str, str], runs: Sequence[SeedRun]) -> str:
 
 
 def seeds_json(runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """Return what a result file has of the runs: each of them, and the spread of each score."""
+    """Return the runs and the spread of each score, for a result file."""
     return {
         "runs": [asdict(run) for run in runs],
         "summary": {name: asdict(spread) for name, spread in spreads_of(runs).items()},

@@ -1,4 +1,4 @@
-"""What a segmentation is reported with: a table of its classes, and examples beside their labels."""
+"""Report of a segmentation: a table of the classes, and example images with labels and predictions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from zoo.engine.task import Task
     from zoo.tasks.segmentation import SegmentationResult
 
-MIN_SIDE_PX = 256  # smaller images are enlarged, so that their legends can be read
+MIN_SIDE_PX = 256  # smaller images are enlarged to make their legends readable
 TITLE_PX, LETTER_PX = 18, 12
 
 
 def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
-    """Return a Markdown table with a row per class: intersection over union, accuracy, and its part of the pixels.
+    """Return a Markdown table with a row per class: intersection over union, accuracy, and share of the pixels.
 
-    A class that no pixel has has no accuracy, and no intersection over union either if it was never predicted.
+    A class without labeled pixels has no accuracy, and without predicted pixels no intersection over union either.
     """
     confusion = ConfusionMatrix(torch.tensor(result.confusion))
     shares = (100 * confusion.counts.sum(1) / confusion.pixels).tolist()
@@ -39,9 +39,9 @@ def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
 
 
 def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Callable[[Batch, Tensor], None]:
-    """Return a function for the ``record`` of a validation that writes its first ``count`` images to ``folder``.
+    """Return a callback, for ``record`` of a validation, that writes the first ``count`` images to ``folder``.
 
-    Each file, NUMBER-NAME.png, shows an image beside its labels and its predictions, drawn over it, with legends.
+    Each file, NUMBER-NAME.png, shows the image, and overlays of its labels and predictions with legends.
     """
     written = 0
     shown = Palette(np.vstack([palette.colors, np.zeros_like(palette.colors[:1])]), [*palette.names, "no label"])
@@ -57,7 +57,7 @@ def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Ca
         large = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
         sheets = {path.name: large}
         for title, classes in maps.items():
-            numbers = classes.clamp(max=len(palette)).numpy()  # the ignore label is behind the classes
+            numbers = classes.clamp(max=len(palette)).numpy()  # maps the ignore label to the entry "no label"
             sheets[title] = overlay_with_legend(large, numbers.repeat(factor, 0).repeat(factor, 1), shown)
         write_png(folder / f"{written}-{path.stem}.png", _side_by_side(sheets))
 
@@ -65,7 +65,7 @@ def write_examples(folder: Path, task: Task, palette: Palette, count: int) -> Ca
 
 
 def _side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
-    """Return the images in a row on white, each below its title."""
+    """Return the images in a row on a white background, each below its title."""
     width, height = sum(image.width for image in images.values()), max(image.height for image in images.values())
     row = Image.new("RGB", (width, height + TITLE_PX), "white")
     draw, font, left = ImageDraw.Draw(row), ImageFont.load_default(LETTER_PX), 0

@@ -1,4 +1,4 @@
-"""Segmentation of images into files: `segment`."""
+"""Writes segmentations of images to files: `segment`."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from zoo.run.label_images import (
     write_palette,
     write_probabilities,
 )
-from zoo.run.scoring import LoadedNetwork, load_network
-from zoo.tasks.views import Fusion, ImageViews, Segments
-from zoo.tasks.views import segment as segment_views
+from zoo.run.scoring import LoadedNetwork, load_network, single_process
+from zoo.tasks.tta import Fusion, Segments, TestTimeAugmentation
+from zoo.tasks.tta import segment as segment_views
 
 logger = logging.getLogger(__name__)
 
@@ -53,34 +53,34 @@ SETTINGS_FILE = "segment.json"
 
 
 class Output(Protocol):
-    """The files that are made of an image."""
+    """The files that are written for an image."""
 
     at_image_size: bool
-    """Whether classes are those of the image's own pixels, or of those that the network saw."""
+    """Whether files have the size of the image, or of the network's input."""
 
     def paths(self, name: str) -> list[Path]:
-        """Return the files of the image ``name``: its path below the folder of the images, without the extension."""
+        """Return the files of the image ``name``: its path relative to the folder of the images, without suffix."""
 
     def possible_paths(self, name: str) -> list[Path]:
-        """Return these files and those that other options would make of the image."""
+        """Return the files that any options could write for the image."""
 
     def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether these files can all be read, and are those of an image of ``size`` (width, height)."""
+        """Return whether all files are readable and fit an image of ``size`` (width, height)."""
 
     def write(self, name: str, image: Image.Image, segments: Segments) -> None:
-        """Write these files, each of them whole or not at all."""
+        """Write the files, each atomically."""
 
 
 @dataclass(frozen=True)
 class Folders:
-    """A folder OUT/KIND for each kind of file, with the sub-folders of the images.
+    """A folder OUT/KIND for each kind of file, with the subfolders of the images.
 
     Args:
     - `out`: the folder OUT.
-    - `kinds`: some of `SUFFIXES`: "palette", "ids", "prob" and "overlay".
-    - `palette`: colours and names of the classes.
+    - `kinds`: kinds of files: "palette", "ids", "prob", "overlay".
+    - `palette`: colors and names of the classes.
 
-    Raises ConfigError where a kind cannot hold so many classes.
+    Raises ConfigError if a kind cannot hold that many classes.
     """
 
     out: Path
@@ -93,15 +93,15 @@ class Folders:
             check_kind(kind, len(self.palette))
 
     def paths(self, name: str) -> list[Path]:
-        """Return OUT/KIND/NAME with the extension of each kind."""
+        """Return OUT/KIND/NAME with the suffix of each kind."""
         return [self._path(kind, name) for kind in self.kinds]
 
     def possible_paths(self, name: str) -> list[Path]:
-        """Return the same for all kinds."""
+        """Return the paths for all kinds."""
         return [self._path(kind, name) for kind in SUFFIXES]
 
     def is_complete(self, name: str, size: tuple[int, int]) -> bool:
-        """Return whether all files can be read and have the size of the image; an overlay is larger by its legend."""
+        """Return whether all files are readable and have the size of the image; overlays also have a legend."""
         for kind, path in zip(self.kinds, self.paths(name), strict=True):
             width, height = written_size(path) or (0, 0)
             is_overlay = kind == "overlay" and width >= size[0] and height > size[1]
@@ -127,14 +127,14 @@ class Folders:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `segment_images` did, over all processes.
+    """Summary of `segment_images` over all processes.
 
     Args:
     - `written`: number of images whose files were written.
-    - `skipped`: number of images whose files were there before.
-    - `faults`: a line for each image without files: what is wrong, and its name.
+    - `skipped`: number of images whose files existed.
+    - `faults`: an error message for each image without files.
     - `elapsed_s`: seconds from the first image to the last.
-    - `peak_memory_bytes`: the peak of the process that needed most: CUDA: of the tensors; CPU: of the whole process.
+    - `peak_memory_bytes`: largest peak memory of a process: of tensors on CUDA, of the whole process on CPU.
     """
 
     written: int
@@ -166,7 +166,7 @@ def segment(
     each process calls this function, takes its share of the images, and gets the summary of all.
 
     Args:
-    - `network`: what `zoo.load_network` returned, or its ``name`` argument.
+    - `network`: result of `zoo.load_network`, or its ``name`` argument.
     - `source`: image, or folder, which is searched recursively.
     - `out`: folder for the files, outside of ``source``.
     - `weights`: weights file or published name; default those of ``network``.
@@ -176,22 +176,22 @@ def segment(
     - `scales`: factors by which the sides of the image are scaled.
     - `flip`: whether the mirror image is added at each scale.
     - `fusion`: how predictions of the views are combined: "mean" or "max" of the probabilities, or "voting".
-    - `tile`: side in px of windows that larger images are computed in, a multiple of 32.
+    - `tile`: side in px, a multiple of 32, of the tiles that larger images are split into.
     - `longest_side`: longer side in px that images are scaled to; default the experiment's
       ``segmentation.longest_side_val``.
     - `overwrite`: whether all images are segmented again and their files replaced.
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
 
-    Raises ConfigError for impossible options and for a network that does not segment; DataError if there are no images
-    or their files cannot be told apart; WeightsError for weights that do not fit.
+    Raises ConfigError for impossible options and for a classifier; DataError if there are no images, or two images
+    would have the same files; WeightsError for weights that do not fit.
     """
-    views = ImageViews(tuple(scales), flip, fusion, tile)
+    views = TestTimeAugmentation(tuple(scales), flip, fusion, tile)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
     with open_process() if process is None else nullcontext(process) as process:
         if not isinstance(network, LoadedNetwork):
             network = load_network(network, weights)
-        check_segments(network)  # before the files are checked against its number of classes
+        check_segments(network)  # before `Folders` checks the number of classes
         section = network.experiment.segmentation
         assert section is not None
         palette = palette_of(network.experiment, network.class_names)
@@ -211,39 +211,38 @@ def segment_images(
     network: LoadedNetwork,
     source: Path,
     output: Output,
-    views: ImageViews | None = None,
+    views: TestTimeAugmentation | None = None,
     *,
     process: Process | None = None,
     longest_side: int | None = None,
     settings_file: Path | None = None,
     overwrite: bool = False,
 ) -> Summary:
-    """Segment an image, or all images of a folder and its sub-folders, and write files; return what was done.
+    """Segment an image, or all images of a folder and its subfolders, into files; return a summary.
 
-    Every image is segmented exactly once, whatever the number of processes; rank r of W takes the images r, r + W and
-    so on. One that cannot be read or that does not fit into memory is named in the log and in the summary, and the
-    others go on. An image is skipped if its files are all there, can be read and have its size.
+    Rank r of W segments the images r, r + W and so on, so each image is segmented once. Images that are unreadable or
+    do not fit into memory are logged and listed in the summary, and the others continue. An image is skipped if all
+    its files exist, are readable and have its size.
 
     Args:
-    - `network`: what `zoo.load_network` returned; its model is moved to the device of ``process``.
+    - `network`: result of `zoo.load_network`; its model is moved to the device of ``process``.
     - `source`: an image file, or a folder.
-    - `output`: which files are made.
+    - `output`: the files to write.
     - `views`: scales, mirror images and tiles.
-    - `process`: this process of a run of several, all of which get the same summary; default a run of one process, on
-      the CUDA device where there is one. A process without ``control`` group that has a rank and a world size takes its
-      share without asking the others; its summary is that of its share.
-    - `longest_side`: length in px that the longer side of images is scaled to before the network; None: not scaled.
-    - `settings_file`: None, or the file that says what the files beside it were made of and how. If it is there and
-      says something else, nothing is skipped silently, and ConfigError is raised.
-    - `overwrite`: segment all images, and replace the files that are there. If these were made in another way, they
-      are removed first, those of other kinds too, so that none is taken for finished after an interruption.
+    - `process`: this process of a distributed run, in which all processes get the same summary; default: a single
+      process, on a CUDA device if available. A process with a rank and world size but without ``control`` group takes
+      its share without communication; its summary covers that share.
+    - `longest_side`: longer side in px that images are scaled to before the network; None: not scaled.
+    - `settings_file`: file with the settings and inputs of existing files, or None. ConfigError is raised if they
+      differ, so that files of other settings are not kept silently.
+    - `overwrite`: segment all images and replace existing files. Files of other settings are removed first, of all
+      kinds, so that none of them is taken for finished after an interruption.
 
-    Raises DataError where there is no image, for images whose files would have the same name, and for files that would
-    lie among the images; ConfigError for a network that does not segment, and if the processes of a run were not
-    started with the same arguments.
+    Raises DataError if there are no images, if two images would have the same files, or if files would be written among
+    the images; ConfigError for a classifier, and if processes have different arguments.
     """
-    process = process or Process(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    views = views or ImageViews()
+    process = process or single_process()
+    views = views or TestTimeAugmentation()
     check_segments(network)
     settings = {**asdict(views), "scales": list(views.scales), "longest_side": longest_side}
     settings["experiment"] = network.experiment.digest()[:SHOWN_DIGITS]
@@ -255,7 +254,7 @@ def segment_images(
         read = {os.path.realpath(path) for path, _ in images}
         possible = [path for _, name in images for path in output.possible_paths(name)]
         others = [path for path in possible if os.path.realpath(path) not in read]
-        process.on_main(lambda: _settle(settings_file, facts, others if overwrite else None))
+        process.on_main(lambda: _update_settings(settings_file, facts, others if overwrite else None))
     if views.tile is not None:
         _warn_of_small_tiles(network.model, views.tile)
     forward = _forward(network, process.device)
@@ -289,18 +288,18 @@ def segment_images(
 
 
 def check_segments(network: LoadedNetwork) -> None:
-    """Raise ConfigError for a network that classifies whole images."""
+    """Raise ConfigError if the network is not a segmentation network."""
     if network.experiment.task != "segmentation":
         raise ConfigError(
-            f"{network.title} classifies whole images; zoo segment: give a network that classifies pixels (deeplab_*), "
-            "or use zoo predict"
+            f"{network.title} classifies whole images; zoo segment: give a segmentation network (deeplab_*), or use "
+            "zoo predict"
         )
 
 
 def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
-    """Return (file, name) of all images; DataError where their files cannot be told apart, or would replace images."""
+    """Return (file, name) of all images. Raises DataError if files would collide with each other or with images."""
     if not os.path.exists(source):
-        raise DataError(f"there is no image or folder {printable(source)}; IN: give one of them")
+        raise DataError(f"there is no image or folder {printable(source)}; IN: give an image or a folder")
     paths = find_images(source) if os.path.isdir(source) else [source]
     root = source if os.path.isdir(source) else source.parent
     images = [(path, os.path.splitext(os.path.relpath(path, root))[0]) for path in paths]
@@ -315,32 +314,32 @@ def _plan(source: Path, output: Output) -> list[tuple[Path, str]]:
                 )
             if os.path.realpath(file) in inputs:
                 raise DataError(
-                    f"{printable(file)} is one of the images, and would be replaced; OUT: give another folder"
+                    f"{printable(file)} is one of the images and would be overwritten; OUT: give another folder"
                 )
     folders = {os.path.realpath(file.parent) for file in owners}
     if os.path.isdir(source) and any(_is_within(folder, os.path.realpath(source)) for folder in folders):
         raise DataError(
-            f"the files would lie among the images in {printable(source)}, and be taken for images by the next call; "
-            "OUT: give a folder outside of IN"
+            f"the files would lie among the images in {printable(source)}, and the next call would segment them; OUT: "
+            "give a folder outside of IN"
         )
     return images
 
 
 def _is_done(output: Output, path: Path, name: str) -> bool:
-    """Return whether the files of an image are there and can be kept; log a warning if they are there but cannot."""
+    """Return whether the files of an image exist and are complete; log a warning if they exist but are not."""
     if not all(map(os.path.isfile, output.paths(name))):
         return False
     try:
         if output.is_complete(name, read_as(path, lambda image: image.size, "an image")):
             return True
-    except DataError:  # the image itself cannot be read, which segmenting it will report
+    except DataError:  # the image itself is unreadable; segmenting it reports this
         return False
-    logger.warning("the files of an image are damaged or of another size, and are written again; %s", printable(path))
+    logger.warning("the files of an image are damaged or have another size and are rewritten; %s", printable(path))
     return False
 
 
 def written_size(path: Path) -> tuple[int, int] | None:
-    """Return (width, height) of the image or of the arrays in a file that was written; None if it cannot be read."""
+    """Return (width, height) of the image or the arrays in an output file; None if it cannot be read."""
     try:
         if path.suffix == SUFFIXES["prob"]:
             with naming(printable(path), "an archive"), np.load(io.BytesIO(read_bytes(path))) as content:
@@ -352,7 +351,7 @@ def written_size(path: Path) -> tuple[int, int] | None:
 
 
 def _verified_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Return the size of an image, whose checksums are compared; ValueError or another error if they differ."""
+    """Return the size of an image after verifying its checksums. Raises ValueError or another error if they differ."""
     image.verify()
     return image.size
 
@@ -361,10 +360,10 @@ def _is_within(path: str, folder: str) -> bool:
     return os.path.commonpath([path, folder]) == folder
 
 
-def _settle(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | None) -> None:
-    """Write ``facts`` into ``file``.
+def _update_settings(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | None) -> None:
+    """Write ``facts`` to ``file``.
 
-    If others are there, the files ``replaced`` are removed first; without any ConfigError is raised.
+    If the file has different facts, first removes the files ``replaced``, or raises ConfigError if that is None.
     """
     try:
         before = json.loads(read_text(file, "the settings")) if os.path.exists(file) else facts
@@ -375,14 +374,14 @@ def _settle(file: Path, facts: Mapping[str, Any], replaced: Sequence[Path] | Non
     if before != facts:
         before = before if isinstance(before, dict) else {}
         changes = [
-            f"{key} = {before.get(key)!r} there, {facts.get(key)!r} now"
+            f"{key} was {before.get(key)!r} and is now {facts.get(key)!r}"
             for key in sorted({*before, *facts})
             if before.get(key) != facts.get(key)
         ]
         if replaced is None:
             raise ConfigError(
-                f"{printable(file.parent)} has files that were made in another way ({listed(changes)}): give "
-                "--overwrite to make them anew, or another OUT"
+                f"{printable(file.parent)} has files of other settings ({listed(changes)}): give --overwrite to "
+                "replace them, or another OUT"
             )
         for path in replaced:
             if os.path.isfile(path):
@@ -408,14 +407,14 @@ def _warn_of_small_tiles(model: nn.Module, tile: int) -> None:
     window_px = model.feature_info.reduction()[-1] * max([window] if isinstance(window, int) else window)
     if tile < window_px:
         logger.warning(
-            "tiles of %d px are smaller than the %d px that the network's head averages over, which changes its result "
-            "more than that it sees less at the edges; --tile: give at least %d if they fit into memory",
+            "tiles of %d px are smaller than the %d px window that the network's head averages over, which changes the "
+            "result more than the missing context at their borders; --tile: give at least %d if they fit into memory",
             tile, window_px, window_px,
         )  # fmt: skip
 
 
 def _forward(network: LoadedNetwork, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function from images to logits at the resolution of the head, in the experiment's number format."""
+    """Return the function from images to logits at the head's resolution, with the experiment's precision."""
     model = network.model.to(device).eval()
     dtype = AMP_DTYPES[network.experiment.training.amp]
     run = getattr(model, "forward_logits", model)
@@ -432,7 +431,7 @@ def _segment(
     forward: Callable[[Tensor], Tensor],
     image: Image.Image,
     experiment: Experiment,
-    views: ImageViews,
+    views: TestTimeAugmentation,
     device: torch.device,
     longest_side: int | None,
     output: Output,
@@ -448,14 +447,14 @@ def _write(output: Output, name: str, image: Image.Image, segments: Segments) ->
         output.write(name, image, segments)
     except OSError as error:
         raise ConfigError(
-            f"a file cannot be written: {error.strerror}; {printable(error.filename or output.paths(name)[0])}: make "
-            "room or mend its folder, and give the same command again: what is written is kept"
+            f"a file cannot be written: {error.strerror}; {printable(error.filename or output.paths(name)[0])}: free "
+            "disk space or make the folder writable, and repeat the command; complete files are kept"
         ) from error
 
 
 @contextmanager
 def _naming_full_memory(device: torch.device) -> Iterator[None]:
-    """Raise DataError in place of torch's error where the memory is full."""
+    """Context manager: raises DataError instead of torch's out-of-memory errors."""
     try:
         yield
     except RuntimeError as error:
@@ -464,5 +463,5 @@ def _naming_full_memory(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         raise DataError(
-            f"the memory of {device} is full: give --tile PX to compute in windows, or less --longest-side or --scales"
+            f"the memory of {device} is full; give --tile PX to compute in tiles, or smaller --longest-side or --scales"
         ) from error

@@ -38,8 +38,8 @@ from zoo.files import write_json
 from zoo.models.external import check_logits
 from zoo.registry import build_on_meta, default_experiment
 from zoo.run.environment import describe_environment
-from zoo.run.log_folder import check_place, check_unused, log_folder, writable
-from zoo.run.run_log import RunLog, kept_records, validation_after
+from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
+from zoo.run.run_log import RunLog, buffered_records, read_validation
 from zoo.run.seeds import SeedRun, seeds_json
 from zoo.run.train_options import TrainOptions
 from zoo.tasks import task_of
@@ -100,9 +100,9 @@ def train_experiment(
 
     `zoo.engine.loop.train` calls `zoo.engine.step.train_step` for each step, which calls the network's forward. All
     processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and logs
-    are written to ``log_dir``. A resumed run whose epochs are all done is not trained further. A resumed run with more
-    epochs than its checkpoint is extended, see `zoo.engine.start.restore`.
-    Nothing is written before settings, images and network are checked, and known to be the same on all processes.
+    are written to ``log_dir``, once settings, images and network are verified to be the same on all processes. A
+    resumed run is not trained further if all its epochs are done; with more epochs than its checkpoint it is extended,
+    see `zoo.engine.start.restore`.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
     errors of `zoo.engine.loop.train`.
@@ -110,9 +110,9 @@ def train_experiment(
     options = options or TrainOptions()
     _check_settings_agree(config, process, options)
     check_world_size(config, process.world_size)
-    process.on_main(lambda: check_place(log_dir, data))
+    process.on_main(lambda: check_log_dir(log_dir, data))
     task = task_of(config)
-    with kept_records() as earlier:
+    with buffered_records() as earlier:
         loaders = _build_loaders(task, data, process, options)
     train_loader, val_loader = loaders
     images = {
@@ -156,10 +156,10 @@ def train_experiment(
 def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dict[Path, Experiment]:
     """Return the settings with each seed, by the log folder of its run: ``log_dir``-seedN.
 
-    Raises ConfigError for a seed that is not possible or is given twice.
+    Raises ConfigError for an invalid or repeated seed.
     """
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"a seed is given twice ({listed(seeds)}); command line: give each seed once")
+        raise ConfigError(f"a seed is repeated ({listed(seeds)}); command line: give each seed once")
     settings = config.model_dump(mode="json")
     return {
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
@@ -196,7 +196,7 @@ def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Expe
 
 
 def with_epochs(config: Experiment, epochs: int) -> Experiment:
-    """Return the settings with another number of epochs; ConfigError if its schedule is impossible with them."""
+    """Return the settings with another number of epochs. Raises ConfigError if the schedule does not allow it."""
     settings = config.model_dump(mode="json")
     settings["optimizer"]["schedule"]["epochs"] = epochs
     return parse_experiment(settings, f"{epochs} epochs")
@@ -213,17 +213,17 @@ def train_seeds(
 ) -> list[SeedRun]:
     """Train once with each seed, one after the other, and return the scores of their last validations.
 
-    The run of seed N is that of `train_experiment` with the log folder ``log_dir``-seedN; ``options`` hold for each.
-    After each run, mean and spread of the scores so far and the ``command`` are written to ``log_dir``-seeds.json. If
-    the loss of a run is not finite, that run has failed and the next one starts. Other errors are raised, because they
-    would hit the other seeds too.
+    The run with seed N is `train_experiment` with the log folder ``log_dir``-seedN and the same ``options``. After each
+    run, mean and spread of the scores so far and the ``command`` are written to ``log_dir``-seeds.json. If the loss of
+    a run is not finite, that run has failed and the next one starts. Other errors are raised, because they would affect
+    the other seeds too.
 
     All processes of a run must call this function; all of them return the same.
     """
     options = options or TrainOptions()
     configs = seed_configs(config, log_dir, seeds)
     if options.resume is None and not options.overwrite:
-        for folder in configs:  # all of them before the first is trained, which may take days
+        for folder in configs:  # all folders before the first run, which may take days
             process.on_main(partial(check_unused, folder))
     runs: list[SeedRun] = []
     for folder, seed_config in configs.items():
@@ -241,7 +241,7 @@ def train_seeds(
 def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[str, float]:
     """Return the scores of the validation after the last epoch, by name."""
     last_epoch = config.optimizer.schedule.epochs - 1
-    scored = process.on_main(partial(validation_after, log_dir, last_epoch))
+    scored = process.on_main(partial(read_validation, log_dir, last_epoch))
     return {name: float(scored[name]) for name in task_of(config).labels}
 
 
@@ -266,7 +266,7 @@ def _check_settings_agree(config: Experiment, process: Process, options: TrainOp
 
 
 def _build_loaders(task: Task, data: DataPath, process: Process, options: TrainOptions) -> Loaders:
-    """Return the loaders of the images to train on and to validate; DataError unless both have the same classes."""
+    """Return the loaders for training and validation. Raises DataError unless both have the same classes."""
     share: dict[str, Any] = {"rank": process.rank, "world_size": process.world_size, "workers": options.workers,
              "pin_memory": process.device.type == "cuda", "on_bad_image": options.on_bad_image}  # fmt: skip
     train_loader = task.build_train_loader(data, **share)
@@ -276,7 +276,7 @@ def _build_loaders(task: Task, data: DataPath, process: Process, options: TrainO
 
 
 def _count_parameters(config: Experiment) -> int:
-    """Return the number of parameters; ConfigError for unknown networks and impossible image sizes."""
+    """Return the number of parameters. Raises ConfigError for unknown networks and impossible image sizes."""
     network, model = config.network, build_on_meta(config.network)
     if is_external(network.arch):
         sides = config.input.crop_train, config.input.crop_val
@@ -287,14 +287,14 @@ def _count_parameters(config: Experiment) -> int:
 
 def _continues(log_dir: Path, resume: str | None) -> bool:
     """Return whether ``resume`` continues the run in the log folder."""
-    # Unlike Path.resolve, realpath accepts links that lead in a circle.
+    # Unlike Path.resolve, realpath accepts cyclic links.
     return resume == AUTO or (
         resume is not None and os.path.dirname(os.path.realpath(resume)) == os.path.realpath(log_dir)
     )
 
 
 def _begin_summary(state: TrainState, num_parameters: int, loaders: Loaders, data: DataPath, log_dir: Path) -> str:
-    """Describe network, images, schedule, device and log folder, one per line."""
+    """Return a description of network, images, schedule, device and log folder, one per line."""
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (loader.batch_sampler.num_images for loader in loaders)
@@ -316,7 +316,7 @@ def _end_summary(state: TrainState, data: DataPath, log_dir: Path) -> str:
     after = "" if state.best_epoch is None else f" after epoch {state.best_epoch + 1}"
     label = next(iter(state.task.labels.values()))
     lines = [f"best {label} {state.best_score:.2f} %{after}; {printable(best)}"]
-    if printable(best + images) == best + images:  # with escapes the commands would name files that do not exist
+    if printable(best + images) == best + images:  # escaped paths would not exist
         commands = state.task.next_commands(shlex.quote(best), shlex.quote(images))
         lines += [f"{purpose:<11} {command}" for purpose, command in commands.items()]
     return "\n".join(lines)

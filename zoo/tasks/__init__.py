@@ -1,4 +1,4 @@
-"""The tasks that experiments train for: each a `zoo.engine.task.Task` with its loss, scores, views and pictures."""
+"""The tasks of experiments, classification and segmentation: subclasses of `zoo.engine.task.Task`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 def task_of(config: Experiment) -> Task:
-    """Return the task that the network of an experiment is for."""
-    from zoo.tasks.classification import ClassificationTask  # here, as `zoo.tasks.protocols` does without torch
+    """Return the task of an experiment."""
+    from zoo.tasks.classification import (
+        ClassificationTask,
+    )  # imported here because importing `zoo.tasks.protocols` must not import torch
     from zoo.tasks.segmentation import SegmentationTask
 
     return ClassificationTask(config) if config.task == "classification" else SegmentationTask(config)

@@ -1,4 +1,4 @@
-"""The best classes of single images by a network, and their probabilities."""
+"""Top-k predictions of single images."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from zoo.data.seeding import random_of_torch
 from zoo.data.transforms import Transform, prepare
 from zoo.errors import DataError, printable
 
-TOP = 5
+DEFAULT_TOP = 5
 BATCH_SIZE = 16
 
 
 class Prediction(NamedTuple):
-    """The best classes of one image, the best first, and their probabilities (0 to 1).
+    """The most likely classes of one image, best first, and their probabilities (0 to 1).
 
-    ``target`` is the class that the image belongs to, None where it is not known.
+    ``target`` is the true class; None if unknown.
     """
 
     path: str
@@ -34,26 +34,26 @@ class Prediction(NamedTuple):
 
 
 class Recorder:
-    """Collects the predictions of a validation; ``data`` is the folder that their paths are relative to."""
+    """Collects the predictions of a validation, with paths relative to the folder ``data``."""
 
-    def __init__(self, data: DataPath, top: int = TOP) -> None:
+    def __init__(self, data: DataPath, top: int = DEFAULT_TOP) -> None:
         self.predictions: list[Prediction] = []
         self._data = data
         self._top = top
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Keep the best classes of each image of ``batch``, whose logits are (N, classes)."""
+        """Record the top classes of each image of ``batch`` with logits (N, classes)."""
         best = best_classes(logits, self._top)
         for path, target, (classes, probabilities) in zip(batch.paths, batch.targets.tolist(), best, strict=True):
             name = Path(os.path.relpath(path, self._data)).as_posix()
             self.predictions.append(Prediction(name, target, classes, probabilities))
 
 
-def best_classes(logits: Tensor, top: int = TOP) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Return the ``top`` classes (all, if there are fewer) and their probabilities for logits (N, classes).
+def best_classes(logits: Tensor, top: int = DEFAULT_TOP) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Return at most ``top`` classes and their probabilities for each row of logits (N, classes), best first.
 
-    The softmax is taken in float64 on the CPU. Of equal logits the class with the smaller number comes first, which
-    `torch.topk` leaves open.
+    The softmax is computed in float64 on the CPU. Ties are broken by the smaller class, unlike in `torch.topk`, which
+    leaves their order undefined.
     """
     probabilities, classes = logits.detach().cpu().double().softmax(dim=1).sort(dim=1, descending=True, stable=True)
     top = min(top, logits.shape[1])
@@ -66,21 +66,20 @@ def predict(
     paths: Sequence[Path],
     transform: Transform,
     device: torch.device,
-    top: int = TOP,
+    top: int = DEFAULT_TOP,
     advance: Callable[[int], object] | None = None,
 ) -> tuple[list[Prediction], list[str]]:
-    """Return the predictions of ``model`` for the image files in ``paths``, and a line for each file that has none.
+    """Return the predictions of ``model`` for image files, and an error message for each file without one.
 
-    An image has no prediction if it cannot be read or ``transform`` cannot use it; its line says what is wrong and
-    names the file.
+    A file has no prediction if it cannot be read or ``transform`` rejects the image.
 
     Args:
-    - `model`: images (N, 3, h, w) -> logits (N, classes); it is put into evaluation mode and moved to ``device``.
+    - `model`: images (N, 3, h, w) -> logits (N, classes); set to evaluation mode and moved to ``device``.
     - `paths`: the image files.
-    - `transform`: image -> (3, h, w), of one size for all images.
-    - `device`: device on which the network computes.
-    - `top`: number of classes of a prediction.
-    - `advance`: called with 1 after every batch of 16 images.
+    - `transform`: image -> (3, h, w), the same size for all images.
+    - `device`: device of the network.
+    - `top`: number of classes per prediction.
+    - `advance`: called with 1 after each batch of 16 images.
     """
     model = model.to(device).eval()
     predictions: list[Prediction] = []

@@ -1,18 +1,18 @@
-"""The protocols by which networks are scored: the views of an image that they are given, and what becomes of these."""
+"""Evaluation protocols: which views of an image the network sees, and how their logits are combined."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # commands that only list the protocols do not wait for torch
+if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from torch import Tensor
 
     from zoo.config import Experiment
     from zoo.engine.task import Forward
 
 
-class Protocol(NamedTuple):
-    """Of classification: shorter side resized to ``scale`` px (-1 keeps it), then one crop or ten of ``crop`` px."""
+class CropProtocol(NamedTuple):
+    """Evaluation of a classifier: resizes the shorter side to ``scale`` px (-1: no resize), takes 1 or 10 crops."""
 
     scale: int
     crop: int
@@ -20,7 +20,7 @@ class Protocol(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The published name, or a name such as ``tencrop32-scale36`` for other sizes."""
+        """Published name; a name such as ``tencrop32-scale36`` for other sizes."""
         for name, protocol in PROTOCOLS.items():
             if protocol == self:
                 return name
@@ -28,29 +28,29 @@ class Protocol(NamedTuple):
         return f"{'tencrop' if self.ten_crops else 'center'}{self.crop}-scale{scale}"
 
     def logits(self, forward: Forward, images: Tensor) -> Tensor:
-        """Return the logits (N, classes) of images (N, 3, h, w), or as published the mean over (N, 10, 3, h, w)."""
+        """Return the logits (N, classes) of images (N, 3, h, w), or the mean logits of ten crops (N, 10, 3, h, w)."""
         if not self.ten_crops:
             return forward(images)
         return forward(images.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(dim=1)
 
 
-def center_crop(config: Experiment) -> Protocol:
-    """Return the protocol that an experiment validates with: the centre crop of its ``input`` section."""
-    return Protocol(config.input.scale_val, config.input.crop_val, ten_crops=False)
+def center_crop(config: Experiment) -> CropProtocol:
+    """Return the protocol of an experiment's own validation: the center crop of its ``input`` section."""
+    return CropProtocol(config.input.scale_val, config.input.crop_val, ten_crops=False)
 
 
-#: The three columns of the published table. The original project documents nowhere how images were resized for the 320
-#: column; this is the usual convention of its time (shorter side 320, centre crop 320). ``--crop 320`` with the
-#: original's default scale of 256 would have padded the images with black instead.
+#: The three columns of the published table. The original project does not document the resizing for the 320 column;
+#: shorter side 320 and center crop 320 were the usual convention of the time. ``--crop 320`` at the original's default
+#: scale of 256 would have padded the images with black.
 PROTOCOLS = {
-    "center224": Protocol(scale=256, crop=224, ten_crops=False),
-    "tencrop224": Protocol(scale=256, crop=224, ten_crops=True),
-    "center320": Protocol(scale=320, crop=320, ten_crops=False),
+    "center224": CropProtocol(scale=256, crop=224, ten_crops=False),
+    "tencrop224": CropProtocol(scale=256, crop=224, ten_crops=True),
+    "center320": CropProtocol(scale=320, crop=320, ten_crops=False),
 }
 
 
 class WholeImage(NamedTuple):
-    """Of segmentation: the whole image at one scale, alone or with its mirror image (``flip``)."""
+    """Evaluation of a segmentation: the whole image at one scale, with ``flip`` also mirrored."""
 
     flip: bool
 
@@ -60,14 +60,14 @@ class WholeImage(NamedTuple):
         return "whole-flip" if self.flip else "whole"
 
     def logits(self, forward: Forward, images: Tensor) -> Tensor:
-        """Return the logits (N, C, h, w) of images (N, 3, h, w); with ``flip`` logarithms of the mean probabilities."""
+        """Return the logits (N, C, h, w) of images (N, 3, h, w); with ``flip`` the log of the summed probabilities."""
         logits = forward(images)
         if not self.flip:
             return logits
         mirrored = forward(images.flip(-1)).flip(-1)
-        # The factor of 1/2 is the same for all classes, and changes neither their order nor the loss.
+        # The factor 1/2 of the mean is left out: it changes neither the order of the classes nor the loss.
         return logits.log_softmax(dim=1).logaddexp(mirrored.log_softmax(dim=1))
 
 
-#: The ways to score a segmentation by their names, which are those in the ``expected`` blocks of experiments.
+#: Segmentation protocols by name, as in the ``expected`` blocks of experiments.
 WHOLE_IMAGES = {protocol.name: protocol for protocol in (WholeImage(flip=False), WholeImage(flip=True))}

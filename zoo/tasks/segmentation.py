@@ -1,4 +1,4 @@
-"""Semantic segmentation: a class for each pixel, a loss of the hardest pixels, and scores of one confusion matrix."""
+"""Semantic segmentation: loss of the hardest pixels, and scores from a confusion matrix."""
 
 from __future__ import annotations
 
@@ -37,23 +37,21 @@ LABELS = {
 
 @dataclass(frozen=True)
 class SegmentationResult(Result):
-    """The scores of a validation, see `ConfusionMatrix`.
+    """Result of a validation, see `ConfusionMatrix`.
 
-    They have no standard errors: the pixels of an image are not independent of each other, and one confusion matrix of
-    all images does not tell how much images differ.
+    Scores have no standard errors: the pixels of an image are not independent, and the confusion matrix of all images
+    does not tell the variance between images.
 
     Args:
     - `miou`: mean over the classes of intersection over union, percent.
-    - `pixel_accuracy`: pixels whose class is right, percent.
-    - `mean_class_accuracy`: mean over the classes of the pixels whose class is right, percent.
+    - `pixel_accuracy`: share of pixels with the right class, percent.
+    - `mean_class_accuracy`: mean over the classes of the pixel accuracy, percent.
     - `frequency_weighted_iou`: mean of intersection over union, weighted with the pixels of each class, percent.
-    - `iou`: intersection over union of each class, percent; None for a class that was neither labelled nor predicted.
-    - `loss`: mean cross-entropy, nats per labelled pixel, averaged over the images.
-    - `count`: number of images that were scored.
-    - `skipped`: number of images that could not be read and are in no average.
+    - `iou`: intersection over union of each class, percent; None for a class that is neither labeled nor predicted.
+    - `loss`: mean cross-entropy, nats per labeled pixel, averaged over the images.
+    - `count`, `skipped`, `val`: see `Result`.
     - `protocol`: ``whole`` or ``whole-flip``.
     - `confusion`: pixels by label (rows) and prediction (columns).
-    - `val`: the images that there are, see `Result`.
     """
 
     labels = LABELS
@@ -70,18 +68,18 @@ class SegmentationResult(Result):
     val: Mapping[str, Any] | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return all numbers but the confusion matrix."""
+        """Return the fields of a line of the metrics file, without the confusion matrix."""
         numbers = super().record()
         del numbers["confusion"]
         return numbers
 
     def to_json(self, weights_md5: str | None, environment: dict[str, Any]) -> dict[str, Any]:
-        """Return the contents of a result file, with the confusion matrix."""
+        """Return the content of a result file, with the confusion matrix."""
         return {**super().to_json(weights_md5, environment), "confusion": self.confusion}
 
 
 class SegmentationTask(Task):
-    """The task of networks that give each pixel a class; its counts are a confusion matrix, (C * C,)."""
+    """Task of semantic segmentation networks; `counts` is the flattened confusion matrix, (C * C,)."""
 
     labels = LABELS
     protocols = WHOLE_IMAGES
@@ -96,7 +94,7 @@ class SegmentationTask(Task):
         return self.config.segmentation
 
     def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
-        """Return the loader of the training crops and their label maps."""
+        """Return the loader of training crops and their label maps."""
         return build_segmentation_train_loader(data, self.config, **share)
 
     def build_val_loader(
@@ -109,16 +107,16 @@ class SegmentationTask(Task):
         world_size: int = 1,
         **share: Any,
     ) -> Loader[ValBatches]:
-        """Return the loader of whole images; ConfigError for a ``batch_size``."""
+        """Return the loader of whole images. Raises ConfigError for a ``batch_size``."""
         if batch_size is not None:
             raise ConfigError(
-                f"batch_size = {batch_size}: {self.config.network.arch} segments, and images of different sizes are "
-                "scored one at a time; leave it out"
+                f"batch_size = {batch_size}: {self.config.network.arch} is a segmentation network, and images of "
+                "different sizes are scored one at a time; remove the batch size"
             )
         return build_segmentation_val_loader(data, self.config, limit=limit, world_size=world_size, **share)
 
     def trained_network(self, model: nn.Module) -> nn.Module:
-        """Return the model without its last upsampling, which `bootstrapped_loss` does itself in less memory."""
+        """Return the model without its last upsampling, which `bootstrapped_loss` computes in less memory."""
         return MapLogits(model) if hasattr(model, "forward_logits") else model
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -132,9 +130,9 @@ class SegmentationTask(Task):
         )
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the confusion matrix of logits (N, C, h, w), brought to the size of the targets (N, H, W).
+        """Return the confusion matrix of logits (N, C, h, w), upsampled to the size of the targets (N, H, W).
 
-        The logits of one image at a time have that size: more would take more memory than the step itself.
+        Upsamples one image at a time; all at once would take more memory than the training step.
         """
         classes, ignore_label = logits.shape[1], self._settings.ignore_label
         counts = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
@@ -144,12 +142,12 @@ class SegmentationTask(Task):
         return counts.flatten()
 
     def scored(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum over the images of the mean cross-entropy of their labelled pixels, and the `counts`."""
+        """Return the mean cross-entropy over the labeled pixels, summed over the images, and the `counts`."""
         logits = _at_size_of(targets, logits)
         ignore_label = self._settings.ignore_label
         losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=ignore_label).flatten(1)
-        num_labelled = (targets != ignore_label).flatten(1).sum(dim=1).clamp(min=1)
-        return (losses.sum(dim=1) / num_labelled).sum(), self.counts(logits, targets)
+        num_labeled = (targets != ignore_label).flatten(1).sum(dim=1).clamp(min=1)
+        return (losses.sum(dim=1) / num_labeled).sum(), self.counts(logits, targets)
 
     def scores(self, reading: Reading) -> dict[str, float]:
         """Return the scores of the confusion matrix, percent."""
@@ -158,16 +156,16 @@ class SegmentationTask(Task):
 
     @property
     def own_protocol(self) -> WholeImage:
-        """The whole image at one scale."""
+        """The whole image at one scale, not mirrored."""
         return WholeImage(flip=False)
 
     def result(self, reading: Reading, protocol: str) -> SegmentationResult:
-        """Return the scores of a validation; DataError if no pixel has a label."""
+        """Return the result of a validation. Raises DataError if no pixel has a label."""
         confusion = self._confusion(reading)
         if confusion.pixels == 0:
             raise DataError(
-                f"no pixel of {reading.count} label maps has a class, all are to be ignored; validation data: give "
-                "label maps with classes, and say in segmentation.layout what their values mean"
+                f"all pixels of {reading.count} label maps are ignored, none has a class; validation data: use label "
+                "maps with classes, and describe their values in segmentation.layout"
             )
         scores: dict[str, Any] = self.scores(reading)
         return SegmentationResult(
@@ -185,43 +183,41 @@ class SegmentationTask(Task):
         return ConfusionMatrix(reading.counts.view(classes, classes))
 
     def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Return the labels and the predictions of the first image, with the ignore label where the labels have it."""
+        """Return the labels, with the ignore label, and the predictions of the first image."""
         return {"labels": targets[0].cpu(), "predictions": _at_size_of(targets, logits[:1]).argmax(dim=1)[0].cpu()}
 
     def next_commands(self, checkpoint: str, data: str) -> Mapping[str, str]:
-        """Return the commands that score and use the network."""
+        """Return the commands that score and apply the network."""
         return {"score it": f"zoo validate {checkpoint} {data}", "use it": f"zoo segment {checkpoint} IMAGES OUT"}
 
 
 def bootstrapped_loss(
     logits: Tensor, targets: Tensor, *, hard_pixels: float, ignore_label: int, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Return the sum over the images of the mean cross-entropy of the hardest pixels of each, 0-d.
+    """Return the mean cross-entropy of the hardest pixels of each image, summed over the images, 0-d.
 
-    For an image of P pixels it is the mean of the k = ceil(hard_pixels * P) largest losses, where pixels with the
-    ignore label have a loss of 0, and count in P and k. An image without labels so has a loss of 0, and hard_pixels = 1
-    gives the mean over all pixels. This is loss max-pooling with p = 1 (Rota Bulo et al., CVPR 2017) and m =
-    hard_pixels, as CVPR 2018 uses it in section 4.2.
+    The loss of an image with P pixels is the mean of its k = ceil(hard_pixels * P) largest pixel losses. Pixels with
+    the ignore label have a loss of 0 and count in P and k, so an image without labels has a loss of 0. This is loss
+    max-pooling with p = 1 and m = hard_pixels (Rota Bulo et al., CVPR 2017), as used in section 4.2 of CVPR 2018.
 
-    Five meanings of this loss are in use: the paper says no more than the mean over the hardest 25 %; the later code of
-    its authors takes them image by image with unlabelled pixels at 0; detectron2 takes 20 % of the whole batch at once;
-    and mmsegmentation takes all pixels whose true class has a probability below 0.7, at least 100,000, in one form
-    divided by all pixels and in another by those that were taken. Ours is that of the authors' later code, as no other
-    is known to be nearer to the published runs, and as it is a sum over images, so that a step is the same on any
-    number of processes.
+    Implementations differ. The paper only states the mean over the hardest 25 %. The later code of its authors selects
+    pixels per image, with unlabeled pixels at 0. detectron2 selects 20 % of the whole batch. mmsegmentation selects all
+    pixels whose true class has a probability below 0.7, at least 100,000, and divides by all or by the selected pixels.
+    This function follows the authors' later code: no other is known to be closer to the published runs, and a sum over
+    images makes a step independent of the number of processes.
 
-    For backward only the logits are kept. What is computed at the size of the targets is larger by the square of the
-    stride of the map. It is there for one image at a time, in forward and again in backward.
+    Only the logits are saved for backward. Tensors at the size of the targets are larger by the square of the output
+    stride; they exist for one image at a time, in forward and again in backward.
 
     Args:
-    - `logits`: (N, C, h, w), at least float32; brought to the size of the targets first.
+    - `logits`: (N, C, h, w), at least float32; upsampled to the size of the targets first.
     - `targets`: (N, H, W), int64, classes or ``ignore_label``.
-    - `hard_pixels`: share of the pixels that count, above 0 and up to 1.
-    - `ignore_label`: label of the pixels that have no class.
+    - `hard_pixels`: share of the pixels that enter the mean, above 0 and at most 1.
+    - `ignore_label`: label of pixels without a class.
     - `label_smoothing`: share of a target that is spread over all classes.
     """
     num_pixels = targets[0].numel()
-    num_hard = math.ceil(Fraction(str(hard_pixels)) * num_pixels)  # 0.07 of 100 pixels are 7, and in floats 8
+    num_hard = math.ceil(Fraction(str(hard_pixels)) * num_pixels)  # 0.07 of 100 pixels are 7; in floating point 8
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         losses = F.cross_entropy(
@@ -240,21 +236,21 @@ def bootstrapped_loss(
 
 
 class MapLogits(nn.Module):
-    """Calls a network that segments for its logits at the resolution of its map."""
+    """Wraps a segmentation network to return its logits before the last upsampling."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
         if is_lean(network):
-            lean(self)  # the network's own hooks are not called by forward_logits
+            lean(self)  # forward_logits does not run the network's own hooks
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits (N, classes, h, w) of the map."""
+        """Return the logits (N, classes, h, w)."""
         logits: Tensor = self.network.forward_logits(images)  # type: ignore[operator]
         return logits
 
 
 def _at_size_of(targets: Tensor, logits: Tensor) -> Tensor:
-    """Return the logits (N, C, h, w) upsampled to the size of targets (N, H, W), or as they are."""
+    """Return the logits (N, C, h, w) at the size of the targets (N, H, W), upsampled if necessary."""
     size = targets.shape[1:]
     return logits if logits.shape[2:] == size else upsample(logits, size)

@@ -1,4 +1,4 @@
-"""ImageViews are fused as a plain and slow computation does it, whole maps and pixel by pixel."""
+"""Test-time augmentation equals a plain and slow reference, on whole maps and pixel by pixel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.errors import ConfigError, DataError, WeightsError
-from zoo.tasks import views as module
-from zoo.tasks.views import FUSIONS, Fusion, ImageViews, segment
+from zoo.tasks import tta as module
+from zoo.tasks.tta import FUSIONS, Fusion, segment
+from zoo.tasks.tta import TestTimeAugmentation as Augmentation
 
 CLASSES = 5
 
@@ -35,7 +36,7 @@ def _image(height: int = 20, width: int = 28) -> Tensor:
 
 
 def _plain_probabilities(
-    forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews, size: tuple[int, int]
+    forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentation, size: tuple[int, int]
 ) -> Iterator[Tensor]:
     """Yield the probabilities (C, H, W) of each view, from whole maps."""
     sides = image.shape[1:]
@@ -63,7 +64,7 @@ def _plain_fusion(probabilities: list[list[float]], fusion: Fusion) -> tuple[int
     return best, sums[best] / votes[best]
 
 
-def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews, size: tuple[int, int]) -> None:
+def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: Augmentation, size: tuple[int, int]) -> None:
     with torch.no_grad():
         plain = [view.tolist() for view in _plain_probabilities(forward, image, views, size)]
         found = segment(forward, image, views, size)
@@ -88,7 +89,7 @@ def _check(forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews
 def test_fused_views_are_those_of_whole_maps(
     fusion: Fusion, scales: tuple[float, ...], flip: bool, size: tuple[int, int]
 ) -> None:
-    _check(_network(), _image(), ImageViews(scales, flip, fusion), size)
+    _check(_network(), _image(), Augmentation(scales, flip, fusion), size)
 
 
 @pytest.mark.parametrize("fusion", ["max", "voting"])
@@ -104,7 +105,7 @@ def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_c
         return drawn[calls[-1] % 6]
 
     calls: list[int] = []
-    _check(forward, _image(12, 12), ImageViews((1.0, 0.9, 0.8), True, fusion), (12, 12))
+    _check(forward, _image(12, 12), Augmentation((1.0, 0.9, 0.8), True, fusion), (12, 12))
     plain = torch.stack(drawn).softmax(2).amax(2)
     assert (plain[0] == plain[1]).any()
 
@@ -112,14 +113,14 @@ def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_c
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_a_single_view_is_argmax_and_softmax(fusion: Fusion) -> None:
     logits = torch.randn(1, CLASSES, 6, 7, generator=torch.Generator().manual_seed(2))
-    found = segment(lambda x: logits, torch.zeros(3, 6, 7), ImageViews(fusion=fusion))
+    found = segment(lambda x: logits, torch.zeros(3, 6, 7), Augmentation(fusion=fusion))
     assert torch.equal(found.classes.long(), logits[0].argmax(0))
     torch.testing.assert_close(found.probabilities, logits.softmax(1)[0].amax(0))
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
-    views = ImageViews((0.7, 1.0), True, fusion)
+    views = Augmentation((0.7, 1.0), True, fusion)
     whole = segment(_network(), _image(), views, (40, 40))
     monkeypatch.setattr(module, "STRIP_BYTES", 1)
     rows = segment(_network(), _image(), views, (40, 40))
@@ -146,7 +147,7 @@ def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pyte
     monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
     network = _network(stride=8, classes=50)
     with _LargestTensor() as largest:
-        segment(network, _image(128, 128), ImageViews((1.0, 1.5), True, fusion))
+        segment(network, _image(128, 128), Augmentation((1.0, 1.5), True, fusion))
     assert largest.numel < 50 * 128 * 128 / 4
 
 
@@ -162,9 +163,9 @@ def test_tiles_of_a_network_without_context_are_the_whole_and_no_window_is_large
         sizes.append(tuple(x.shape[-2:]))
         return network(F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)) if rounds_up else x)
 
-    whole = segment(forward, _image(height, width), ImageViews(flip=True))
+    whole = segment(forward, _image(height, width), Augmentation(flip=True))
     sizes.clear()
-    tiled = segment(forward, _image(height, width), ImageViews(flip=True, tile=32))
+    tiled = segment(forward, _image(height, width), Augmentation(flip=True, tile=32))
     assert torch.equal(tiled.classes, whole.classes)
     torch.testing.assert_close(tiled.probabilities, whole.probabilities)
     assert max(map(max, sizes)) <= 32
@@ -184,8 +185,8 @@ def test_overlapping_tiles_are_averaged_and_cover_the_image() -> None:
 
 
 def test_a_tile_off_the_grid_of_the_map_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tile = 32 px: the network makes 6 cells.*output stride"):
-        segment(_network(stride=5), _image(40, 40), ImageViews(tile=32))
+    with pytest.raises(ConfigError, match=r"tile = 32 px: the network maps it to 6 cells.*output stride"):
+        segment(_network(stride=5), _image(40, 40), Augmentation(tile=32))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_tile_off_the_grid_of_the_map_is_refused() -> None:
         ({"scales": (-1.0,)}, "above 0"),
         ({"scales": (float("nan"),)}, "above 0"),
         ({"scales": (float("inf"),)}, "above 0"),
-        ({"scales": (1.0, 0.5, 1.0)}, "1.0 more than once"),
+        ({"scales": (1.0, 0.5, 1.0)}, "1.0 is repeated"),
         ({"scales": tuple(1 + k / 100 for k in range(51)), "flip": True}, "102 views"),
         ({"fusion": "median"}, "'median' is not one of mean, max, voting"),
         ({"tile": 0}, "tile = 0 is not a multiple of 32"),
@@ -205,12 +206,12 @@ def test_a_tile_off_the_grid_of_the_map_is_refused() -> None:
 )
 def test_impossible_views_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ImageViews(**arguments)
+        Augmentation(**arguments)
 
 
 def test_a_scale_that_would_fill_the_memory_is_the_fault_of_the_image() -> None:
     with pytest.raises(DataError, match="100 x 100 px at scale 100 has 10000 x 10000 px"):
-        segment(_network(), _image(100, 100), ImageViews((100.0,)))
+        segment(_network(), _image(100, 100), Augmentation((100.0,)))
 
 
 def test_logits_that_are_not_finite_are_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Test-time views of an image: scales, mirror images and tiles, fused into a class and a probability for each pixel."""
+"""Test-time augmentation of a segmentation: fuses predictions at several scales, mirrored and in tiles."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
 
 MAX_VIEWS = 100
 MAX_SCALE = 100.0
-STRIP_BYTES = 2**22  # of the probabilities that are fused at a time, few enough to stay in a cache
-GRID = 32  # a multiple of the output strides of all networks, so that the cells of tiles lie on one grid
-OVERLAP = 4  # neighbouring tiles share a quarter of their side
+STRIP_BYTES = 2**22  # of probabilities fused at a time; small enough for a cache
+TILE_MULTIPLE = 32  # a multiple of all networks' output strides, so that the maps of tiles are aligned
+OVERLAP_DIVISOR = 4  # neighboring tiles overlap by a quarter of their side
 
 
 @dataclass(frozen=True)
-class ImageViews:
-    """In which forms a network sees an image, and how its answers become one. Raises ConfigError for invalid values.
+class TestTimeAugmentation:
+    """The views of an image that are predicted, and how the predictions are fused.
 
     Args:
-    - `scales`: factors of the image's sides, all different.
-    - `flip`: whether each scale is seen mirrored as well.
-    - `fusion`: "mean" takes the class with the largest mean probability. "max" takes the class of the largest single
-      probability; of equal ones that of the earlier view, where a scale comes before its mirror image. "voting" takes
-      the class that is the most probable one in most views; of classes with as many votes that whose votes have the
-      larger sum of probabilities, and the smaller class if these are equal too.
-    - `tile`: None, or the side in px, a multiple of 32, of the windows that a scaled image is cut into where it is
-      larger. Tiles save memory and change the result: the network sees less around a pixel, and a DeepLab head, whose
-      pooled branch averages over a window as large as the training crop (672 px in the Vistas network), averages over
-      less if a tile is smaller.
+    - `scales`: scale factors of the image, all different.
+    - `flip`: whether each scale is also predicted mirrored.
+    - `fusion`: how the class of a pixel is chosen.
+      "mean": the largest mean probability.
+      "max": the largest probability in any view; ties go to the earlier view, a scale before its mirror image.
+      "voting": the class that is most probable in most views; ties go to the larger sum of the votes' probabilities,
+      then to the smaller class.
+    - `tile`: side in px, a multiple of 32, of the tiles that larger scaled images are split into; None: no tiles. Tiles
+      save memory and change the result, because the network has less context at their borders. The pooled branch of a
+      DeepLab head averages over the training crop (672 px in the Vistas network), or over a smaller tile.
+
+    Raises ConfigError for invalid values.
     """
 
     scales: tuple[float, ...] = (1.0,)
@@ -53,29 +55,31 @@ class ImageViews:
         if not scales or not all(is_number(scale, 0, MAX_SCALE) and scale > 0 for scale in scales):
             raise ConfigError(f"scales = {listed(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
         if twice := sorted({scale for scale in scales if scales.count(scale) > 1}):
-            raise ConfigError(f"scales = {listed(scales)}: {listed(twice)} more than once; give each scale once")
+            raise ConfigError(f"scales = {listed(scales)}: {listed(twice)} is repeated; give each scale once")
         if self.count > MAX_VIEWS:
             raise ConfigError(
-                f"scales: these are {self.count} views of each image; give scales for {MAX_VIEWS} at most"
+                f"scales: {self.count} views of each image are too many; give scales for at most {MAX_VIEWS}"
             )
         if self.fusion not in FUSIONS:
             raise ConfigError(f"fusion = {self.fusion!r} is not one of {', '.join(FUSIONS)}")
-        if self.tile is not None and (not is_whole(self.tile, 1, MAX_SIDE) or self.tile % GRID):
-            raise ConfigError(f"tile = {self.tile!r} is not a multiple of {GRID} from {GRID} to {MAX_SIDE}")
+        if self.tile is not None and (not is_whole(self.tile, 1, MAX_SIDE) or self.tile % TILE_MULTIPLE):
+            raise ConfigError(
+                f"tile = {self.tile!r} is not a multiple of {TILE_MULTIPLE} from {TILE_MULTIPLE} to {MAX_SIDE}"
+            )
 
     @property
     def count(self) -> int:
-        """Number of views of an image."""
+        """Number of views per image."""
         return len(self.scales) * (2 if self.flip else 1)
 
 
 class Segments(NamedTuple):
-    """What a network finds in an image.
+    """Predicted classes and probabilities of an image.
 
     Args:
-    - `classes`: the class of each pixel, (H, W), int32, on the CPU.
-    - `probabilities`: the probability of that class, (H, W), float32, on the CPU. With "voting" it is the mean over the
-      views that voted for the class.
+    - `classes`: class of each pixel, (H, W), int32, on the CPU.
+    - `probabilities`: probability of that class, (H, W), float32, on the CPU. With "voting", the mean over the views
+      that voted for the class.
     """
 
     classes: Tensor
@@ -86,28 +90,27 @@ class Segments(NamedTuple):
 def segment(
     forward: Callable[[Tensor], Tensor],
     image: Tensor,
-    views: ImageViews | None = None,
+    views: TestTimeAugmentation | None = None,
     size: tuple[int, int] | None = None,
 ) -> Segments:
-    """Return the classes of the pixels of an image, from several views of it.
+    """Return the class and its probability for each pixel of an image, with test-time augmentation.
 
-    A view is the image at a scale, round(side * scale) px, bilinear with pixels being areas (``align_corners=False``).
-    Its logits are brought to the size of the answer in one bilinear step, from the resolution that ``forward`` has, and
-    become probabilities there, which are fused. This is done in strips of rows: the logits of the views are kept as
-    they come from ``forward``, and no probabilities exist for the whole image, which would take 64 times the memory of
-    the logits of a head at 1/8 of the resolution. (Inplace-ABN's test script fuses whole maps.)
+    A view is the image resized to round(side * scale) px, bilinearly with ``align_corners=False``. Its logits are
+    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with those of the other views.
+    This is done in strips of rows, so that probabilities never exist for the whole image. They would take 64 times the
+    memory of the logits of a head with output stride 8. (The test script of Inplace-ABN fuses whole maps.)
 
     Args:
-    - `forward`: the network in evaluation mode, (1, 3, h, w) -> logits (1, C, h', w') at any resolution; of
-      `zoo.models.DeepLab` it is best ``forward_logits``.
-    - `image`: (3, h, w), normalised, on the network's device.
-    - `views`: the views; default the image as it is.
-    - `size`: (H, W) of the answer; default that of the image.
+    - `forward`: the network in evaluation mode, (1, 3, h, w) -> logits (1, C, h', w') at any resolution. For
+      `zoo.models.DeepLab`, ``forward_logits`` takes the least memory.
+    - `image`: (3, h, w), normalized, on the network's device.
+    - `views`: the views; default: the image alone.
+    - `size`: (H, W) of the result; default: that of the image.
 
-    Raises DataError where a scale makes the image larger than any image may be, ConfigError for tiles that do not fit
-    the network's output stride; WeightsError for logits that are not finite.
+    Raises DataError for a scale that makes the image too large, ConfigError for tiles that do not fit the network's
+    output stride, and WeightsError for logits that are not finite.
     """
-    views = views or ImageViews()
+    views = views or TestTimeAugmentation()
     size = size or (image.shape[1], image.shape[2])
     maps = list(_maps(forward, image, views))
     row_bytes = maps[0].shape[1] * size[1] * maps[0].element_size()
@@ -122,16 +125,16 @@ def segment(
     return Segments(classes, probabilities)
 
 
-def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: ImageViews) -> Iterator[Tensor]:
-    """Yield the logits (1, C, h', w') of each view, those of mirror images mirrored back."""
+def _maps(forward: Callable[[Tensor], Tensor], image: Tensor, views: TestTimeAugmentation) -> Iterator[Tensor]:
+    """Yield the logits (1, C, h', w') of each view; mirrored views are mirrored back."""
     for scale in views.scales:
         scaled = _scaled(image[None], scale)
         for flipped in (False, True)[: 1 + views.flip]:
             logits = _tiled(forward, scaled.flip(-1) if flipped else scaled, views.tile)
             if not bool(logits.isfinite().all()):
                 raise WeightsError(
-                    "the network's logits are not finite: its weights are damaged, or half precision overflows; give "
-                    "other weights, or compute in single precision"
+                    "the network's logits are not finite: its weights are damaged, or half precision overflows; use "
+                    "other weights or single precision"
                 )
             yield logits.flip(-1) if flipped else logits
 
@@ -143,16 +146,16 @@ def _scaled(image: Tensor, scale: float) -> Tensor:
     if height * width > MAX_PIXELS:
         raise DataError(
             f"an image of {image.shape[-1]} x {image.shape[-2]} px at scale {scale:g} has {width} x {height} px, more "
-            f"than {MAX_PIXELS:,}; scales: give a smaller one, or scale the image down before"
+            f"than {MAX_PIXELS:,}; scales: give a smaller one, or downscale the image first"
         )
     return F.interpolate(image, size=(height, width), mode="bilinear", align_corners=False)
 
 
 def _tiled(forward: Callable[[Tensor], Tensor], image: Tensor, tile: int | None) -> Tensor:
-    """Return the logits of ``image`` (1, 3, h, w), computed in windows of ``tile`` px if it is larger.
+    """Return the logits of ``image`` (1, 3, h, w), computed in tiles of ``tile`` px if the image is larger.
 
-    Windows begin at multiples of the output stride, so that their maps lie on the grid of the whole map. Where they
-    overlap the logits are averaged. The last window of a row or column begins so that it ends with the image.
+    Tiles begin at multiples of the output stride, which aligns their maps with the whole map. Logits are averaged where
+    tiles overlap. The last tile of a row or column ends with the image.
     """
     height, width = image.shape[-2:]
     if tile is None or (height <= tile and width <= tile):
@@ -160,7 +163,7 @@ def _tiled(forward: Callable[[Tensor], Tensor], image: Tensor, tile: int | None)
     first = forward(image[..., :tile, :tile])
     rows, row_stride = _starts(height, tile, first.shape[2])
     columns, column_stride = _starts(width, tile, first.shape[3])
-    # How many cells the last window has depends on how the network rounds.
+    # The size of the last map depends on how the network rounds.
     last = forward(image[..., rows[-1] :, columns[-1] :])
     known = {(0, 0): first, (rows[-1], columns[-1]): last}
     total = first.new_zeros(
@@ -179,25 +182,25 @@ def _tiled(forward: Callable[[Tensor], Tensor], image: Tensor, tile: int | None)
 
 
 def _starts(side: int, tile: int, tile_cells: int) -> tuple[list[int], int]:
-    """Return where the windows along a side of the image begin, and the stride: the pixels between two cells of a map.
+    """Return the offsets of the tiles along a side of the image, and the network's output stride, both in px.
 
-    The map of a window has ``tile_cells`` cells.
+    The map of a tile has ``tile_cells`` cells.
     """
     if side <= tile:
         return [0], tile
     stride, rest = divmod(tile, tile_cells)
     if rest:
         raise ConfigError(
-            f"tile = {tile} px: the network makes {tile_cells} cells of it, so that those of tiles would not lie on "
-            "one grid; give a multiple of the network's output stride"
+            f"tile = {tile} px: the network maps it to {tile_cells} cells, so the maps of tiles would not be aligned; "
+            "give a multiple of the network's output stride"
         )
     last = math.ceil((side - tile) / stride) * stride
-    step = max(stride, (tile - tile // OVERLAP) // stride * stride)
+    step = max(stride, (tile - tile // OVERLAP_DIVISOR) // stride * stride)
     return [*range(0, last, step), last], stride
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    """Return the probabilities of logits (C, rows, W), at least in float32."""
+    """Return the softmax of logits (C, rows, W), at least in float32."""
     return logits.softmax(0, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -239,8 +242,8 @@ def _voting(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     return sum_of_winner / most, winners
 
 
-# A fusion takes the probabilities (C, rows, W) of each view, which it may overwrite, and returns the probabilities and
-# classes (rows, W). It asks for a view after it is done with the one before.
+# A fusion consumes the probabilities (C, rows, W) of the views one by one, may overwrite them, and returns the
+# probabilities and classes (rows, W).
 FUSE: dict[Fusion, Callable[[Iterable[Tensor]], tuple[Tensor, Tensor]]] = {
     "mean": _mean,
     "max": _max,
