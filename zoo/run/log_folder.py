@@ -16,7 +16,7 @@ from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, fault, listed, printable
-from zoo.files import remove_leftovers, write_json
+from zoo.files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,8 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
     """Make ``folder`` and keep every other run out of it until the context ends; every rank has to enter it.
 
     With ``continues`` the run goes on from a checkpoint of this folder. Without it a folder that has a checkpoint is
-    refused, or with ``overwrite`` all files that a run leaves are removed from it. The temporary files of a killed
-    process are always removed. ConfigError, on every rank, if another run has the folder, if it holds a run that
-    would be replaced, or if it cannot be written to.
+    refused; ``overwrite`` removes all files of the earlier run instead. Raises ConfigError, on every rank, if another
+    run uses the folder, if it holds a run that would be replaced, or if it cannot be written to.
     """
     with ExitStack() as stack:
 
@@ -46,7 +45,6 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
                     _clear(folder)
                 elif not continues:
                     check_unused(folder)
-                remove_leftovers(folder)
 
         process.on_main(claim)
         yield
