@@ -29,7 +29,6 @@ from zoo.weights.stored import load_body, load_stored, settings_of_body
 from zoo.weights.stored_spec import check_same_network
 
 if TYPE_CHECKING:
-    from zoo.data.location import DataPath
     from zoo.data.transforms import Transform
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -198,32 +197,6 @@ def build_on_meta(network: NetworkSpec) -> nn.Module:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
 
 
-def default_experiment(arch: str, data: DataPath) -> config.Experiment:
-    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
-
-    The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
-    0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
-    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
-    without classes.
-    """
-    from zoo.data.folder import open_source  # here, as this imports torchvision and PIL
-
-    images = INPUTS["imagenet"]
-    if not is_external(arch):
-        record = architecture(arch)
-        if record.task == "segmentation":
-            raise ConfigError(
-                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
-                "instance from what zoo show quickstart_scenes.json prints"
-            )
-        images = INPUTS[record.input]
-    network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
-    schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
-    optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
-    content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
-    return config.parse_experiment(content, f"the default recipe of {arch}")
-
-
 def _read_file(name: str, weights: Any, pretrained: bool) -> StoredWeights | None:
     """Return the weights file that `get` is to load: ``weights``, or ``name`` if that is a file; None if neither.
 
@@ -350,11 +323,8 @@ def _merge_specs(
 
     Raises WeightsError where name or arguments contradict a file, ConfigError for an impossible network.
     """
-    has_function, wanted, compared = (
-        callable(changes.get("norm")),
-        merge(own.given(), changes),
-        _compared(own, changes, how),
-    )
+    wanted, compared = merge(own.given(), changes), _compared(own, changes, how)
+    has_function = callable(changes.get("norm"))
     if has_function:
         changes = {**changes, "norm": build.norm_kind(changes["norm"])}
     if how.signed_scale:
