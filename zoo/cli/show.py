@@ -101,9 +101,9 @@ def _show_network(name: str, as_json: bool) -> None:
     with torch.device("meta"):
         model = get(name)
     entry, about = describe(name, model), published().get(name)
-    record = ARCHITECTURES[entry["arch"]]
-    options = {option: OPTIONS[option].meaning for option in record.options}
-    options["memory"] += f": {', '.join(record.memory)}"
+    arch = ARCHITECTURES[entry["arch"]]
+    options = {option: OPTIONS[option].meaning for option in arch.options}
+    options["memory"] += f": {', '.join(arch.memory)}"
     stages = model.feature_info.get_dicts()
     if as_json:
         publication = {} if about is None else {"published": _publication_json(about)}

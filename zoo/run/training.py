@@ -178,13 +178,13 @@ def default_experiment(arch: str, data: DataPath) -> Experiment:
     """
     images = INPUTS["imagenet"]
     if not is_external(arch):
-        record = architecture(arch)
-        if record.task == "segmentation":
+        known = architecture(arch)
+        if known.task == "segmentation":
             raise ConfigError(
                 f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
                 "instance from what zoo show quickstart_scenes.json prints"
             )
-        images = INPUTS[record.input]
+        images = INPUTS[known.input]
     network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
     schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
     optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
