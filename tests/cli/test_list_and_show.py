@@ -118,7 +118,7 @@ def test_several_patterns_give_what_matches_any(capsys: pytest.CaptureFixture[st
 def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "resnext101_ipabn_lr_512", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["parameters"], shown["published"]["norm"]) == (42_902_312, "inplace")
+    assert (shown["parameters"], shown["published"]["network"]["norm"]) == (42_902_312, "inplace")
     assert shown["stages"][-1] == {"num_chs": 2048, "reduction": 32, "module": "mod5"}
     assert "three 3x3 convolutions" in shown["options"]["input_3x3"]
     assert "unwind_3x3" in shown["options"]["memory"]
@@ -172,7 +172,7 @@ def test_the_schema_tells_every_key_with_type_default_bounds_and_meaning(capsys:
     assert lines[index + 1].strip() == "Base learning rate, which the schedule multiplies."
     assert 'optimizer.schedule.params with type "step": ' in "\n".join(lines)
     assert main(["show", "--schema", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["$defs"]["Network"]["properties"]["bn_mode"]["default"] == "standard"
+    assert json.loads(capsys.readouterr().out)["$defs"]["NetworkSpec"]["properties"]["norm"]["default"] == "standard"
     assert main(["show", "resnet18", "--schema"]) == 2
 
 
@@ -183,7 +183,7 @@ def test_a_list_is_made_without_initial_weights(
     built = []
     get = registry.get
     monkeypatch.setattr(registry, "get", lambda name: built.append(name) or get(name))
-    monkeypatch.setattr(registry, "init_weights", lambda *args: pytest.fail("initialised"))
+    monkeypatch.setattr("zoo.models.build.init_weights", lambda *args: pytest.fail("initialised"))
     assert main(["list", "resnext101*"]) == 0
     assert built == ["resnext101", "resnext101_ipabn-sync_lr_256"]
     assert capsys.readouterr().out.count("| resnext101") == 4
