@@ -1,4 +1,4 @@
-"""The networks: one record for each, which everything else reads. Nothing here imports torch.
+"""The networks: one `Architecture` for each, which everything else reads. Nothing here imports torch.
 
 A new network is a row of `ARCHITECTURES`; a new family is also a class in `zoo.models` (`zoo.models.build.FAMILIES`).
 An option that no family has yet is also an entry of `OPTIONS`.
@@ -72,7 +72,7 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture:
-    """Return the record of the network ``name``; ConfigError, with the nearest names, if there is no such network."""
+    """Return the `Architecture` called ``name``; ConfigError, with the nearest names, if there is no such network."""
     if name not in ARCHITECTURES:
         near = ", ".join(nearest(name, ARCHITECTURES))
         raise ConfigError(f"unknown network {name!r}; the nearest names are {near} (zoo list shows all)")
@@ -353,7 +353,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def _deeplab(body: Architecture) -> Architecture:
-    """Return the record of DeepLabV3 on a body, which passes on its memory strategies and its stems."""
+    """Return the `Architecture` of DeepLabV3 on a body, which passes on its memory strategies and its stems."""
     stem = {option: body.options[option] for option in ("input_3x3",) if option in body.options}
     options = {
         **stem,
@@ -376,7 +376,7 @@ def _deeplab(body: Architecture) -> Architecture:
 
 
 ARCHITECTURES |= {
-    record.name: record for record in [_deeplab(body) for body in ARCHITECTURES.values() if 8 in body.dilations]
+    arch.name: arch for arch in [_deeplab(body) for body in ARCHITECTURES.values() if 8 in body.dilations]
 }
 
 # ResNet -> the RevNet that Gomez et al. 2017 compare it with, their Table 2.

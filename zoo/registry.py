@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import nn
 
 from zoo import config
-from zoo.architectures import ARCHITECTURES, Architecture, architecture, is_external
+from zoo.architectures import ARCHITECTURES, architecture, is_external
 from zoo.errors import ConfigError, WeightsError, listed, nearest, printable
 from zoo.layers.norm import NormFactory
 from zoo.limits import MAX_CHANNELS
@@ -22,14 +22,13 @@ from zoo.models import Network, build, build_network
 from zoo.models.deeplab import DeepLab
 from zoo.models.external import build_external
 from zoo.section import Section, parse_section
-from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec
+from zoo.spec import NetworkSpec, Preprocessing, merge, parse_spec, stride_option
 from zoo.weights import StoredWeights, load_state_dict, read_weights
 from zoo.weights.published import published, published_spec
 from zoo.weights.stored import load_body, load_stored, settings_of_body
 from zoo.weights.stored_spec import check_same_network
 
 if TYPE_CHECKING:
-    from zoo.data.location import DataPath
     from zoo.data.transforms import Transform
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -44,7 +43,6 @@ INPUTS = {"imagenet": config.Input(), "cifar": CIFAR_INPUT}  # for networks that
 # The fields of a spec that `get` takes; the others are `get`'s own or facts of files.
 SPEC_ARGUMENTS = ("norm", "activation", "activation_param", "num_classes", "memory", "weight_init",
                   "weight_gain_multiplier")  # fmt: skip
-FREE_WITH_PRETRAINED = ("num_classes", "memory", "pooling_size")  # the weights are the same whatever these are
 FROM_BODY = ("norm", "activation", "activation_param")
 
 
@@ -147,17 +145,16 @@ def get(
     own = _spec_of_name(variant, file)
     options |= {"norm": norm, "activation": activation, "num_classes": _num_classes(num_classes, options)}
     how, changes = _sort_arguments(own, {**options, "pretrained": pretrained, "features_only": features_only})
-    if own.is_external:
-        return _get_external(own, how, changes, file, body_path)
+    has_weights = pretrained or file is not None
     factory = changes["norm"] if callable(changes.get("norm")) else None
-    _check_together(name, how, changes, has_weights=pretrained or file is not None)
-    if pretrained:
-        _check_contradictions(variant, own, changes, how)
-    changes |= _stride_option(how, changes, architecture(own.arch))
-    body = None if body_path is None else _read_body(own, body_path, has_weights=pretrained or file is not None)
+    _check_together(own, how, changes, has_weights)
+    body = None if body_path is None else _read_body(own, body_path, has_weights)
     spec = _merge_specs(own, changes, how, file, body)
-    if pretrained:  # what is wrong with the arguments is reported before the download
+    if pretrained and not spec.is_external:  # what is wrong with the arguments is reported before the download
+        check_same_network(own, _compared(own, changes, how), variant, "the arguments")
         file = read_weights(variant)
+    if spec.is_external:
+        return _get_external(spec, how, file)
     model = _build(spec, how, factory)
     images = spec.preprocessing or INPUTS[architecture(spec.arch).input].preprocessing()
     model.built_as = None if factory else spec.model_copy(update={"preprocessing": images})
@@ -198,32 +195,6 @@ def build_on_meta(network: NetworkSpec) -> nn.Module:
         return build.build_on_meta(network)
     except ConfigError as error:
         raise ConfigError(f"network.arch {network.arch!r}: {error}") from error
-
-
-def default_experiment(arch: str, data: DataPath) -> config.Experiment:
-    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
-
-    The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
-    0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
-    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
-    without classes.
-    """
-    from zoo.data.folder import open_source  # here, as this imports torchvision and PIL
-
-    images = INPUTS["imagenet"]
-    if not is_external(arch):
-        record = architecture(arch)
-        if record.task == "segmentation":
-            raise ConfigError(
-                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
-                "instance from what zoo show quickstart_scenes.json prints"
-            )
-        images = INPUTS[record.input]
-    network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
-    schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
-    optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
-    content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
-    return config.parse_experiment(content, f"the default recipe of {arch}")
 
 
 def _read_file(name: str, weights: Any, pretrained: bool) -> StoredWeights | None:
@@ -306,9 +277,13 @@ def _sort_arguments(own: NetworkSpec, arguments: Mapping[str, Any]) -> tuple[Bui
     return parse_section(BuildOptions, how, own.arch), given
 
 
-def _check_together(name: str, how: BuildOptions, changes: Mapping[str, Any], has_weights: bool) -> None:
+def _check_together(own: NetworkSpec, how: BuildOptions, changes: Mapping[str, Any], has_weights: bool) -> None:
     """Raise ConfigError for arguments of `get` that exclude each other."""
     norm = changes.get("norm")
+    if own.is_external:
+        if how.signed_scale:
+            raise ConfigError(f"signed_scale is not for {own.arch}, which has the layers of its package; leave it out")
+        return
     problems = {
         "a norm function decides on the activation itself; leave activation and activation_param out": callable(norm)
         and not changes.keys().isdisjoint({"activation", "activation_param"}),
@@ -325,41 +300,12 @@ def _check_together(name: str, how: BuildOptions, changes: Mapping[str, Any], ha
     }
     for problem, present in problems.items():
         if present:
-            raise ConfigError(f"{printable(name)}: {problem}")
-
-
-def _check_contradictions(name: str, own: NetworkSpec, changes: Mapping[str, Any], how: BuildOptions) -> None:
-    """Raise ConfigError where an argument differs from what the published weights were trained with."""
-    free = (*FREE_WITH_PRETRAINED, *(("norm",) if how.signed_scale else ()))
-    trained = {**architecture(own.arch).options, **own.model_dump(), **own.options}
-    for key, value in changes.items():
-        if key not in free and trained.get(key) != value:
-            raise ConfigError(
-                f"{name} was trained with {key}={trained.get(key)!r}, not {value!r}; leave {key} out, or give "
-                "weights=PATH to load the file into another network"
-            )
-
-
-def _stride_option(how: BuildOptions, changes: Mapping[str, Any], arch: Architecture) -> dict[str, Any]:
-    """Return the option, ``dilation`` or an ``output_stride`` of its own, that gives the last map its stride."""
-    stride = how.output_stride
-    if stride is None:
-        return {}
-    if "output_stride" in arch.options:
-        return {"output_stride": stride}
-    if not arch.dilations:
-        raise ConfigError(
-            f"output_stride: {arch.name} cannot be dilated, so that its stride is fixed; resnet18 to resnet152, "
-            "resnext*, densenet* and wider_resnet*_a2 can"
-        )
-    if stride not in arch.dilations:
-        raise ConfigError(f"output_stride: {arch.name} has the strides {listed(arch.dilations)} only, got {stride}")
-    return {"dilation": arch.dilations[stride]}
+            raise ConfigError(f"{own.arch}: {problem}")
 
 
 def _read_body(own: NetworkSpec, path: Any, has_weights: bool) -> StoredWeights:
     """Return the weights for the body of a network; ConfigError where they have no place."""
-    if architecture(own.arch).family != "deeplab":
+    if own.is_external or architecture(own.arch).family != "deeplab":
         raise ConfigError(f"{own.arch}: body_weights are for the body of a deeplab_* network; give weights=PATH")
     if has_weights:
         raise ConfigError(f"{own.arch}: body_weights and weights of the whole network are two sources; give one")
@@ -377,20 +323,21 @@ def _merge_specs(
 
     Raises WeightsError where name or arguments contradict a file, ConfigError for an impossible network.
     """
+    wanted, compared = merge(own.given(), changes), _compared(own, changes, how)
     has_function = callable(changes.get("norm"))
-    wanted = merge(own.given(), changes)
-    compared = {key: value for key, value in wanted.items() if key != "norm" or not (how.signed_scale or has_function)}
     if has_function:
         changes = {**changes, "norm": build.norm_kind(changes["norm"])}
     if how.signed_scale:
         changes = {**changes, "norm": "standard"}
+    if how.output_stride is not None and not own.is_external:
+        changes = {**changes, **stride_option(architecture(own.arch), how.output_stride)}
     below: dict[str, Any] = {}
     for weights, is_body in ((file, False), (body, True)):
         if weights is None:
             continue
         stored = weights.checked_spec()
         if stored is None:
-            if not has_function:
+            if not has_function and not own.is_external:
                 arch = architecture(own.arch).structure["body"] if is_body else own.arch
                 weights.warn_of_assumptions(parse_spec(merge(own.given(), changes), own.arch), wanted, arch)
         elif is_body:
@@ -402,6 +349,14 @@ def _merge_specs(
             check_same_network(stored, compared, printable(weights.path), "the arguments")
             below = _adapted(stored.model_dump(), how, changes)
     return parse_spec(merge(below, _adapted(own.given(), how, changes), changes), own.arch)
+
+
+def _compared(own: NetworkSpec, changes: Mapping[str, Any], how: BuildOptions) -> dict[str, Any]:
+    """Return the settings of name and arguments that the weights must agree with."""
+    wanted = merge(own.given(), changes)
+    if how.signed_scale or callable(changes.get("norm")):
+        wanted.pop("norm", None)
+    return wanted
 
 
 def _adapted(content: dict[str, Any], how: BuildOptions, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,30 +386,18 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None = N
     return model
 
 
-def _get_external(
-    own: NetworkSpec, how: BuildOptions, changes: dict[str, Any], file: StoredWeights | None, body_path: Any
-) -> Any:
-    """Return the network of another package that `get` was asked for, with the weights of a file if there is one."""
-    if body_path is not None or how.signed_scale:
-        argument = "signed_scale" if how.signed_scale else "body_weights"
-        raise ConfigError(f"{argument} is not for {own.arch}, which is built of its package's layers; leave it out")
-    stored = None if file is None else file.checked_spec()
-    if file is not None and stored is not None:
-        check_same_network(stored, {"arch": own.arch}, printable(file.path), "the arguments")
-    below = {} if stored is None else _adapted(stored.model_dump(), how, changes)
-    content = merge(below, own.given(), changes)
-    spec = parse_spec(content, own.arch)
+def _get_external(spec: NetworkSpec, how: BuildOptions, file: StoredWeights | None) -> Any:
+    """Return the network of another package, with the weights of a file if there is one."""
+    num_classes = spec.given().get("num_classes")  # the default is the package's own
     options = {**spec.options, **how.model_dump(exclude_defaults=True)}
-    num_classes = content.get("num_classes")
     model: Any = build_external(spec.arch, num_classes=num_classes, memory=spec.memory, **options)
     if num_classes is not None:
         model.built_as = spec.without_pretrained()
-    if file is None:
-        return model
-    load_stored(model, file, "the arguments")
-    if stored is not None and stored.preprocessing is not None:
+    if file is not None:
+        load_stored(model, file, "the arguments")
+    if file is not None and spec.preprocessing is not None:
         own_cfg = getattr(model, "pretrained_cfg", None) or {}
-        model.pretrained_cfg = {**own_cfg, **_pretrained_cfg(stored.preprocessing, os.fspath(file.path), True)}
+        model.pretrained_cfg = {**own_cfg, **_pretrained_cfg(spec.preprocessing, os.fspath(file.path), True)}
     return model
 
 

@@ -18,6 +18,7 @@ from zoo.architectures import (
     EXTERNAL_MEMORY,
     LEAN,
     NEEDS_INPLACE,
+    Architecture,
     architecture,
     check_option,
     is_external,
@@ -268,6 +269,23 @@ def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
     if isinstance(arch, str) and not is_external(arch):
         architecture(arch)
     return parse_section(NetworkSpec, content, source)
+
+
+def stride_option(arch: Architecture, stride: int) -> dict[str, Any]:
+    """Return the option, ``dilation`` or ``output_stride``, that gives the last map of a network this stride.
+
+    Raises ConfigError if the architecture does not support it.
+    """
+    if "output_stride" in arch.options:
+        return {"output_stride": stride}
+    if not arch.dilations:
+        raise ConfigError(
+            f"output_stride: {arch.name} cannot be dilated, so that its stride is fixed; resnet18 to resnet152, "
+            "resnext*, densenet* and wider_resnet*_a2 can"
+        )
+    if stride not in arch.dilations:
+        raise ConfigError(f"output_stride: {arch.name} has the strides {listed(arch.dilations)} only, got {stride}")
+    return {"dilation": arch.dilations[stride]}
 
 
 def escape_names(names: Iterable[str]) -> list[str]:

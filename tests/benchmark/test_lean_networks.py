@@ -58,7 +58,7 @@ def test_what_was_measured_is_written_before_the_next_network(tmp_path: Path, mo
     measure = lean_networks.measure_lean_network
 
     def killed(results: Results, setup: Setup, **options: Any) -> None:
-        if setup.arch == "resnet34":
+        if setup.spec.arch == "resnet34":
             assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 1
             raise KeyboardInterrupt
         measure(results, setup, **options)

@@ -14,8 +14,7 @@ from zoo.cli import main
 from zoo.cli.train import Train
 from zoo.config import load_experiment, parse_experiment
 from zoo.data.location import parse_data_path
-from zoo.registry import default_experiment
-from zoo.run.training import experiment_for
+from zoo.run.training import default_experiment, experiment_for
 
 
 @pytest.fixture(scope="module")

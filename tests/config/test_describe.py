@@ -66,10 +66,23 @@ def test_differences_are_what_makes_a_file_of_the_defaults() -> None:
             for section in sections:
                 node = node.setdefault(section, {})
             node[key] = value
-        if not experiment.network.is_external:
-            content["network"].setdefault("norm", "standard")  # so that it is not read as an earlier version's file
         assert parse_experiment(content, "x.json").digest() == experiment.digest(), path.name
-    assert differences(Experiment()) == {}
+    assert differences(Experiment()) == {"network.arch": "resnet101", "network.norm": "standard"}
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"arch": "resnet50", "norm": "standard"},
+        {"arch": "revnet38_cifar", "norm": "standard", "num_classes": 1000},
+        {"arch": "deeplab_resnet18", "num_classes": 19},
+    ],
+)
+def test_a_copy_of_the_differences_is_not_read_as_an_earlier_version(network) -> None:
+    experiment = parse_experiment({"network": network}, "x.json")
+    shown = {key.removeprefix("network."): value for key, value in differences(experiment).items()}
+    assert shown["norm"] == "standard"
+    assert parse_experiment({"network": shown}, "copy.json").network == experiment.network
 
 
 @pytest.mark.parametrize(

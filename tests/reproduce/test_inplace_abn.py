@@ -29,6 +29,7 @@ from zoo.reproduce.imagenet_table import Row
 from zoo.reproduce.papers import PAPERS, Inputs
 from zoo.reproduce.published_numbers import published, published_numbers
 from zoo.run.plot_style import Line
+from zoo.spec import NetworkSpec
 from zoo.tasks.protocols import PROTOCOLS
 
 
@@ -72,7 +73,7 @@ class PredictionByHand(MemoryPrediction):
 def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     monkeypatch.setattr(table2, "predict_and_measure", lambda setup, _: (104 if setup.batch == 2 else 0, 100))
-    setup = Setup("deeplab_resnext50", batch=5, size=64)
+    setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=5, size=64)
     section = table2.measure_memory_gains({"coco_stuff_resnext101": setup}, checked=(2, 32))
     found = {c.what.removeprefix("coco_stuff_resnext101, "): (c.measured, c.unit, str(c.verdict))
              for c in section.comparisons}  # fmt: skip
@@ -96,7 +97,7 @@ def test_a_gain_below_the_published_one_and_below_our_goal_is_said(monkeypatch: 
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (110, 100))
     monkeypatch.setattr(table2, "GOAL", 4)
-    setup = Setup("deeplab_resnext50", batch=4, size=64)
+    setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=4, size=64)
     section = table2.measure_memory_gains({"cityscapes_resnext101": setup})
     found = {comparison.what: str(comparison.verdict) for comparison in section.comparisons}
     assert found["cityscapes_resnext101, fixed crop: iABN"] == "off by -14.3 % of the pixels", "1.5 of 1.75"
@@ -224,7 +225,7 @@ class BatchByHand:
 
     def __init__(self, setup: Setup, strategy: Strategy, *, scratch: bool) -> None:
         assert not scratch
-        self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.arch else 1)
+        self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.spec.arch else 1)
 
     def bytes_for(self, batch: int) -> TrainingBytes:
         return TrainingBytes(0, int(batch * self._image_bytes))
@@ -322,7 +323,7 @@ def test_every_published_number_has_a_row(
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     monkeypatch.setattr(table2, "predict_and_measure", lambda *_: (100, 100))
     monkeypatch.setattr(batches, "MemoryPrediction", BatchByHand)
-    setups = {name: Setup("deeplab_resnext50", batch=5, size=64) for name in table2.COLUMNS}
+    setups = {name: Setup(NetworkSpec(arch="deeplab_resnext50"), batch=5, size=64) for name in table2.COLUMNS}
     sections = [
         network_memory,
         *figures_1_and_2,

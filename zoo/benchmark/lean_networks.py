@@ -49,7 +49,7 @@ def measure_lean_network(
     - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
       cannot run on the meta device is measured.
     """
-    name = setup.arch
+    name = setup.spec.arch
     try:
         if max_bytes is not None and (needed := _predicted_bytes(setup)) > max_bytes:
             results.note(f"not measured: {name} (training takes {needed:,} bytes, more than {max_bytes:,})")

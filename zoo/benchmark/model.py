@@ -148,12 +148,12 @@ def measure_shares(
 
 def _peers(setup: Setup) -> dict[str, nn.Module]:
     """Return the networks of the same name in torchvision and timm; none if the setup changes the architecture."""
-    if setup.structure is not None or setup.input_3x3:
+    if setup.structure is not None or setup.spec.options:
         return {}
     builders: dict[str, Callable[[], nn.Module]] = {}
     models = import_module("torchvision.models")
-    if setup.arch in models.list_models():
-        builders["torchvision"] = lambda: models.get_model(setup.arch, weights=None)
-    if find_spec("timm") is not None and (timm := import_module("timm")).is_model(setup.arch):
-        builders["timm"] = lambda: timm.create_model(setup.arch)
+    if setup.spec.arch in models.list_models():
+        builders["torchvision"] = lambda: models.get_model(setup.spec.arch, weights=None)
+    if find_spec("timm") is not None and (timm := import_module("timm")).is_model(setup.spec.arch):
+        builders["timm"] = lambda: timm.create_model(setup.spec.arch)
     return {f"{package} eager": setup.place(build()) for package, build in builders.items()}

@@ -20,15 +20,15 @@ from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, listed
 from zoo.layers.init import init_weights
 from zoo.models import build_network
-from zoo.models.external import build_external, image_shape, iter_tensors, split_name
+from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
-from zoo.spec import parse_spec
+from zoo.spec import NetworkSpec
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals import recompile_limit
 
-# What the values of "memory" do to networks of other packages.
-FOREIGN_MEMORY: dict[str, Callable[[nn.Module], nn.Module]] = {
+# What the memory strategies do to external networks.
+EXTERNAL_STRATEGIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda model: model,
     "checkpoint": checkpoint_blocks,
     "lean": lean,
@@ -41,73 +41,68 @@ class Setup:
     """A network and the images that it is fed with.
 
     Args:
-    - `arch`: name of the architecture, such as "resnet50", or of another package's network, "PACKAGE:NAME".
+    - `spec`: the network; norm and memory strategy are those that `build` is called with.
     - `batch`: images per step.
-    - `size`: side of an image, in pixels; a network of another package that takes no such images gets its own.
+    - `size`: side of an image in pixels. An external network that requires another size gets images of that size.
     - `structure`: blocks per stage; None for those of the architecture.
-    - `input_3x3`: whether the stem is of three 3x3 convolutions.
     - `dtype`: "float32", or "bfloat16" for autocast.
-    - `layout`: layout of weights and images, one of `LAYOUTS`.
+    - `layout`: memory layout of weights and images, one of `LAYOUTS`.
     - `device`: device of the network; on the meta device nothing is computed.
-    - `classes`: outputs of the network; None for 1000, or in segmentation for those of the architecture.
     """
 
-    arch: str
+    spec: NetworkSpec
     batch: int
     size: int
     structure: tuple[int, ...] | None = None
-    input_3x3: bool = False
     dtype: str = "float32"
     layout: str = "contiguous"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    classes: int | None = None
 
     @property
     def case(self) -> Case:
-        """The name, input shape, dtype and layout that it has in the results."""
+        """The name, input shape, dtype and layout of the setup in results."""
         blocks = "" if self.structure is None else f" ({'-'.join(map(str, self.structure))})"
-        stem = " 3x3 stem" if self.input_3x3 else ""
-        return Case(self.arch + blocks + stem, (self.batch, *self.image_shape), self.dtype, self.layout)
+        stem = " 3x3 stem" if self.spec.options.get("input_3x3") else ""
+        return Case(self.spec.arch + blocks + stem, (self.batch, *self.image_shape), self.dtype, self.layout)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
-        return image_shape(self.arch, self.size) if self._is_foreign else (3, self.size, self.size)
+        return image_shape(self.spec.arch, self.size) if self.spec.is_external else (3, self.size, self.size)
 
     def build(self, norm: str, memory: str) -> nn.Module:
-        """Return the initialised network in training mode, as a step of training calls it.
+        """Return the initialized network with this norm and memory strategy in training mode.
 
-        A network of another package has its own norms, which are called "standard" here. Raises ConfigError if the
-        architecture does not have an option.
+        An external network has its own norms, which are called "standard" here. Raises ConfigError if the architecture
+        does not support the norm, the strategy or the structure.
         """
-        if self._is_foreign:
-            return self._build_foreign(norm, memory)
-        options = {"input_3x3": True} if self.input_3x3 else {}
-        num_classes = 1000 if self.classes is None and not self._is_segmentation else self.classes
-        chosen = {} if num_classes is None else {"num_classes": num_classes}
-        spec = parse_spec({"arch": self.arch, "norm": norm, "memory": memory, "options": options, **chosen}, self.arch)
+        if self.spec.is_external:
+            return self._build_external(norm, memory)
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_network(spec, structure=self.structure)
+            model = build_network(self.spec.changed(norm=norm, memory=memory), structure=self.structure)
         init_weights(model)
         return self.place(MapLogits(model) if self._is_segmentation else model)
 
-    def _build_foreign(self, norm: str, memory: str) -> nn.Module:
-        if norm != "standard" or memory not in FOREIGN_MEMORY:
-            raise ConfigError(f"{self.arch} has norms of its own, and is {listed(FOREIGN_MEMORY)}")
-        if self.structure is not None or self.input_3x3:
-            raise ConfigError(f"{self.arch} has a structure and a stem of its own; leave yours out")
+    def _build_external(self, norm: str, memory: str) -> nn.Module:
+        arch = self.spec.arch
+        if norm != "standard" or memory not in EXTERNAL_STRATEGIES:
+            raise ConfigError(f"{arch} has its own norms, and its memory strategies are {listed(EXTERNAL_STRATEGIES)}")
+        if self.structure is not None:
+            raise ConfigError(f"{arch} has its own structure; leave the option out")
+        num_classes = self.spec.given().get("num_classes")  # the default is the package's own
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_external(self.arch, num_classes=self.classes)
-        return self.place(FOREIGN_MEMORY[memory](model))
+            model = build_external(arch, num_classes=num_classes, **self.spec.options)
+        return self.place(EXTERNAL_STRATEGIES[memory](model))
 
     def reversible_twin(self) -> Setup:
-        """Return the setup of the RevNet that the paper compares with this network; ConfigError where there is none."""
-        ordinary = {reversible: arch for arch, reversible in REVERSIBLE_TWINS.items()}.get(self.arch)
+        """Return the setup of the RevNet that the paper compares with this network; ConfigError if there is none."""
+        arch = self.spec.arch
+        ordinary = {reversible: arch for arch, reversible in REVERSIBLE_TWINS.items()}.get(arch)
         if ordinary is not None:
             raise ConfigError(f"benchmark {ordinary}, whose reversible twin it is")
-        if self.arch not in REVERSIBLE_TWINS or self.structure is not None:
+        if arch not in REVERSIBLE_TWINS or self.structure is not None:
             raise ConfigError(f"only {', '.join(REVERSIBLE_TWINS)} in their own structure have a reversible twin")
-        return replace(self, arch=REVERSIBLE_TWINS[self.arch])
+        return replace(self, spec=self.spec.changed(arch=REVERSIBLE_TWINS[arch]))
 
     def place(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, in the layout, in training mode."""
@@ -127,9 +122,9 @@ class Setup:
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
                 logits = model(images)
-                if not self._is_foreign and not self._is_segmentation:
+                if not self.spec.is_external and not self._is_segmentation:
                     return F.cross_entropy(logits, targets)
-            if self._is_foreign:
+            if self.spec.is_external:
                 return loss_of_any(list(iter_tensors(logits)))
             logits = at_least_float32(logits)
             defaults = Segmentation()
@@ -146,12 +141,8 @@ class Setup:
         return self.batch * height * width * (channels * 4 + (8 if self._is_segmentation else 0))
 
     @property
-    def _is_foreign(self) -> bool:
-        return split_name(self.arch) is not None
-
-    @property
     def _is_segmentation(self) -> bool:
-        return not self._is_foreign and architecture(self.arch).task == "segmentation"
+        return not self.spec.is_external and architecture(self.spec.arch).task == "segmentation"
 
     @property
     def _target_shape(self) -> tuple[int, ...]:

@@ -121,8 +121,11 @@ class SetupOptions:
     def setup(self, network: str, results: Results, batch: int = 2, dtype: str = "float32") -> Setup:
         """Return the network and the images to measure."""
         from zoo.benchmark.network_setup import Setup
+        from zoo.spec import parse_spec
 
-        return Setup(network, batch, self.size, self.structure, self.input_3x3, dtype, self.layout, results.device)
+        options = {"input_3x3": True} if self.input_3x3 else {}
+        spec = parse_spec({"arch": network, "options": options}, network)
+        return Setup(spec, batch, self.size, self.structure, dtype, self.layout, results.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +294,7 @@ class BenchmarkLean(Benchmark):
         from zoo.benchmark.network_setup import Setup
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import Budget
+        from zoo.spec import NetworkSpec
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]
         if self.one_per_family:
@@ -302,7 +306,7 @@ class BenchmarkLean(Benchmark):
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)
         for index, name in enumerate(names):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
-            setup = Setup(name, self.batch, self.size, device=results.device)
+            setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             measure_lean_network(
                 results, setup, rounds=self.rounds, budget=budget, max_bytes=max_bytes, exact=not self.inexact
             )

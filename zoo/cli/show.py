@@ -101,9 +101,9 @@ def _show_network(name: str, as_json: bool) -> None:
     with torch.device("meta"):
         model = get(name)
     entry, about = describe(name, model), published().get(name)
-    record = ARCHITECTURES[entry["arch"]]
-    options = {option: OPTIONS[option].meaning for option in record.options}
-    options["memory"] += f": {', '.join(record.memory)}"
+    arch = ARCHITECTURES[entry["arch"]]
+    options = {option: OPTIONS[option].meaning for option in arch.options}
+    options["memory"] += f": {', '.join(arch.memory)}"
     stages = model.feature_info.get_dicts()
     if as_json:
         publication = {} if about is None else {"published": _publication_json(about)}
@@ -282,12 +282,10 @@ def _facts_of_progress(progress: CheckpointProgress, label: str) -> dict[str, st
 
 def _changed_settings(experiment: Experiment) -> str:
     """Return the settings that are not at their defaults, a line for each."""
-    from zoo.config import leaves
+    from zoo.config import differences
 
-    defaults = dict(leaves(experiment.defaults().model_dump(mode="json")))
-    settings = leaves(experiment.model_dump(mode="json", exclude={"expected"}))
-    changed = [f"{key} = {shorten_repr(value)}" for key, value in settings if value != defaults.get(key)]
-    return f"\n{'':<20}".join(changed) or "all at their defaults"
+    settings = differences(experiment.model_copy(update={"expected": None}))
+    return f"\n{'':<20}".join(f"{key} = {shorten_repr(value)}" for key, value in settings.items())
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:

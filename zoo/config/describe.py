@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from zoo.config.experiment import Experiment
 from zoo.config.optimizer import SCHEDULE_PARAMS
 from zoo.section import inner_section, settings_of
+from zoo.spec import NetworkSpec
 
 _TYPE_NAMES = {
     "integer": "whole number",
@@ -75,8 +76,14 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, by dotted path."""
-    return dict(_differ(experiment.model_dump(mode="json"), experiment.defaults().model_dump(mode="json"), ""))
+    """Return the architecture, its norm and all other settings that are not the defaults, by their dotted path.
+
+    The norm is always included: a network section without ``norm`` and ``num_classes`` is read as one of an earlier
+    version, which had other defaults.
+    """
+    network = NetworkSpec(arch=experiment.network.arch).model_dump(mode="json", exclude={"arch", "norm"})
+    defaults = {**experiment.defaults().model_dump(mode="json"), "network": network}
+    return dict(_differ(experiment.model_dump(mode="json"), defaults, ""))
 
 
 def _differ(settings: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -230,8 +230,8 @@ class Experiment(Section):
             return content
         network = content.get("network")
         arch = network.get("arch") if isinstance(network, dict) else getattr(network, "arch", None)
-        record = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
-        segments = record is not None and record.task == "segmentation"
+        known = ARCHITECTURES.get(arch) if isinstance(arch, str) else None
+        segments = known is not None and known.task == "segmentation"
         return {**content, "segmentation": {}} if segments else content
 
     @property
@@ -270,11 +270,11 @@ class Experiment(Section):
                 "networks of other packages are trained as classifiers; remove the section, or use a deeplab_* network",
             )
             return
-        record = ARCHITECTURES.get(self.network.arch)
-        if record is not None and record.task != "segmentation":
+        known = ARCHITECTURES.get(self.network.arch)
+        if known is not None and known.task != "segmentation":
             yield (
                 ("segmentation", "network.arch"),
-                f"{record.name} is a classifier; remove the section, or use a deeplab_* network",
+                f"{known.name} is a classifier; remove the section, or use a deeplab_* network",
             )
             return
         if self.segmentation.ignore_label < self.network.num_classes:

@@ -69,7 +69,7 @@ def backbone_dilation(arch: str) -> list[int | list[int]]:
 def _convert(
     state_dict: StateDict, arch: str, conversion: str, compare_with_source: bool, images: Tensor | None
 ) -> tuple[dict[str, Tensor], ConversionReport]:
-    known = [name for name, record in ARCHITECTURES.items() if record.family == "resnet"]
+    known = [name for name, arch in ARCHITECTURES.items() if arch.family == "resnet"]
     body = ARCHITECTURES[arch].structure.get("body") if arch in ARCHITECTURES else None
     if body in known:
         raise ConversionError(

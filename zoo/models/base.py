@@ -12,18 +12,13 @@ from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.ends import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
-from zoo.limits import MAX_CLASSES, is_whole
 from zoo.ops.context import is_fx_proxy
 from zoo.remat.lean import lean
+from zoo.section import parse_section
+from zoo.spec import NetworkSpec
 
 BlockDilation = int | Sequence[int]
 BEFORE_POOL = "stem"  # the name, in out_indices, of the map that the stem's pool reads
-
-
-def check_classes(classes: Any) -> None:
-    """Raise ConfigError unless ``classes`` is a whole number from 0 to `MAX_CLASSES`."""
-    if not is_whole(classes, 0, MAX_CLASSES):
-        raise ConfigError(f"num_classes must be an integer from 0 to {MAX_CLASSES:,}, got {classes!r}")
 
 
 def dilation_per_block(dilation: int | Sequence[BlockDilation], structure: Sequence[int]) -> Sequence[BlockDilation]:
@@ -268,7 +263,7 @@ class Network(nn.Module):
         """
         if self.features_only:
             raise ConfigError("a network built with features_only has no classifier to reset")
-        check_classes(num_classes)
+        parse_section(NetworkSpec, {"num_classes": num_classes}, "reset_classifier")
         for name in (self.classifier_name, "global_pool"):
             if hasattr(self, name):
                 delattr(self, name)

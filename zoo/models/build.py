@@ -47,19 +47,17 @@ def _deeplab(
     The body is dilated for ``output_stride``, by default 8, or as ``dilation`` says. Raises ConfigError for both, for a
     dilation that gives another stride than 8 or 16, and for features.
     """
-    record = architecture(body)
+    arch = architecture(body)
     if features_only:
         raise ConfigError(
             "features_only: DeepLab makes logits of one map, and has no list of features; take those of its body: "
             f"zoo.get({body!r}, features_only=True, output_stride={output_stride or 8})"
         )
     if dilation is None:
-        dilation = record.dilations[output_stride or 8]
+        dilation = arch.dilations[output_stride or 8]
     elif output_stride is not None:
         raise ConfigError("output_stride and dilation say the same; give one")
-    network = FAMILIES[record.family](
-        norm, 0, **record.structure, **{**record.options, **of_body, "dilation": dilation}
-    )
+    network = FAMILIES[arch.family](norm, 0, **arch.structure, **{**arch.options, **of_body, "dilation": dilation})
     stride = network.feature_info.reduction()[-1]
     if stride not in HEAD_DILATIONS:
         raise ConfigError(
@@ -181,22 +179,22 @@ def norm_kind(norm: NormFactory) -> str:
     return "inplace" if isinstance(layer, InPlaceABN) else "standard"
 
 
-def depth_of(record: Architecture, options: Mapping[str, Any]) -> int:
+def depth_of(arch: Architecture, options: Mapping[str, Any]) -> int:
     """Return the number of blocks or layers, all with weights, that the options ask for; 0 if no option sets it."""
-    options = {**record.options, **options}
+    options = {**arch.options, **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
 
 
-def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequence[int]:
-    if "structure" not in record.structure:
-        raise ConfigError(f"{record.name} has no structure of blocks per stage to change")
-    num_stages = len(record.structure["structure"])
+def _checked_structure(arch: Architecture, structure: Sequence[int]) -> Sequence[int]:
+    if "structure" not in arch.structure:
+        raise ConfigError(f"{arch.name} has no structure of blocks per stage to change")
+    num_stages = len(arch.structure["structure"])
     if len(structure) != num_stages:
-        raise ConfigError(f"{record.name} has {num_stages} stages, the structure {structure} is of other length")
+        raise ConfigError(f"{arch.name} has {num_stages} stages, the structure {structure} is of other length")
     return structure
 
 
-def _check_size(record: Architecture, options: Mapping[str, Any], build: Callable[[NormFactory], nn.Module]) -> None:
+def _check_size(arch: Architecture, options: Mapping[str, Any], build: Callable[[NormFactory], nn.Module]) -> None:
     """Raise ConfigError for sizes among ``options`` that are allowed one by one, but too large together.
 
     The parameters of what ``build`` returns are counted on the meta device, where nothing is allocated; the depth is
@@ -205,19 +203,19 @@ def _check_size(record: Architecture, options: Mapping[str, Any], build: Callabl
     """
     if options.keys().isdisjoint(SIZES):
         return
-    depth = depth_of(record, options)
+    depth = depth_of(arch, options)
     if depth > MAX_TOTAL_DEPTH:
         raise ConfigError(
-            f"{record.name} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "
+            f"{arch.name} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "
             f"{dict(options)}; make them smaller"
         )
     try:
         with torch.device("meta"):
             num_parameters = sum(parameter.numel() for parameter in build(norm_act("standard")).parameters())
     except (TypeError, OverflowError, RuntimeError) as error:  # torch's, of sizes that no tensor can have
-        raise ConfigError(f"{record.name} cannot be built with the options {dict(options)} ({error})") from error
+        raise ConfigError(f"{arch.name} cannot be built with the options {dict(options)} ({error})") from error
     if num_parameters > MAX_PARAMETERS:
         raise ConfigError(
-            f"{record.name} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
+            f"{arch.name} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
             f"{dict(options)}; make them smaller"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,14 +10,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zoo.data.folder import OnBadImage
 from zoo.data.prepare.validation_set import ValidationSet, describe_validation_set, expected_layout
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, nearest, printable
 from zoo.files import write_json, write_text
 from zoo.registry import list_models, published
-from zoo.reproduce import OUT
 from zoo.reproduce.imagenet_table import Row, Score, markdown_report
+from zoo.reproduce.options import ImageNetOptions
 from zoo.run import scoring
 from zoo.run.cost import CostMeter
 from zoo.run.environment import describe_environment, utc_now, warn_of_changes
@@ -31,43 +29,6 @@ from zoo.weights.download import UnresolvedError
 IDENTITY = ("network", "protocol", "weights_md5", "data", "limit")
 SHOWN = ("top1", "top5", "count", "environment", "finished")
 ROW_KEYS = ("network", "protocol", "measured", "command", "verdict")
-
-
-@dataclass(frozen=True)
-class ImageNetOptions:
-    """Options of `zoo reproduce imagenet`.
-
-    Args:
-    - `data`: the folder with val/, which has one folder per class.
-    - `models`: names of published networks, shell-style patterns among them, and checkpoint files.
-    - `protocols`: names of published ways to score; None for all of them, and for checkpoints their own crop.
-    - `limit`: number of evenly spaced images to score; None for all.
-    - `batch_size`: images at once per process; None for the experiment's over the number of processes.
-    - `workers`: processes that read images, per process of the run.
-    - `on_bad_image`: whether to "stop" at an unreadable image or to "skip" it.
-    - `log_every`: batches between two lines of the log.
-    - `out`: the folder of the report.
-    - `command_line`: the command that was typed, for the report.
-    """
-
-    data: Path
-    models: Sequence[str] = ("*",)
-    protocols: Sequence[str] | None = None
-    limit: int | None = None
-    batch_size: int | None = None
-    workers: int = 4
-    on_bad_image: OnBadImage = "stop"
-    log_every: int | None = 10
-    out: Path = OUT
-    command_line: str = ""
-
-    def command_of(self, model: str) -> str:
-        """Return the command that scores one model."""
-        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
-        words += ["--protocols", *self.protocols] if self.protocols else []
-        words += ["--out", str(self.out)] if self.out != OUT else []
-        words += ["--limit", str(self.limit)] if self.limit else []
-        return shlex.join(words)
 
 
 def reproduce_imagenet(options: ImageNetOptions, process: Process) -> ImageNetRun:

@@ -8,7 +8,7 @@ from zoo.benchmark.max_batch import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import BASELINE, EAGER
 from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minimum, not_measured, unpublished
-from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS
+from zoo.reproduce.inplace_abn_figures1and2 import NETWORKS, spec_of
 from zoo.reproduce.inplace_abn_table2 import GPUS, PLAIN
 from zoo.reproduce.published_numbers import PublishedNumber, published
 
@@ -42,7 +42,7 @@ def measure_batches(networks: Mapping[str, bool] = NETWORKS, size: int = 224) ->
     strategies = [strategy for strategy in EAGER if strategy.name in (BASELINE, PLAIN)]
     for arch, input_3x3 in networks.items():
         for strategy in strategies:
-            setup = Setup(arch, batch=2, size=size, input_3x3=input_3x3)
+            setup = Setup(spec_of(arch, input_3x3), batch=2, size=size)
             prediction = MemoryPrediction(setup, strategy, scratch=False)
             images = GPUS * prediction.largest_batch(int(1e9 * memory.number))[0]
             section.comparisons.append(_compare_images(arch, strategy.name, images))

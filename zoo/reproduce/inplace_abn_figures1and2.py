@@ -18,6 +18,7 @@ from zoo.remat.memory_use import StorageLog, count_memory
 from zoo.reproduce.comparison import Comparison, Section, Verdict, unpublished
 from zoo.reproduce.inplace_abn_table2 import PLAIN
 from zoo.reproduce.published_numbers import published
+from zoo.spec import NetworkSpec
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
 # The keys of the published numbers, and the names of the same in `STRATEGIES`.
@@ -102,6 +103,11 @@ def forward_of(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Ten
     return lambda: (block(x * token) * weights).sum()
 
 
+def spec_of(arch: str, input_3x3: bool) -> NetworkSpec:
+    """Return the spec of one of `NETWORKS`."""
+    return NetworkSpec(arch=arch, options={"input_3x3": True} if input_3x3 else {})
+
+
 def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
     """Return the share of memory that in-place norms save in whole networks: the abstract.
 
@@ -117,7 +123,7 @@ def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 6
     )  # fmt: skip
     saved: dict[str, float] = {}
     for arch, input_3x3 in networks.items():
-        setup = Setup(arch, batch, 224, input_3x3=input_3x3, device=torch.device("meta"))
+        setup = Setup(spec_of(arch, input_3x3), batch, 224, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
             if strategy.name in (BASELINE, PLAIN, "iABN"):

@@ -21,6 +21,7 @@ from zoo.reproduce.comparison import (
 )
 from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
 from zoo.run.plot_style import Line, Panel
+from zoo.spec import NetworkSpec
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None, checked: tup
     )  # fmt: skip
     section.comparisons += [
         _check(replace(setup, batch=checked[0], size=checked[1]))
-        for setup in {setup.arch: setup for setup in setups.values()}.values()
+        for setup in {setup.spec.arch: setup for setup in setups.values()}.values()
     ]
     section.notes += [
         "published percentages are pixels of a batch over those of the first row; all eight follow from the printed "
@@ -100,13 +101,9 @@ def first_row(name: str) -> Setup:
     """Return the network and the crops of one GPU in the first row of Table 2, from its experiment."""
     config = load_experiment(experiments_dir() / f"{name}_stdbn.json")
     network = config.network
-    return Setup(
-        network.arch,
-        batch=config.optimizer.batch_size // GPUS,
-        size=config.input.crop_train,
-        input_3x3=network.options.get("input_3x3", False),
-        classes=network.num_classes,
-    )
+    stem = {key: value for key, value in network.options.items() if key == "input_3x3"}
+    spec = NetworkSpec(arch=network.arch, num_classes=network.num_classes, options=stem)
+    return Setup(spec, batch=config.optimizer.batch_size // GPUS, size=config.input.crop_train)
 
 
 def strategies_of(arch: str) -> list[Strategy]:
@@ -117,7 +114,7 @@ def strategies_of(arch: str) -> list[Strategy]:
 
 def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
     """Return the comparisons of one column of the table, and its panel."""
-    strategies = strategies_of(setup.arch)
+    strategies = strategies_of(setup.spec.arch)
     predictions = {strategy.name: MemoryPrediction(setup, strategy, scratch=False) for strategy in strategies}
     memory_bytes = predictions[BASELINE].bytes_for(setup.batch).total
     largest: dict[str, dict[str, Largest]] = {regime: {} for regime in REGIMES}
@@ -178,9 +175,9 @@ def _compare_regime(name: str, regime: str, largest: Mapping[str, Largest]) -> l
 
 def _check(setup: Setup) -> Comparison:
     """Return the error of the predicted memory of a small step with in-place norms."""
-    strategy = next(strategy for strategy in strategies_of(setup.arch) if strategy.name == PLAIN)
+    strategy = next(strategy for strategy in strategies_of(setup.spec.arch) if strategy.name == PLAIN)
     predicted, taken = predict_and_measure(setup, strategy)
     difference = predicted / taken - 1
-    what = f"{setup.arch}, {setup.batch} x {setup.size}^2, {strategy.name}: prediction over a real step"
+    what = f"{setup.spec.arch}, {setup.batch} x {setup.size}^2, {strategy.name}: prediction over a real step"
     verdict = Verdict("nothing published", within(difference, TOLERANCE).reason)
     return Comparison(what, None, 100 * difference, "%", verdict)

@@ -6,7 +6,6 @@ import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +13,9 @@ import torch
 
 from zoo.engine.process import open_process
 from zoo.errors import ConfigError, DataError, listed, printable
-from zoo.reproduce import OUT
 from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.imagenet_scores import ImageNetOptions, read_scores, reproduce_imagenet
+from zoo.reproduce.imagenet_scores import read_scores, reproduce_imagenet
+from zoo.reproduce.options import ALL, ImageNetOptions, PaperOptions
 from zoo.reproduce.paper_report import Report, write_report
 from zoo.reproduce.papers import PAPERS, ImageSet, Inputs, Measurement
 from zoo.reproduce.scoreboard import MeasuredBy, Row, Scoreboard
@@ -28,52 +27,7 @@ from zoo.run.plot_style import check_matplotlib
 
 logger = logging.getLogger(__name__)
 
-ALL = "all"
 NUM_CLASSES: dict[ImageSet, tuple[str, int]] = {"ImageNet": ("val", 1000), "CIFAR-10": ("train", 10)}
-
-
-@dataclass(frozen=True)
-class PaperOptions:
-    """Options of `zoo reproduce` for one paper or for `ALL`.
-
-    Args:
-    - `paper`: a key of `zoo.reproduce.papers.PAPERS`, or `ALL` for all of them.
-    - `data`: a folder of images, of ImageNet or CIFAR-10, which some numbers need.
-    - `runs`: log folders of training runs, and files that hold the runs of such folders.
-    - `items`: the tables, figures and sections to measure, such as "Table 1"; all of them without one.
-    - `plots`: whether to draw plots, which needs matplotlib.
-    - `workers`: processes that read the images of ImageNet.
-    - `out`: the folder of the reports.
-    - `command_line`: the command that was typed, for the reports.
-    """
-
-    paper: str
-    data: Path | None = None
-    runs: Sequence[Path] = ()
-    items: Sequence[str] = ()
-    plots: bool = True
-    workers: int = 4
-    out: Path = OUT
-    command_line: str = ""
-
-    @property
-    def papers(self) -> list[str]:
-        """The names of the papers to measure."""
-        return list(PAPERS) if self.paper == ALL else [self.paper]
-
-    def command_of(self, paper: str, item: str, comparison: Comparison) -> str:
-        """Return the command that measures a comparison of an item, with the inputs that it needs."""
-        words = ["zoo", "reproduce", paper, "--only", item]
-        if comparison.environment is not None:
-            words += self._words("runs")
-        elif comparison.data:
-            words += self._words("data")
-        return shlex.join(words)
-
-    def _words(self, name: str) -> list[str]:
-        if name == "runs":
-            return ["--runs", *map(str, self.runs)] if self.runs else []
-        return ["--data", str(self.data)] if self.data is not None else []
 
 
 class Reproduced(NamedTuple):
@@ -81,6 +35,11 @@ class Reproduced(NamedTuple):
 
     reports: Mapping[str, str]
     rows: Sequence[Row]
+
+
+def papers_of(options: PaperOptions) -> list[str]:
+    """Return the names of the papers to measure."""
+    return list(PAPERS) if options.paper == ALL else [options.paper]
 
 
 def reproduce_papers(options: PaperOptions) -> Reproduced:
@@ -91,24 +50,24 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
     ConfigError, CheckpointError or DataError for options that cannot be used, and ConfigError for plots without
     matplotlib.
     """
-    if options.plots:
+    if not options.no_plot:
         check_matplotlib()
     warn_of_changes()
     images = None if options.data is None else recognize(options.data, options.paper)
-    found = {paper: _read_runs(options, paper) for paper in options.papers}
+    found = {paper: _read_runs(options, paper) for paper in papers_of(options)}
     scoreboard = Scoreboard(PAPERS, read_rows(options.out))
 
     def choose() -> dict[str, list[Measurement]]:
         cifar10, scores = options.data if images == "CIFAR-10" else None, read_scores(options.out)
         inputs = {paper: Inputs(runs, cifar10, scores) for paper, (runs, _) in found.items()}
-        return of_items(options.items, {paper: PAPERS[paper].measurements(inputs[paper]) for paper in inputs})
+        return of_items(options.only, {paper: PAPERS[paper].measurements(inputs[paper]) for paper in inputs})
 
     chosen = choose()
     _make_folder(options.out)
     if images == "ImageNet" and options.data is not None and any(PAPERS[paper].images == images for paper in chosen):
         with open_process() as process:
             images_options = ImageNetOptions(
-                options.data, workers=options.workers, out=options.out, command_line=options.command_line
+                data=options.data, workers=options.workers, out=options.out, command_line=options.command_line
             )
             reproduce_imagenet(images_options, process)
         chosen = choose()
@@ -119,17 +78,19 @@ def reproduce_papers(options: PaperOptions) -> Reproduced:
         runs, remarks = found[paper]
         _keep_runs(options, paper, runs)
         title, cost = PAPERS[paper].title, CostMeter(device)
-        report = Report(options.out, paper, title, options.command_line, environment, options.plots, cost, remarks)
+        report = Report(
+            options.out, paper, title, options.command_line, environment, not options.no_plot, cost, remarks
+        )
         sections: list[Section] = []
         for measurement in measurements:
             item = measurement.item
             sections.append(_measure(paper, measurement))
             reports[paper] = write_report(report, sections)
             for comparison in sections[-1].comparisons:
-                by = MeasuredBy(item, options.command_of(paper, item, comparison), environment)
-                scoreboard.add(comparison, by, is_part=bool(options.items))
+                by = MeasuredBy(item, _command_of(options, paper, item, comparison), environment)
+                scoreboard.add(comparison, by, is_part=bool(options.only))
             _write_scoreboard(options, scoreboard, environment)
-        if not options.items:
+        if not options.only:
             scoreboard.complete(paper, MeasuredBy("", f"zoo reproduce {paper}", environment))
             _write_scoreboard(options, scoreboard, environment)
     return Reproduced(reports, list(scoreboard.rows.values()))
@@ -187,9 +148,19 @@ def _plain(item: str) -> str:
     return "".join(item.split()).lower()
 
 
+def _command_of(options: PaperOptions, paper: str, item: str, comparison: Comparison) -> str:
+    """Return the command that measures a comparison of an item, with the inputs that it needs."""
+    words = ["zoo", "reproduce", paper, "--only", item]
+    if comparison.environment is not None:
+        words += ["--runs", *map(str, options.runs)] if options.runs else []
+    elif comparison.data and options.data is not None:
+        words += ["--data", str(options.data)]
+    return shlex.join(words)
+
+
 def _read_runs(options: PaperOptions, paper: str) -> tuple[list[TrainingRun], list[str]]:
     """Return the runs of a paper's experiments, and remarks on runs that belong to none of the measured papers."""
-    others = [name for other in options.papers if other != paper for name in PAPERS[other].experiments]
+    others = [name for other in papers_of(options) if other != paper for name in PAPERS[other].experiments]
     return read_runs(options.runs, PAPERS[paper].experiments, others)
 
 
@@ -206,7 +177,7 @@ def _keep_runs(options: PaperOptions, paper: str, runs: Sequence[TrainingRun]) -
     """Write the curves of the runs of a paper, and draw them."""
     if runs and any(path.is_dir() for path in options.runs):  # files of runs alone hold all that would be written
         write_runs(options.out, paper, options.command_line, runs)
-    if runs and options.plots:
+    if runs and not options.no_plot:
         draw_runs(options.out, paper, runs)
 
 

@@ -10,6 +10,7 @@ from zoo.benchmark.strategies import Strategy
 from zoo.config import Experiment, experiments_dir, load_experiment
 from zoo.reproduce.comparison import Comparison, Section, Verdict, compare_minimum, not_measured, unpublished
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
+from zoo.spec import NetworkSpec
 
 NUM_IMAGES = {10: 50_000, 1000: 1_281_167}  # of the training set, by the number of classes
 RESNET, REVNET = "resnet101_preact", "revnet104"
@@ -120,7 +121,7 @@ def measure_fits() -> Section:
 
 
 def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -> MemoryPrediction:
-    setup = Setup(arch, batch=DEEP_BATCH, size=SIZE, structure=structure)
+    setup = Setup(NetworkSpec(arch=arch), batch=DEEP_BATCH, size=SIZE, structure=structure)
     return MemoryPrediction(setup, Strategy(arch, "standard", memory), scratch=False)
 
 

@@ -262,7 +262,7 @@ def report_gpu() -> Section:
     )  # fmt: skip
     model = build_revnext(config.network.arch, device="meta", num_classes=config.network.num_classes)
     step = count_memory(forward_of(model, batch, size), model.parameters()).peak
-    megabytes = (constant_bytes(model, Setup(config.network.arch, batch, size)) + step) / UNITS["MB"]
+    megabytes = (constant_bytes(model, Setup(config.network, batch, size)) + step) / UNITS["MB"]
     needs_gpu = Verdict("needs training", f"`{command_of(EXPERIMENT)}` on this GPU; unknown duration")
     section.comparisons = [
         not_measured("GTX 750 with 1 GB", published("revnext", "abstract/minutes"), "minutes", needs_gpu),

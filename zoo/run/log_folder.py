@@ -16,7 +16,7 @@ from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.consistency import differing_keys
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, fault, listed, printable
-from zoo.files import remove_leftovers, write_json
+from zoo.files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ RUN_FILES = (CHECKPOINT, PREVIOUS, BEST, METRICS_FILE, SETTINGS_FILE, "training_
 @contextmanager
 def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bool) -> Iterator[None]:
     """Context manager: creates ``folder`` and locks it against other runs. Every rank must enter it.
-
-    Removes temporary files of killed processes.
 
     Args:
     - `continues`: whether the run resumes from a checkpoint in this folder. Otherwise a folder with a checkpoint is an
@@ -51,7 +49,6 @@ def log_folder(folder: Path, process: Process, *, continues: bool, overwrite: bo
                     _clear(folder)
                 elif not continues:
                     check_unused(folder)
-                remove_leftovers(folder)
 
         process.on_main(claim)
         yield

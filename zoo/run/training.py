@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import ARCHITECTURES, is_external
+from zoo.architectures import ARCHITECTURES, architecture, is_external
 from zoo.config import (
     Experiment,
     check_world_size,
@@ -23,6 +23,7 @@ from zoo.config import (
     parse_experiment,
 )
 from zoo.data.classes import check_same_classes
+from zoo.data.folder import open_source
 from zoo.data.loader import Loader
 from zoo.data.location import DataPath, parse_data_path
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -36,7 +37,7 @@ from zoo.engine.task import Task
 from zoo.errors import ConfigError, DataError, NonFiniteLossError, listed, nearest, printable
 from zoo.files import write_json
 from zoo.models.external import check_logits
-from zoo.registry import build_on_meta, default_experiment
+from zoo.registry import INPUTS, build_on_meta
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import check_log_dir, check_unused, log_folder, writable
 from zoo.run.run_log import RunLog, buffered_records, read_validation
@@ -165,6 +166,30 @@ def seed_configs(config: Experiment, log_dir: Path, seeds: Sequence[int]) -> dic
         log_dir.with_name(f"{log_dir.name}-seed{seed}"): parse_experiment({**settings, "seed": seed}, f"seed {seed}")
         for seed in seeds
     }
+
+
+def default_experiment(arch: str, data: DataPath) -> Experiment:
+    """Return the experiment that trains an architecture to tell the classes of ``data``/val.
+
+    The network is the one that `get` returns. SGD with Nesterov momentum takes batches of 64 images; the rate rises to
+    0.025 in half an epoch, and falls along a cosine to 0 after 30 epochs. Raises ConfigError for an unknown
+    architecture, and for one that segments, since no folder tells how its labels are stored; DataError for a folder
+    without classes.
+    """
+    images = INPUTS["imagenet"]
+    if not is_external(arch):
+        known = architecture(arch)
+        if known.task == "segmentation":
+            raise ConfigError(
+                f"{arch} segments, and no folder tells how its label maps are stored; write an experiment file, for "
+                "instance from what zoo show quickstart_scenes.json prints"
+            )
+        images = INPUTS[known.input]
+    network = {"arch": arch, "num_classes": len(open_source(data / "val").classes)}
+    schedule = {"type": "cosine", "mode": "step", "epochs": 30, "warmup_epochs": 0.5}
+    optimizer = {"batch_size": 64, "learning_rate": 0.025, "nesterov": True, "schedule": schedule}
+    content = {"network": network, "optimizer": optimizer, "input": images.model_dump()}
+    return parse_experiment(content, f"the default recipe of {arch}")
 
 
 def experiment_for(name: str, data: DataPath, epochs: int | None = None) -> Experiment:

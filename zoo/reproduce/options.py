@@ -1,0 +1,70 @@
+"""Options of the reproductions: the fields are options of ``zoo reproduce``, their docstrings its help texts."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from zoo.reproduce import OUT
+
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions:
+    """How one paper, or `ALL` of them, is measured."""
+
+    paper: str = ALL
+    """A key of `zoo.reproduce.papers.PAPERS`, or `ALL`."""
+    only: tuple[str, ...] = ()
+    """Measure only these, such as "Table 1" or table1 (default: all tables, figures and sections)."""
+    no_plot: bool = False
+    """Do not draw plots, which need matplotlib."""
+    out: Path = OUT
+    """Folder of the reports; rows measured there earlier are kept."""
+    runs: tuple[Path, ...] = ()
+    """Log folders of zoo train, whose accuracies fill the tables and whose curves are saved in PAPER_runs.json and
+    plotted; or such files instead of the folders."""
+    data: Path | None = None
+    """ImageNet or CIFAR-10, as train/ and val/ with one folder per class."""
+    workers: int = 4
+    """Worker processes that read the images of ImageNet (default: number of cores, at most 4)."""
+    command_line: str = ""
+    """The command that was typed, for the reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNetOptions:
+    """How the published ImageNet scores are measured."""
+
+    data: Path
+    """ImageNet, as val/ with one folder per class."""
+    models: tuple[str, ...] = ("*",)
+    """Published networks or shell-style patterns (default: all), and checkpoints of zoo train, which are scored with
+    their own crop."""
+    protocols: tuple[str, ...] | None = None
+    """Evaluation protocols (default: all)."""
+    limit: int | None = None
+    """Score only N evenly spaced images, to try the command; gives no verdict."""
+    batch_size: int | None = None
+    """Images per batch and process (default: the experiment's batch size over the number of processes)."""
+    workers: int = 4
+    """Worker processes that read images, per process of the run."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """Action for an unreadable image: stop with an error that names it, or skip, count and report it."""
+    log_every: int = 10
+    """Batches between two log lines."""
+    out: Path = OUT
+    """Folder of the reports; rows measured there earlier are kept."""
+    command_line: str = ""
+    """The command that was typed, for the report."""
+
+    def command_of(self, model: str) -> str:
+        """Return the command that scores one model."""
+        words = ["zoo", "reproduce", "imagenet", "--data", str(self.data), "--models", model]
+        words += ["--protocols", *self.protocols] if self.protocols else []
+        words += ["--out", str(self.out)] if self.out != OUT else []
+        words += ["--limit", str(self.limit)] if self.limit else []
+        return shlex.join(words)
