@@ -16,6 +16,8 @@ ROOMS = [
     "tables",
     "architectures",
     "files",
+    "section",
+    "spec",
     "config",
     "torch_internals",
     "ops",
@@ -90,6 +92,17 @@ def test_remat_needs_nothing_of_networks():
         if module.startswith("zoo.remat")
         for name in sorted(names)
         if name.split(".")[1] not in allowed
+    ]
+    assert outside == []
+
+
+def test_reading_data_needs_nothing_of_preparing_it():
+    outside = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        if module.startswith("zoo.data") and not module.startswith("zoo.data.prepare")
+        for name in sorted(names)
+        if name.startswith("zoo.data.prepare")
     ]
     assert outside == []
 

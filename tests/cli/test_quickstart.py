@@ -13,7 +13,9 @@ from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labelled
 from zoo.cli import main
 from zoo.cli.quickstart import BODY_EXPERIMENT, EXPERIMENTS, NUM_EXAMPLES
-from zoo.data.scenes import ALONE
+from zoo.data.prepare.scenes import ALONE
+
+pytestmark = pytest.mark.slow  # trains several times
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def in_small(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """An empty folder to work in, where the quickstart takes the settings and images of the tiny run."""
     (tmp_path / f"{EXPERIMENTS['classification']}.json").write_text(json.dumps(SETTINGS))
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
-    monkeypatch.setattr("zoo.data.sample.unpack_sample", lambda: finished.data)
+    monkeypatch.setattr("zoo.data.prepare.sample.unpack_sample", lambda: finished.data)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -46,7 +48,7 @@ def test_the_second_quickstart_only_scores_and_prints_the_same(
 def test_another_seed_is_another_run_in_a_folder_of_its_own() -> None:
     records = []
     for seed in ("1", "2"):
-        assert main(["quickstart", "--seed", seed]) == 0
+        assert main(["quickstart", "--seeds", seed]) == 0
         lines = Path(f"runs/quickstart-seed{seed}/metrics.jsonl").read_text().splitlines()
         records.append([json.loads(line) for line in lines])
     assert records[0][0]["config_digest"] != records[1][0]["config_digest"]
@@ -56,10 +58,10 @@ def test_another_seed_is_another_run_in_a_folder_of_its_own() -> None:
 @pytest.mark.usefixtures("in_small")
 def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
     """The seconds are those of training and scoring, and of a run that was there already nobody knows them."""
-    command = ["quickstart", "--seed", "1", "2", "--json", "seeds.json"]
+    command = ["quickstart", "--seeds", "1", "2", "--json", "seeds.json"]
     assert main(command) == 0
     first = json.loads(Path("seeds.json").read_text())
-    assert first["command"] == "zoo quickstart --seed 1 2 --json seeds.json"
+    assert first["command"] == "zoo quickstart --seeds 1 2 --json seeds.json"
     assert {"commit", "cpu", "threads", "torch"} <= first["environment"].keys()
     assert [run["seed"] for run in first["runs"]] == [1, 2]
     assert all(run["seconds"] > 0 for run in first["runs"])
@@ -78,7 +80,7 @@ def test_the_scores_of_several_seeds_are_written_with_their_origin(capsys: pytes
 
 @pytest.mark.usefixtures("in_small")
 def test_one_folder_is_not_enough_for_two_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quickstart", "--seed", "1", "2", "--log-dir", "here"]) == 2
+    assert main(["quickstart", "--seeds", "1", "2", "--log-dir", "here"]) == 2
     assert "--log-dir" in capsys.readouterr().err
 
 
@@ -96,9 +98,9 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
     shutil.copytree(finished.data, data / ALONE)
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.config.experiments_dir", lambda: tmp_path)
-    monkeypatch.setattr("zoo.data.scenes.unpack_scenes", lambda: data)
+    monkeypatch.setattr("zoo.data.prepare.scenes.unpack_scenes", lambda: data)
     monkeypatch.chdir(tmp_path)
-    command = ["quickstart", "--task", "segmentation", "--seed", "3", "--json", "seeds.json"]
+    command = ["quickstart", "--task", "segmentation", "--seeds", "3", "--json", "seeds.json"]
 
     assert main(command) == 0
 
@@ -126,7 +128,7 @@ def test_the_quickstart_of_segmentation_tells_of_classes_and_shows_examples(
         assert example.height > 22 * 10  # there are legends below
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

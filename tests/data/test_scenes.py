@@ -15,8 +15,8 @@ from torch.nn.functional import interpolate
 
 from zoo.data import scenes as module
 from zoo.data.label_maps import labelled_images, read_pair
-from zoo.data.sample import ARCHIVE, CLASSES
-from zoo.data.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, garments_alone, scenes, unpack_scenes
+from zoo.data.prepare.sample import ARCHIVE, CLASSES
+from zoo.data.prepare.scenes import ALONE, PALETTE, SCENE_CLASSES, SIDE_PX, garments_alone, scenes, unpack_scenes
 from zoo.errors import VerificationError
 
 FEW = {"train": 5, "val": 3}
@@ -50,7 +50,7 @@ def test_the_garments_of_a_scene_are_of_one_class_and_all_classes_take_turns() -
         assert set(np.unique(classes)) == {0, index % len(CLASSES) + 1}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_scenes_have_the_pixels_that_they_had() -> None:
     assert _digest(module.NUM_SCENES) == module.PIXELS_SHA256
 

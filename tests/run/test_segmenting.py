@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import ToTensor
 
+from scripts.test_vistas import OriginalFiles
 from tests.data.sample_images import random_image
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
@@ -21,7 +22,7 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, DataError
 from zoo.run.label_images import palette_for
 from zoo.run.scoring import LoadedNetwork
-from zoo.run.segmenting import Folders, OriginalFiles, segment_images
+from zoo.run.segmenting import Folders, segment_images
 from zoo.tasks.views import ImageViews, segment
 
 CLASSES = 4
@@ -347,7 +348,7 @@ def test_processes_that_do_not_know_of_each_other_share_the_images_too(tmp_path:
 def test_tiles_below_the_window_of_the_head_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import zoo
 
-    model = zoo.get("deeplab_resnet18", classes=CLASSES, pooling_size=(9, 5))
+    model = zoo.get("deeplab_resnet18", num_classes=CLASSES, pooling_size=(9, 5))
     random_image(0).save(tmp_path / "a.png")
     for tile in (64, 96):
         network = LoadedNetwork("deeplab", model, _network().experiment)

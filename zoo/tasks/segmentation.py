@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.config import Experiment, Segmentation
 from zoo.data.loader import Loader
-from zoo.data.places import Place
+from zoo.data.location import DataPath
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation_loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.engine.meters import Reading
@@ -88,20 +88,20 @@ class SegmentationTask(Task):
 
     def __init__(self, config: Experiment) -> None:
         super().__init__(config)
-        self.num_counts = config.network.classes**2
+        self.num_counts = config.network.num_classes**2
 
     @cached_property
     def _settings(self) -> Segmentation:
         assert self.config.segmentation is not None
         return self.config.segmentation
 
-    def build_train_loader(self, data: Place, **share: Any) -> Loader[TrainBatches]:
+    def build_train_loader(self, data: DataPath, **share: Any) -> Loader[TrainBatches]:
         """Return the loader of the training crops and their label maps."""
         return build_segmentation_train_loader(data, self.config, **share)
 
     def build_val_loader(
         self,
-        data: Place,
+        data: DataPath,
         protocol: WholeImage,
         *,
         batch_size: int | None = None,
@@ -181,7 +181,7 @@ class SegmentationTask(Task):
         )
 
     def _confusion(self, reading: Reading) -> ConfusionMatrix:
-        classes = self.config.network.classes
+        classes = self.config.network.num_classes
         return ConfusionMatrix(reading.counts.view(classes, classes))
 
     def class_maps(self, logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
