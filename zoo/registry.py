@@ -120,8 +120,7 @@ def get(
       classifier out, and forward returns the pooled features (N, num_features), in deeplab_* the map of the head.
     - `features_only`: build a backbone that returns the list of its stages' raw outputs; see ``.feature_info``.
     - `**options`: options of the architecture, which ``zoo show NAME`` explains (``memory``, ``input_3x3``,
-      ``dilation`` and others; those that set sizes make at most 5,000 blocks and 2,000,000,000 parameters together),
-      arguments of the other package's builder, and these:
+      ``dilation`` and others), arguments of the other package's builder, and these:
 
       - `activation_param`: slope of leaky_relu (default 0.01) or alpha of elu.
       - `out_indices`: (with features_only) positions of the stages to return, finest first; "stem" is the map that the

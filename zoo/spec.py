@@ -35,6 +35,8 @@ WITH_PARAMETER = ("leaky_relu", "elu")
 STORED_ALONE = ("preprocessing", "class_names", "folded")
 # The keys of a network of another package, which has its own norms, activations and initial weights.
 EXTERNAL_KEYS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
+# Memory strategies in earlier files -> their present names.
+_RENAMED_MEMORY = {"unwind": "invert_sums", "unwind_3x3": "invert_sums_recompute_3x3"}
 # Arguments of other packages' builders -> what to use here.
 _EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _EXTERNAL_OPTIONS = {
@@ -121,7 +123,9 @@ class NetworkSpec(Section):
     )
     """Number of classes, which is the number of the network's outputs; 10 by default for CIFAR's networks, 19 for
     deeplab_*. Also called classes."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "unwind", "unwind_3x3", "lean"] = "auto"
+    memory: Literal["auto", "plain", "fused", "checkpoint", "invert_sums", "invert_sums_recompute_3x3", "lean"] = (
+        "auto"
+    )
     """What is kept for backward; zoo show NAME lists what a network has. lean keeps recipes as zoo.lean does."""
     weight_init: Literal[
         "xavier_normal",
@@ -315,4 +319,7 @@ def read_earlier_form(content: Mapping[str, Any]) -> dict[str, Any]:
     if not is_experiment and "memory" in options and "memory" not in content:
         content["memory"] = options["memory"]
         options = {key: value for key, value in options.items() if key != "memory"}
+    memory = content.get("memory")
+    if isinstance(memory, str) and memory in _RENAMED_MEMORY:
+        content["memory"] = _RENAMED_MEMORY[memory]
     return {**content, "options": options}

@@ -22,8 +22,8 @@ def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequenti
     """Return the residual blocks as one module that runs them in order."""
     if memory == "checkpoint":
         return CheckpointedSequential(blocks)
-    if memory in ("unwind", "unwind_3x3"):
-        return ResidualInversion(blocks, redo_3x3=memory == "unwind_3x3")
+    if memory in ("invert_sums", "invert_sums_recompute_3x3"):
+        return ResidualInversion(blocks, recompute_3x3=memory == "invert_sums_recompute_3x3")
     return nn.Sequential(blocks)
 
 

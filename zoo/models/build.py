@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.architectures import LEAN, SIZES, Architecture, architecture
+from zoo.architectures import LEAN, Architecture, architecture
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
-from zoo.limits import MAX_PARAMETERS, MAX_TOTAL_DEPTH
 from zoo.models.base import Network
 from zoo.models.deeplab import HEAD_DILATIONS, DeepLab
 from zoo.models.densenet import DenseNet
@@ -118,12 +117,8 @@ def build_network(
         arguments["structure"] = _checked_structure(arch, structure)
     factory = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
 
-    def build(factory: NormFactory) -> Network:
-        return FAMILIES[arch.family](factory, spec.num_classes, features_only=features_only, **arguments)
-
     try:
-        _check_size(arch, spec.options, build)
-        network = build(factory)
+        network = FAMILIES[arch.family](factory, spec.num_classes, features_only=features_only, **arguments)
     except ConfigError:
         raise
     except ValueError as error:
@@ -194,30 +189,3 @@ def _checked_structure(record: Architecture, structure: Sequence[int]) -> Sequen
     if len(structure) != num_stages:
         raise ConfigError(f"{record.name} has {num_stages} stages, the structure {structure} is of other length")
     return structure
-
-
-def _check_size(record: Architecture, options: Mapping[str, Any], build: Callable[[NormFactory], nn.Module]) -> None:
-    """Raise ConfigError for sizes among ``options`` that are allowed one by one, but too large together.
-
-    The parameters of what ``build`` returns are counted on the meta device, where nothing is allocated; the depth is
-    checked first, because building a network of a million blocks takes hours even there. If no option sets a size,
-    nothing is built.
-    """
-    if options.keys().isdisjoint(SIZES):
-        return
-    depth = depth_of(record, options)
-    if depth > MAX_TOTAL_DEPTH:
-        raise ConfigError(
-            f"{record.name} would have {depth:,} layers or blocks, more than {MAX_TOTAL_DEPTH:,}, with the options "
-            f"{dict(options)}; make them smaller"
-        )
-    try:
-        with torch.device("meta"):
-            num_parameters = sum(parameter.numel() for parameter in build(norm_act("standard")).parameters())
-    except (TypeError, OverflowError, RuntimeError) as error:  # torch's, of sizes that no tensor can have
-        raise ConfigError(f"{record.name} cannot be built with the options {dict(options)} ({error})") from error
-    if num_parameters > MAX_PARAMETERS:
-        raise ConfigError(
-            f"{record.name} would have {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}, with the options "
-            f"{dict(options)}; make them smaller"
-        )
