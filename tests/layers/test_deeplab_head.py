@@ -126,7 +126,7 @@ def test_a_head_alone_is_initialised_with_the_gain_of_its_activation(activation,
 def test_norms_of_ones_own_work_in_the_head() -> None:
     head = DeeplabV3(6, 5, 4, norm_act=lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.SiLU()))
     assert head(torch.randn(2, 6, 7, 9)).shape == (2, 5, 7, 9)
-    with pytest.raises(ConfigError, match="sees one value per channel"):
+    with pytest.raises(ConfigError, match="gets one value per channel"):
         head(torch.randn(1, 6, 7, 9))
 
 

@@ -109,7 +109,7 @@ def test_a_chain_that_ends_in_the_largest_values_says_that_it_runs_backward_once
     layers, x = chain_of("whole"), images("whole")
     (y,) = run_chain(layers, x)
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="can be run once"):
+    with pytest.raises(RuntimeError, match="can run only once"):
         y.sum().backward()
 
 

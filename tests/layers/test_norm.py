@@ -229,7 +229,7 @@ def test_frozen_norms_use_and_keep_their_statistics_whatever_train_says(cls):
     assert net[0].weight.grad is not None
     with pytest.raises(ValueError, match="no ABN"):
         freeze_norms(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) cannot be frozen: it is not of this package"):
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) cannot be frozen: it is not a norm of this package"):
         freeze_norms(nn.Sequential(cls(3), nn.BatchNorm2d(3)))
     with pytest.raises(ValueError, match="has no running statistics"):
         freeze_norms(cls(3, track_running_stats=False))

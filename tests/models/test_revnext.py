@@ -169,7 +169,7 @@ def test_images_that_are_overwritten_before_backward_are_refused():
     x = torch.randn(2, 3, 8, 8)
     y = model(x)
     x.zero_()
-    with pytest.raises(RuntimeError, match="have been overwritten"):
+    with pytest.raises(RuntimeError, match="were overwritten"):
         y.sum().backward()
 
 

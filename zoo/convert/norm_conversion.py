@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, record
 from zoo.convert.trace import Trace, function_name
 from zoo.errors import MAX_LISTED, ConversionError, listed, printable
-from zoo.layers.norm import ABN, KINDS, InPlaceABN, InPlaceABNSync
+from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 from zoo.torch_internals import BatchNormBase
 
@@ -131,15 +131,15 @@ def plan_norms(
 
     Nothing is changed. The reasons stand under the names of the norms.
     """
-    if kind not in KINDS:
-        raise ConversionError(f"norm {kind!r} is not one of {', '.join(KINDS)}")
+    if kind not in NORM_CLASSES:
+        raise ConversionError(f"norm {kind!r} is not one of {', '.join(NORM_CLASSES)}")
     if relu not in (None, "leaky_relu") or (relu is not None and kind == "standard"):
         raise ConversionError(
             f'relu={relu!r} with norm {kind!r}; ReLU stays (None), or becomes "leaky_relu" for norms "inplace" and '
             '"sync"'
         )
     norms, left = _norms_to_convert(module)
-    norms = {name: norm for name, norm in norms.items() if type(norm) is not KINDS[kind]}
+    norms = {name: norm for name, norm in norms.items() if type(norm) is not NORM_CLASSES[kind]}
     if not norms:
         return [], left
     with mode_set(module, training=True):
@@ -159,7 +159,7 @@ def plan_norms(
         lines = [f"  {name}: {reason}" for name, reason in problems.items()]
         more = [f"  and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else []
         raise ConversionError(
-            f"{len(problems)} of {len(norms)} norms of {type(module).__name__} cannot become {KINDS[kind].__name__}; "
+            f"{len(problems)} of {len(norms)} norms of {type(module).__name__} cannot become {NORM_CLASSES[kind].__name__}; "
             "nothing was converted:\n" + "\n".join(lines[:MAX_LISTED] + more) + "\nWhat to do:\n"
             + "\n".join(f"- {text} ({count} norm{'s' * (count > 1)})" for text, count in advice.items())
             + ("" if kind == "standard" or partial else f"\nOr leave them: {WAYS_OUT}")
@@ -264,7 +264,7 @@ class _Planner:
     def _check_kind(self, norm: Any) -> None:
         if isinstance(norm, nn.SyncBatchNorm) and self.kind != "sync":
             raise _UnsafeError("it takes the statistics of all processes", SYNCHRONISED)
-        if type(norm) not in (*PLAIN_NORMS, *KINDS.values()) and type(norm).__name__ not in NORMS_WITH_ACTIVATION:
+        if type(norm) not in (*PLAIN_NORMS, *NORM_CLASSES.values()) and type(norm).__name__ not in NORMS_WITH_ACTIVATION:
             raise _UnsafeError(f"what a subclass of {type(norm).__bases__[0].__name__} computes is not known", SUBCLASS)
         if type(norm).__name__ in NORMS_WITH_ACTIVATION and type(norm.drop) is not nn.Identity:
             raise _UnsafeError(f"it drops values, with {type(norm.drop).__name__}", DROPS)
@@ -415,7 +415,7 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
         }
         raise _UnsafeError(
             f"{' and '.join(reason for reason, present in reasons.items() if present)}; the scale of "
-            f"{KINDS[kind].__name__} is |weight| + eps",
+            f"{NORM_CLASSES[kind].__name__} is |weight| + eps",
             NO_SCALE,
         )
 
@@ -423,7 +423,7 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
 @torch.no_grad()
 def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> nn.Module:
     """Return the new norm, with the parameters and buffers of the old one."""
-    old, layer = plan.old, KINDS[kind]
+    old, layer = plan.old, NORM_CLASSES[kind]
     new: Any = layer(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats,
         plan.activation, plan.activation_param,

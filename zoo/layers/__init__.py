@@ -1,4 +1,4 @@
-"""Modules that networks are built of, and the norm layers as drop-in replacements."""
+"""Norm layers as drop-in replacements for torch's, reversible chains, and the other layers of the networks."""
 
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.deeplab_head import DeeplabV3

@@ -1,4 +1,4 @@
-"""Activation checkpointing that counts each batch once in the running statistics."""
+"""Activation checkpointing that updates running statistics once per batch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from zoo.torch_internals import NormBase
 
 
 def checkpoint(module: nn.Module, *args: Any) -> Any:
-    """Return ``module(*args)``, keeping only ``args`` and computing the rest again in backward.
+    """Return ``module(*args)``; saves only ``args`` and recomputes the rest in backward.
 
-    It is `torch.utils.checkpoint.checkpoint` (non-reentrant), but updates running statistics once per step; torch's
-    own runs the forward pass of every norm twice and updates them twice. ``module`` must not overwrite ``args``:
-    the residual blocks and dense modules of this package do not. What the module is at the time of backward (training
-    or evaluation, parameters, running statistics) decides the recomputation, as for torch's. Without gradients, in
-    `torch.export`, and in transforms of `torch.func`, which cannot compute anything again, this is ``module(*args)``.
+    Wraps the non-reentrant `torch.utils.checkpoint.checkpoint` but updates running statistics once per step; torch's
+    own updates them a second time in the recomputation. ``module`` must not overwrite ``args``; the residual blocks
+    and dense modules of this package do not. As with torch's, the recomputation uses the module's state at the time
+    of backward: its mode, parameters and running statistics. Equals ``module(*args)`` without gradients, in
+    `torch.export`, and in transforms of `torch.func`, where nothing can be recomputed.
     """
     if not torch.is_grad_enabled() or is_exporting():
         return module(*args)
-    if torch.compiler.is_compiling():  # a compiled graph updates buffers once by itself, and takes no context
+    if torch.compiler.is_compiling():  # a compiled graph updates buffers once anyway, and accepts no context_fn
         return torch_checkpoint(module, *args, use_reentrant=False)
     if is_transformed():
         return module(*args)
@@ -37,10 +37,10 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
 @contextmanager
 def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Context in which the norms of ``module`` do not update their running statistics.
+    """Context manager: norms of ``module`` do not update their running statistics.
 
-    Unlike `zoo.ops.context.restored_buffers` it modifies no buffer that the graph of the repeated forward has saved, so
-    that backward may run after the context has ended.
+    Unlike `zoo.ops.context.restored_buffers`, it modifies no buffer that the graph of the recomputation has saved.
+    Backward may therefore run after the context has ended.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     foreign = [norm for norm in module.modules() if isinstance(norm, NormBase) and not isinstance(norm, ABN)]
@@ -50,7 +50,7 @@ def paused_statistics(module: nn.Module) -> Iterator[None]:
     for norm in norms:
         norm.statistics_paused = True
     for other in foreign:
-        other.momentum = 0.0  # the running statistics stay as they are
+        other.momentum = 0.0  # leaves the running statistics unchanged
     try:
         yield
     finally:

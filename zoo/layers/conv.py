@@ -1,4 +1,4 @@
-"""Convolutions without bias, created without torch's initialization because `init_weights` overwrites it."""
+"""Convolutions without bias and without torch's initialization, which `init_weights` would overwrite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uninitialized(kind: Callable[..., Layer], *arguments: Any, **options: Any) -
 def conv2d(
     in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> nn.Conv2d:
-    """Return an uninitialized convolution without bias whose padding keeps the size of the map at stride 1."""
+    """Return an uninitialized convolution without bias; its padding preserves height and width at stride 1."""
     return uninitialized(
         nn.Conv2d,
         in_channels,

@@ -16,21 +16,23 @@ from zoo.ops.context import is_fx_proxy
 
 
 class DenseModule(nn.Module):
-    """Layers that each read all earlier outputs: norm, 1x1 to 4 growth, norm, 3x3 to growth (Huang et al. 2017).
+    """Dense block; each layer is norm, 1x1 conv to 4 growth, norm, 3x3 conv to growth (Huang et al. 2017).
 
-    The output is the concatenation of the input and all layers' outputs, ``out_channels`` wide. The state dict holds
-    all ``convs1`` before all ``convs3``, as published.
+    Each layer reads the concatenation of the input and all earlier outputs. The output, ``out_channels`` wide, is the
+    concatenation of the input and all layers' outputs. The state dict holds all ``convs1`` before all ``convs3``, as
+    published.
 
     Args:
     - `in_channels`: channels of the input.
-    - `growth`: the channels that each layer adds.
-    - `layers`: the number of layers.
+    - `growth`: channels that each layer adds.
+    - `layers`: number of layers.
     - `norm`: function channels -> norm with its activation.
     - `dilation`: dilation of the 3x3 convolutions.
-    - `memory`: what is kept for backward. "auto": with in-place norms, the output of each layer and of its second
-      norm, which is linear in the number of layers; the concatenation and the first norm are repeated (`norm_conv`).
-      With other norms "auto" keeps what "plain" keeps. "plain": also the first norms' outputs, which are as wide as
-      everything before them. "checkpoint": the layers' outputs only; each layer is run again.
+    - `memory`: what is saved for backward.
+      "auto": the output of each layer and of its second norm, linear in the number of layers; the concatenation and
+      the first norm are recomputed (`norm_conv`). Needs in-place norms; with others the same as "plain".
+      "plain": also the outputs of the first norms, quadratic in the number of layers.
+      "checkpoint": the layers' outputs only; backward recomputes each layer.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class DenseModule(nn.Module):
             conv1, conv3 = conv2d(channels, width, 1), conv2d(width, growth, 3, dilation=dilation)
             self.convs1.append(NormConv(norm(channels), conv1, recompute=memory == "auto"))
             self.convs3.append(NormConv(norm(width), conv3))
-        out_of_place(self.convs1[0].bn)  # the first layer reads the module's input itself, not a concatenation
+        out_of_place(self.convs1[0].bn)  # the first layer reads the block's input itself, not a concatenation
         self.out_channels = in_channels + layers * growth
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ class DenseModule(nn.Module):
         return join(self.maps(x))
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        """Return x and what each layer adds, (N, growth, H, W): the parts of the module's output."""
+        """Return the parts of the output: x, and (N, growth, H, W) for each layer."""
         maps = [x]
         for conv1, conv3 in zip(self.convs1, self.convs3, strict=True):
             if self.memory == "checkpoint" and not is_fx_proxy(x):
@@ -73,7 +75,7 @@ class DenseModule(nn.Module):
 
 
 class _DenseLayer(nn.Module):
-    """The two steps of a layer as one module that `checkpoint` can run again. It is made for one call only."""
+    """One layer as a module that `checkpoint` can recompute; created for a single call."""
 
     def __init__(self, conv1: nn.Module, conv3: nn.Module) -> None:
         super().__init__()
@@ -86,7 +88,7 @@ class _DenseLayer(nn.Module):
 class NormConv(nn.Sequential):
     """Norm ``bn`` and convolution ``conv`` of the concatenation of all inputs.
 
-    With ``recompute`` and an in-place norm, concatenation and norm output are not kept but computed again in backward.
+    With ``recompute`` and an in-place norm, backward recomputes the concatenation and the norm's output.
     """
 
     bn: nn.Module

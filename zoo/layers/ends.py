@@ -1,4 +1,4 @@
-"""Both ends of the networks: the stem, with its maximum pooling, and the classifier."""
+"""Stem, max pooling and classifier of the networks."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from zoo.layers.conv import conv2d, uninitialized
 from zoo.layers.norm import NormFactory
 from zoo.ops.pooling import max_pool2d
 
-torch.fx.wrap("max_pool2d")  # one call in a traced graph, where it is unknown whether a tensor requires grad
+torch.fx.wrap("max_pool2d")  # a leaf call in torch.fx graphs: proxies do not tell whether they require grad
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """`torch.nn.MaxPool2d` that keeps one byte per output for backward, not its input and 64-bit indices."""
+    """`torch.nn.MaxPool2d` that saves one byte per output for backward instead of its input and 64-bit indices."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the maximum of each window; with ``return_indices`` torch's pair, and torch's memory."""
+        """Return the maximum of each window. With ``return_indices`` it is torch's own pooling, with its memory."""
         if self.return_indices:
             return super().forward(x)
         return max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 def max_pool(memory: str = "auto") -> nn.MaxPool2d:
-    """Return the 3x3 maximum pooling of stride 2 that all networks use; ``memory="plain"``: torch's own."""
+    """Return the networks' 3x3 max pooling with stride 2; torch's own with ``memory="plain"``."""
     return (nn.MaxPool2d if memory == "plain" else MaxPool2d)(3, stride=2, padding=1)
 
 
 def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = "auto") -> nn.Sequential:
-    """Return the stem of networks whose first norm belongs to their first block (ResNeXt, DenseNet).
+    """Return the stem of pre-activation networks (ResNeXt, DenseNet), whose first block starts with a norm.
 
-    It is a 7x7 convolution of stride 2 and the pool, or with ``input_3x3`` three 3x3 convolutions, the first of stride
-    2, with two norms between them, and the pool. ``memory="plain"`` takes torch's own pool, which keeps more for
-    backward.
+    A 7x7 convolution with stride 2, or with ``input_3x3`` three 3x3 convolutions, the first with stride 2, and norms
+    between them. Max pooling follows: torch's own with ``memory="plain"``.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_3x3:
@@ -49,15 +48,15 @@ def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = 
 
 
 class GlobalAvgPool2d(nn.Module):
-    """Mean over the map: (N, C, H, W) -> (N, C)."""
+    """Global average pooling: (N, C, H, W) -> (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mean of each channel's map."""
+        """Return the mean of each channel."""
         return x.flatten(2).mean(-1)
 
 
 def build_classifier(channels: int, classes: int, drop_rate: float = 0.0) -> nn.Sequential:
-    """Return ``avg_pool``, with a ``drop_rate`` above 0 ``drop``, and the uninitialized linear layer ``fc``."""
+    """Return ``avg_pool``, ``drop`` if ``drop_rate`` is above 0, and the uninitialized linear layer ``fc``."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(avg_pool=GlobalAvgPool2d())
     if drop_rate > 0:
         layers["drop"] = nn.Dropout(drop_rate)

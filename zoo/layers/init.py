@@ -1,4 +1,4 @@
-"""The published weight initialisations."""
+"""The published weight initializations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-METHODS: dict[str, Callable[..., Tensor]] = {
+INIT_METHODS: dict[str, Callable[..., Tensor]] = {
     "xavier_normal": nn.init.xavier_normal_,
     "xavier_uniform": nn.init.xavier_uniform_,
     "kaiming_normal": nn.init.kaiming_normal_,
@@ -23,16 +23,16 @@ def init_weights(
     activation: str = "leaky_relu",
     activation_param: float = 0.01,
 ) -> None:
-    """Initialise the weights of all convolutions and linear layers in place; norms are left at weight 1 and bias 0.
+    """Initialize all convolutions and linear layers in place; norms are unchanged.
 
-    Convolutions are initialised by ``method``: xavier and orthogonal with ``gain_multiplier`` times the gain of the
+    ``method`` initializes the convolutions: xavier and orthogonal with ``gain_multiplier`` times the gain of the
     activation, kaiming with the slope of the activation (it ignores the multiplier). Linear layers get Xavier-uniform
-    weights of gain 0.1, and all biases 0. The RevNets' "truncated_normal" and torch's own "torch" ignore multiplier and
-    activation, and have their own rules for linear layers: see `_init_truncated` and `_init_as_torch`.
+    weights with gain 0.1. Biases are 0. The RevNets' "truncated_normal" and torch's own "torch" ignore multiplier and
+    activation, and initialize linear layers differently: see `_init_truncated` and `_init_as_torch`.
     """
-    init_layer = _OWN.get(method)
+    init_layer = _INIT_LAYER.get(method)
     if init_layer is None:
-        init_layer = _published(method, gain_multiplier, activation, activation_param)
+        init_layer = _init_published(method, gain_multiplier, activation, activation_param)
     for layer in module.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             if layer.bias is not None:
@@ -40,10 +40,10 @@ def init_weights(
             init_layer(layer)
 
 
-def _published(
+def _init_published(
     method: str, gain_multiplier: float, activation: str, activation_param: float
 ) -> Callable[[nn.Conv2d | nn.Linear], None]:
-    fill = METHODS[method]
+    fill = INIT_METHODS[method]
     if method.startswith("kaiming"):
         settings = {"a": 0.0 if activation in ("relu", "elu") else activation_param}
     else:
@@ -59,9 +59,9 @@ def _published(
 
 
 def _init_truncated(layer: nn.Conv2d | nn.Linear) -> None:
-    """Initialise a convolution from a normal distribution of std sqrt(2 / (k k out)), truncated at two std.
+    """Initialize a convolution from a normal distribution with std sqrt(2 / (k k out)), truncated at two std.
 
-    A linear layer is initialised uniformly within sqrt(3 / in). Source: the public code of Gomez et al. 2017.
+    A linear layer is initialized uniformly within sqrt(3 / in). Source: the public code of Gomez et al. 2017.
     """
     weight = layer.weight
     if isinstance(layer, nn.Conv2d):
@@ -73,11 +73,11 @@ def _init_truncated(layer: nn.Conv2d | nn.Linear) -> None:
 
 
 def _init_as_torch(layer: nn.Conv2d | nn.Linear) -> None:
-    """Initialise weights and biases uniformly within 1 / sqrt(fan in), as torch does when it makes a layer."""
+    """Initialize weights and biases uniformly within 1 / sqrt(fan in), as torch's constructors do."""
     layer.reset_parameters()
 
 
-_OWN: dict[str, Callable[[nn.Conv2d | nn.Linear], None]] = {
+_INIT_LAYER: dict[str, Callable[[nn.Conv2d | nn.Linear], None]] = {
     "truncated_normal": _init_truncated,
     "torch": _init_as_torch,
 }

@@ -1,8 +1,8 @@
-"""Invertible: each layer has an inverse, and is undone from its output in the same memory (Hascoet et al. 2023).
+"""Invertible layers: each layer's input is reconstructed from its output in the same memory (Hascoet et al. 2023).
 
-A chain (`zoo.ops.chain.run_chain`) undoes such layers one by one, from the last to the first. A layer's ``forward`` is
-ordinary torch, ``record_`` does the same in place, and ``undo_`` turns output and gradient back into those of the
-input, in place too. (Reversible blocks, whose functions f and g need no inverse, are in `zoo.layers.reversible`.)
+A chain (`zoo.ops.chain.run_chain`) inverts such layers one by one, from the last to the first. A layer's ``forward`` is
+ordinary torch, ``record_`` computes the same in place, and ``undo_`` turns output and output gradient into input and
+input gradient, also in place. Reversible blocks, which need no inverse of f and g, are in `zoo.layers.reversible`.
 
 Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
 """
@@ -48,10 +48,9 @@ torch.fx.wrap("call_norm")
 
 
 class Invertible(nn.Module):
-    """A layer that maps x of shape (N, C, H, W) to y, and can be undone; base of this file's layers.
+    """Base class of layers that map x of shape (N, C, H, W) to y and can be inverted.
 
-    `record` and `record_` return, beside the output y, what is needed to undo the call. `reverse` and `undo_` get it as
-    ``saved``.
+    `record` and `record_` also return ``saved``, the state that `reverse` and `undo_` need in addition to y.
     """
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -73,25 +72,25 @@ class Invertible(nn.Module):
     def reverse(
         self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: Any
     ) -> tuple[Tensor, Tensor | None, Gradients]:
-        """Return x, dx and the gradients of the parameters; y and dy are overwritten only with ``may_overwrite``."""
+        """Return x, dx and the gradients of the parameters; overwrites y and dy only if ``may_overwrite``."""
         if not may_overwrite:
             y, dy = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (y, dy))
         return self.undo_(y, dy, saved)
 
     def as_links(self) -> tuple[LayerCall]:
-        """Return the layer as a link that remembers what undoing this one call needs."""
+        """Return a link for one call of the layer."""
         return (LayerCall(self),)
 
 
 class LayerCall:
-    """One call of a layer in a chain: a link, with what undoing the call needs beside its output."""
+    """One call of a layer in a chain: a link that holds the call's ``saved`` state."""
 
     def __init__(self, layer: Invertible) -> None:
         self.layer = layer
         self.saved: Any = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the layer's output in a new tensor; runs without gradients."""
+        """Return the layer's output in a new tensor; autograd records nothing."""
         y, self.saved = self.layer.record(x)
         return y
 
@@ -100,13 +99,13 @@ class LayerCall:
         return self.layer.modules()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Any, Gradients]:
-        """Return the input, its gradient and those of the parameters."""
+        """Return the input, its gradient, and the gradients of the parameters."""
         x, dx, gradients = self.layer.reverse(ys[0], grads[0], may_overwrite, self.saved)
         return (x,), (dx,), gradients
 
 
 class _Pool(Invertible):
-    """Base of the pools; a subclass names the functions that pool, undo that, and undo it in place."""
+    """Base class of the pools; subclasses set the functions: pooling, its inverse, and the in-place inverse."""
 
     pool: Callable[[Tensor], Tensor]
     unpool: Callable[[Tensor], Tensor]
@@ -130,7 +129,7 @@ class _Pool(Invertible):
 
 
 class ChannelPool(_Pool):
-    """2x2 windows as channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
+    """Moves 2x2 windows into channels: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
 
     pool = staticmethod(channel_pool)
     unpool = staticmethod(channel_unpool)
@@ -138,7 +137,7 @@ class ChannelPool(_Pool):
 
 
 class BatchPool(_Pool):
-    """2x2 windows as images: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.inverse.batch_pool`."""
+    """Moves 2x2 windows into the batch: (N, C, H, W) -> (4 N, C, H/2, W/2), see `zoo.ops.inverse.batch_pool`."""
 
     pool = staticmethod(batch_pool)
     unpool = staticmethod(batch_unpool)
@@ -146,7 +145,7 @@ class BatchPool(_Pool):
 
 
 class InvertibleLeakyReLU(Invertible):
-    """Leaky ReLU; its inverse is the one of slope 1 / ``slope``."""
+    """Leaky ReLU; its inverse is a leaky ReLU with slope 1 / ``slope``."""
 
     def __init__(self, slope: float) -> None:
         super().__init__()
@@ -175,12 +174,12 @@ class InvertibleLeakyReLU(Invertible):
 
 
 class InvertibleNorm(Invertible):
-    """Batch norm y = (|weight| + eps_i) (x - mean) / sqrt(var + eps) + bias, undone with the same statistics.
+    """Batch norm y = (|weight| + eps_i) (x - mean) / sqrt(var + eps) + bias, inverted with the same statistics.
 
     Args:
-    - `norm`: holds parameters and running statistics, and takes the statistics of the batch, of all processes where it
-      is synchronised; its activation is not used.
-    - `eps_i`: the least gain, which bounds how much the inverse amplifies an error.
+    - `norm`: holds parameters and running statistics and computes batch statistics, over all processes if it is
+      synchronized. Its activation is not used.
+    - `eps_i`: minimum gain; bounds the error amplification of the inverse.
 
     Source: Hascoet et al. 2023, section 4.2.1; in their code ``eps_i`` did not reach the layers.
     """
@@ -188,34 +187,34 @@ class InvertibleNorm(Invertible):
     def __init__(self, norm: ABN, eps_i: float) -> None:
         super().__init__()
         if eps_i < 0:
-            raise ValueError(f"eps_i, the least gain of an invertible norm, must be 0 or more, got {eps_i}")
+            raise ValueError(f"eps_i, the minimum gain of an invertible norm, must be 0 or more, got {eps_i}")
         if not norm.affine:
-            raise ValueError("an invertible norm has weight and bias; give it a norm that has them too (affine=True)")
+            raise ValueError("an invertible norm needs weight and bias; pass a norm with affine=True")
         self.norm = norm if isinstance(norm, InPlaceABN) else InPlaceABN(norm.num_features, norm.eps, norm.momentum)
         self.eps_i = eps_i
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return y in a new tensor; in training the batch is counted in the running statistics."""
+        """Return y in a new tensor; updates the running statistics in training."""
         return call_norm(self, x)
 
     def compute(self, x: Tensor) -> Tensor:
-        """Do the work of `forward`."""
+        """Implement `forward`, which torch.fx does not trace into."""
         return normalize(x, self.norm.take_statistics(x), self._settings(), inplace=False)
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor, in evaluation mode; RuntimeError in training, as y does not tell x's statistics."""
+        """Return x in a new tensor. Raises RuntimeError in training: y does not determine the statistics of x."""
         if self.norm.training:
             raise RuntimeError(
-                "the inverse of a batch norm in training needs the statistics of its input; call eval() to invert with "
-                "the running ones"
+                "the inverse of a batch norm in training needs the statistics of its input; call eval() to use the "
+                "running statistics"
             )
         x = y.clone()
         denormalize_(x, self.norm.take_statistics(y), self._settings())
         return x
 
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
-        """Return y in the memory of x, and the statistics; in training the batch is counted."""
+        """Return y in the memory of x, and the statistics; updates the running statistics in training."""
         statistics = self.norm.take_statistics(x)
         if statistics.num_values is None:  # running statistics, which later batches update in place
             statistics = statistics._replace(mean=statistics.mean.clone())
@@ -234,12 +233,12 @@ class InvertibleNorm(Invertible):
         return NormSettings(norm.weight.abs() + (self.eps_i - norm.eps), norm.bias, norm.eps, "identity", 0.0)
 
     def extra_repr(self) -> str:
-        """Return the least gain."""
+        """Return the minimum gain."""
         return f"eps_i={self.eps_i}"
 
 
 class Coupling(Invertible):
-    """y1 = x1 + f(x2), y2 = x2 + g(y1) for the halves of the channels; base of the layers with modules f and g."""
+    """Additive coupling of the halves of the channels, y1 = x1 + f(x2), y2 = x2 + g(y1); base class."""
 
     f: Any  # modules
     g: Any
@@ -252,7 +251,7 @@ class Coupling(Invertible):
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
-        """Return x in a new tensor; moves no running statistics."""
+        """Return x in a new tensor; does not update running statistics."""
         y1, y2 = halves(y)
         with paused_statistics(self):
             x2 = y2 - self.g(y1)
@@ -260,7 +259,7 @@ class Coupling(Invertible):
 
 
 class InvertibleConv(Coupling):
-    """Coupling whose f and g are 3x3 convolutions without bias.
+    """Additive coupling whose f and g are 3x3 convolutions without bias.
 
     Raises ValueError for an odd number of channels. Source: Hascoet et al. 2023, section 4.2.3.
     """
@@ -283,17 +282,17 @@ class InvertibleConv(Coupling):
 
 
 class LayerwiseBlock(Coupling):
-    """Reversible block whose branches f and g are made of invertible layers.
+    """Reversible block whose branches f and g consist of invertible layers.
 
-    Undoing the block runs a branch forward, subtracts what comes out, and undoes the branch layer by layer, so that
-    inside a branch only one map and its gradient exist at a time.
+    Backward recomputes a branch, subtracts its output, and inverts the branch layer by layer. Inside a branch only one
+    map and its gradient exist at a time.
 
     Args:
-    - `f`, `g`: the layers of the branches, each of which keeps the shape.
-    - `keep_input`: what happens to the input of a branch, which is half of the map. True: the branch runs in a copy,
-      and the input stays exact, so that errors inside a branch never leave the block; this is the paper's block
-      and that of the authors' code. False: the branch runs in the memory of its own input, and undoing it brings
-      the input back, as precisely as the branch alone can be undone; a step then takes half of the map less.
+    - `f`, `g`: layers of the branches; each preserves the shape.
+    - `keep_input`: whether backward preserves the input of a branch, which is half of the map. True: the branch runs on
+      a copy and its input stays exact, so errors inside a branch do not leave the block, as in the paper and the
+      authors' code. False: the branch overwrites its input, which inverting it restores up to the branch's own
+      error; a step then takes half a map less memory.
 
     Source: Hascoet et al. 2023, section 4.4.
     """
@@ -312,7 +311,7 @@ class LayerwiseBlock(Coupling):
         return x, None
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
-        """Return x and dx in the memory of y and dy, and the gradients of the parameters; counts no batch."""
+        """Return x and dx in the memory of y and dy, and parameter gradients; does not update running statistics."""
         (y1, y2), (dy1, dy2) = halves(y), halves(dy)
         with paused_statistics(self):
             gradients = _subtract_layers_(self.g, y1, y2, dy1, dy2, self.keep_input)
@@ -321,7 +320,7 @@ class LayerwiseBlock(Coupling):
 
 
 def _record_layers_(layers: Iterable[Any], x: Tensor) -> tuple[Tensor, list[Any]]:
-    """Return the layers' output in the memory of x, and what undoing each of them needs beside it."""
+    """Return the layers' output in the memory of x, and the ``saved`` state of each layer."""
     saved_by_layers = []
     for layer in layers:
         x, saved = layer.record_(x)
@@ -334,7 +333,7 @@ def _subtract_layers_(
 ) -> Gradients:
     """Subtract ``branch(source)`` from target, add the branch's gradient to dsource; return the parameters' gradients.
 
-    With ``keep_source`` the source stays as it is; otherwise it is overwritten, and reconstructed at the end.
+    Unless ``keep_source``, the branch overwrites the source, which is reconstructed at the end.
     """
     start = source.clone(memory_format=torch.contiguous_format) if keep_source else source
     z, saved_by_layers = _record_layers_(branch, start)
@@ -349,14 +348,14 @@ def _subtract_layers_(
 
 
 class Stem(Invertible):
-    """The first convolution, which is not undone: its input, the images, is there anyway."""
+    """The first convolution; saves its input, the images, instead of inverting the convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = conv2d(3, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution of the images, at least in float32: all that follows adds to it."""
+        """Return the convolution of the images, at least in float32 because all later layers add to it."""
         return self.conv(x).to(torch.promote_types(x.dtype, torch.float32))
 
     def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
@@ -366,27 +365,27 @@ class Stem(Invertible):
     def reverse(
         self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: tuple[Tensor, int]
     ) -> tuple[Tensor, Tensor | None, Gradients]:
-        """Return the images, their gradient if they need one, and that of the weight.
+        """Return the images, their gradient if they need one, and the gradient of the weight.
 
-        RuntimeError if the images have been overwritten since.
+        Raises RuntimeError if the images have been overwritten.
         """
         x, version = saved
         if x._version != version:
             raise RuntimeError(
-                f"the images of shape {tuple(x.shape)} have been overwritten between the forward pass of an "
-                "invertible network and its backward pass, which needs them; give it a copy"
+                f"the images of shape {tuple(x.shape)} were overwritten between the forward and the backward pass of "
+                "an invertible network, which needs them; pass it a copy"
             )
         dx, dweight = convolve_gradients(x, dy, self.conv)
         return x, dx, {self.conv.weight: dweight}
 
 
 class GlobalMax(Invertible):
-    """The largest value of each channel over the maps of ``images`` images: (N images, C, H, W) -> (N, C).
+    """Global max pooling over the maps of ``images`` images: (N images, C, H, W) -> (N, C).
 
-    The map is kept and passed on to the layers before, which overwrite it, so that backward can be run only once.
+    Backward passes the saved map to the layers before, which overwrite it; it can therefore run only once.
 
     Args:
-    - `images`: number of images in the map that batch pools have made from one image of the network's input.
+    - `images`: number of images that the batch pools made of each input image.
     """
 
     def __init__(self, images: int = 1) -> None:
@@ -404,8 +403,8 @@ class GlobalMax(Invertible):
     def reverse(
         self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: list[Tensor]
     ) -> tuple[Tensor, Tensor, Gradients]:
-        """Return the map and its gradient; RuntimeError the second time."""
+        """Return the map and its gradient. Raises RuntimeError in a second backward pass."""
         if not saved:
-            raise RuntimeError("backward through an invertible network can be run once: it overwrites what it keeps")
+            raise RuntimeError("backward through an invertible network can run only once: it overwrites what it saved")
         x = saved.pop()
         return x, largest_gradient(x, y, dy, self.images), {}

@@ -1,4 +1,4 @@
-"""Batch norm + activation in one module: standard (ABN), in place (InPlaceABN) and synchronised (InPlaceABNSync)."""
+"""Batch norm + activation in one module: standard (ABN), in-place (InPlaceABN) and synchronized (InPlaceABNSync)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.torch_internals import NormBase
 
 NormFactory = Callable[[int], nn.Module]
 
-torch.fx.wrap("call_norm")  # one call in a traced graph: the checks and the statistics need a tensor with values
+torch.fx.wrap("call_norm")  # a leaf call in torch.fx graphs: checks and statistics need tensors with values
 
 
 def call_norm(norm: Any, *args: Any) -> Tensor:
@@ -30,23 +30,22 @@ def call_norm(norm: Any, *args: Any) -> Tensor:
 class ABN(NormBase):
     """Standard batch norm followed by an activation; not in place.
 
-    z = f(weight (x - mean) / sqrt(var + eps) + bias), with the sign of ``weight`` kept.
+    z = f(weight (x - mean) / sqrt(var + eps) + bias); ``weight`` may be negative.
 
     Args:
-    - `num_features`: the number of channels C of the inputs, which have shape (N, C, ...).
+    - `num_features`: number of channels C of the input (N, C, ...).
     - `eps`: added to the variance.
-    - `momentum`: the weight of a batch in the running statistics, or None for their cumulative average.
-    - `affine`: have `weight` and `bias`, shape (C,), starting at 1 and 0.
-    - `track_running_stats`: have `running_mean` and `running_var`, shape (C,), and `num_batches_tracked`. Without them
-      evaluation uses the statistics of the batch, too.
+    - `momentum`: weight of a batch in the running statistics; None for a cumulative average.
+    - `affine`: whether the layer has `weight` and `bias`, shape (C,), initially 1 and 0.
+    - `track_running_stats`: whether the layer has `running_mean` and `running_var`, shape (C,), and
+      `num_batches_tracked`. Without them, evaluation uses batch statistics too.
     - `activation`: relu, leaky_relu, elu or identity.
-    - `activation_param`: the slope of leaky_relu below 0, or the alpha of elu; positive.
-    - `device`, `dtype`: where and as what parameters and buffers are made, as in `torch.nn.BatchNorm2d`.
+    - `activation_param`: negative slope of leaky_relu, or alpha of elu; positive.
+    - `device`, `dtype`: of parameters and buffers, as in `torch.nn.BatchNorm2d`.
 
-    All are plain attributes, read at each call. In training the running statistics and ``num_batches_tracked`` are
-    updated in place, unless the layer is frozen (`freeze_norms`). Raises ValueError for an unknown activation, a slope
-    or alpha that is not positive, a wrong number of channels, and fewer than two values per channel to take statistics
-    of.
+    All are plain attributes, read in each call. Training updates the running statistics and ``num_batches_tracked``
+    in place, unless the layer is frozen (`freeze_norms`). Raises ValueError for an unknown activation, a slope or alpha
+    that is not positive, a wrong number of channels, and batch statistics of fewer than two values per channel.
     """
 
     activations: tuple[str, ...] = (*INVERTIBLE_ACTIVATIONS, "relu")
@@ -68,14 +67,14 @@ class ABN(NormBase):
         self.activation = activation
         self.activation_param = activation_param
         self.frozen = False
-        self.statistics_paused = False  # True while a forward pass is repeated, which does not count as a batch
+        self.statistics_paused = False  # True during a recomputation, which is not a new batch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised and activated x, same shape and dtype."""
+        """Return the normalized and activated x, same shape and dtype."""
         return call_norm(self, x)
 
     def compute(self, x: Tensor) -> Tensor:
-        """Do the work of `forward`."""
+        """Implement `forward`, which torch.fx does not trace into."""
         check_activation(self.activation, self.activation_param, self.activations)
         check_input(x, [self.weight, self.running_mean])
         mean, var, momentum = self.running_mean, self.running_var, 0.0
@@ -89,13 +88,13 @@ class ABN(NormBase):
                 return self._cumulative(x, current)
             momentum = current
         elif mean is not None and var is not None:
-            # Backward keeps these vectors, and a later batch updates the layer's own in place.
+            # Backward needs these vectors; later batches update the layer's own in place.
             mean, var = mean.clone(), var.clone()
         z = F.batch_norm(x, mean, var, self.weight, self.bias, use_batch, momentum, self.eps)
         return activate_(z, self.activation, self.activation_param)
 
     def _cumulative(self, x: Tensor, momentum: Tensor) -> Tensor:
-        """Return what `forward` does in training, for a momentum that is a tensor."""
+        """Return the output in training for a momentum that is a tensor."""
         mean, var = torch.zeros_like(self.get_buffer("running_mean")), torch.ones_like(self.get_buffer("running_var"))
         z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets mean and var
         with torch.no_grad():
@@ -108,24 +107,24 @@ class ABN(NormBase):
         return super().train(mode and not self.frozen)
 
     def extra_repr(self) -> str:
-        """Return the settings, in the words of the constructor."""
+        """Return the constructor arguments."""
         text = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
         text += f", activation={self.activation}"
         return text + (f"[{self.activation_param}]" if self.activation in ("leaky_relu", "elu") else "")
 
 
 class InPlaceABN(ABN):
-    """Batch norm + activation that overwrites its input and keeps only its output for backward.
+    """Batch norm + activation that overwrites its input and saves only its output for backward.
 
     z = f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias), f one of leaky_relu, elu, identity.
 
-    The arguments are those of `ABN`; attributes and state dict as well, except for `inplace`.
+    Arguments, attributes and state dict are those of `ABN`; the attribute `inplace` is added.
 
     Nothing else may need the input: autograd raises RuntimeError for a leaf that requires grad and for a tensor that
-    its producer has saved. Where x is still needed (a shortcut, a returned feature) set ``inplace = False``: the output
-    is then a new tensor, and no more is kept for backward. Under torch.compile x is never overwritten. Gradients can be
-    taken once, not twice. torch refuses full backward hooks on modules that work in place: set ``inplace = False``
-    there, too.
+    its producer has saved. If x is still needed (a shortcut, a returned feature), set ``inplace = False``: the output
+    is then a new tensor, and still the only one saved for backward. Also set it for modules with full backward hooks,
+    which torch rejects on in-place modules. Under torch.compile x is never overwritten. Double backward is not
+    supported.
 
     Source: Rota Bulo, Porzi, Kontschieder, In-Place Activated BatchNorm, CVPR 2018; |weight| + eps as in its code.
     """
@@ -134,18 +133,17 @@ class InPlaceABN(ABN):
     inplace = True
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
-        """Return f(norm(x) + shortcut); with ``inplace`` (the default) it is x itself, overwritten.
+        """Return f(norm(x) + shortcut); overwrites and returns x if ``inplace`` (the default).
 
         Args:
         - `x`: shape (N, C, ...).
-        - `shortcut`: added before the activation; it has the shape and dtype of x and is kept for backward; None adds
-          nothing.
-        - `activation`: name and parameter of f; None for those of the layer.
+        - `shortcut`: added before the activation, shape and dtype of x; saved for backward. None adds nothing.
+        - `activation`: name and parameter of f; default: those of the layer.
         """
         return call_norm(self, x, shortcut, activation)
 
     def compute(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
-        """Do the work of `forward`."""
+        """Implement `forward`, which torch.fx does not trace into."""
         return inplace_abn(
             x,
             self.weight,
@@ -155,40 +153,39 @@ class InPlaceABN(ABN):
             self.momentum,
             self.eps,
             *(activation or (self.activation, self.activation_param)),
-            # FSDP2 hands a module that it shards by itself a view of the input, which autograd lets nobody overwrite.
+            # FSDP2 passes a view of the input to a module that it shards individually; autograd forbids overwriting it.
             inplace=self.inplace and not hasattr(type(self), "set_reshard_after_forward"),
-            group=self._group_to_synchronise(),
+            group=self._sync_group(),
             shortcut=shortcut,
             num_batches=self.num_batches_tracked,
         )
 
     def take_statistics(self, x: Tensor) -> Statistics:
-        """Return the statistics to normalise x with; in training, count the batch and update the running ones."""
+        """Return the statistics to normalize x with; updates the running statistics in training."""
         tracking = self.training, self.momentum, self.num_batches_tracked
         vectors = self.weight, self.bias, *self._running_statistics()
-        return take_statistics(x, *vectors, *tracking, self._group_to_synchronise())
+        return take_statistics(x, *vectors, *tracking, self._sync_group())
 
     def _running_statistics(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return mean and variance; None for a forward pass that is repeated, which leaves them as they are."""
+        """Return running mean and variance; None in a recomputation, which must not update them."""
         paused = self.training and self.statistics_paused
         return (None, None) if paused else (self.running_mean, self.running_var)
 
-    def _group_to_synchronise(self) -> dist.ProcessGroup | None:
+    def _sync_group(self) -> dist.ProcessGroup | None:
         return None
 
 
 class InPlaceABNSync(InPlaceABN):
-    """`InPlaceABN` with the batch statistics of all processes of ``group`` (None: the default process group).
+    """`InPlaceABN` with batch statistics over all processes of a group.
 
     Args:
-    - `group`: the process group, or None for the default one. Without an initialised process group, in a group of one
-      process and in evaluation the layer is an `InPlaceABN`.
+    - `group`: the process group; None for the default group. In evaluation, in a group of one process, and without an
+      initialized process group, the layer equals `InPlaceABN`.
     - All others are those of `ABN`.
 
-    Processes may hold different numbers of values, or none; the whole group needs at least two per channel. There is
-    one all-gather in forward, one all-reduce in backward, and no communication in evaluation. The gradients of weight
-    and bias are local sums, for DistributedDataParallel to average. A deep copy shares the group; a pickle loses it
-    (None).
+    Batch sizes may differ between processes and may be 0; the group needs at least two values per channel in total.
+    Forward takes one all-gather, backward one all-reduce; evaluation does not communicate. Gradients of weight and bias
+    are local sums, for DistributedDataParallel to average. A deep copy shares the group; pickling sets it to None.
     """
 
     def __init__(
@@ -211,14 +208,14 @@ class InPlaceABNSync(InPlaceABN):
         self.group = group
 
     def set_group(self, group: dist.ProcessGroup | None) -> None:
-        """Synchronise over ``group`` from now on."""
+        """Synchronize over ``group`` from now on."""
         self.group = group
 
-    def _group_to_synchronise(self) -> dist.ProcessGroup | None:
+    def _sync_group(self) -> dist.ProcessGroup | None:
         return group_to_synchronize(self.group, self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:
-        """Return a copy that synchronises over the same group; a group itself cannot be copied."""
+        """Return a copy with the same group; process groups cannot be copied."""
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         memo[id(self.group)] = self.group
@@ -226,15 +223,15 @@ class InPlaceABNSync(InPlaceABN):
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: everything except the group, which means nothing to another process."""
+        """Return the attributes to pickle, without the group, which is meaningless to another process."""
         return {**self.__dict__, "group": None}
 
 
 def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
     """Overwrite z with its activation (relu, leaky_relu, elu or identity) and return it.
 
-    Under torch.compile, and in a selective checkpoint, which may have saved z, the result is a new tensor. The compiler
-    makes code that is several times slower of activations in place, and reuses the memory by itself.
+    Returns a new tensor in a selective checkpoint, which may have saved z, and under torch.compile, which reuses memory
+    by itself and generates code several times slower for in-place activations.
     """
     inplace = can_work_in_place()
     if activation == "relu":
@@ -246,27 +243,30 @@ def activate_(z: Tensor, activation: str, activation_param: float) -> Tensor:
     return z
 
 
-KINDS: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
+NORM_CLASSES: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
 
 
 def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation_param: float = 0.01) -> NormFactory:
-    """Return the function ``channels -> module`` that networks build their norms with.
+    """Return a norm factory, ``channels -> module``, that networks build their norms with.
 
-    ``kind`` is "standard" (`ABN`), "inplace" (`InPlaceABN`), "sync" (`InPlaceABNSync`), or a function of this kind,
-    which is returned as it is. A custom module must leave its input unchanged, or offer an attribute ``inplace`` that
-    can be set to False. Raises ValueError for an unknown kind and for an activation that the kind does not have.
+    Args:
+    - `kind`: "standard" (`ABN`), "inplace" (`InPlaceABN`), "sync" (`InPlaceABNSync`), or a factory, which is returned
+      unchanged. Its modules must not overwrite their input, or must have an attribute ``inplace`` to set to False.
+    - `activation`, `activation_param`: as in `ABN`.
+
+    Raises ValueError for an unknown kind, and for an activation that the kind does not support.
     """
     if callable(kind):
         return kind
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"norm {kind!r} is not one of {', '.join(KINDS)}, nor a function channels -> module")
-    layer = KINDS[kind]
+    if not isinstance(kind, str) or kind not in NORM_CLASSES:
+        raise ValueError(f"norm {kind!r} is not one of {', '.join(NORM_CLASSES)}, nor a function channels -> module")
+    layer = NORM_CLASSES[kind]
     check_activation(activation, activation_param, layer.activations)
     return lambda channels: layer(channels, activation=activation, activation_param=activation_param)
 
 
 def out_of_place(norm: Any) -> Any:
-    """Make a norm leave its input unchanged, and return the norm; for inputs that something else still needs."""
+    """Set a norm to not overwrite its input, for inputs that are read elsewhere too; return the norm."""
     if hasattr(norm, "inplace"):
         norm.inplace = False
     for layer in norm.modules():
@@ -276,19 +276,19 @@ def out_of_place(norm: Any) -> Any:
 
 
 def freeze_norms(module: nn.Module) -> int:
-    """Freeze all norms of ``module`` in evaluation mode, without gradients, and return their number.
+    """Freeze all norms of ``module`` in evaluation mode, without gradients; return their number.
 
-    They ignore ``train()`` until ``frozen = False`` is set on a norm; this is not part of the state dict. Raises
-    ValueError where there is nothing to freeze, or a norm that cannot be frozen: one without running statistics, or one
-    of another package, which would follow ``train()``.
+    A frozen norm ignores ``train()`` until its attribute ``frozen`` is set to False; the state dict does not contain
+    it. Raises ValueError if there is no norm, or a norm that cannot be frozen: one without running statistics, or
+    one of another package, which would follow ``train()``.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
     if not norms:
         raise ValueError(f"{type(module).__name__} has no ABN, InPlaceABN or InPlaceABNSync to freeze")
     for name, norm in module.named_modules():
         if isinstance(norm, NormBase) and (norm not in norms or norm.running_mean is None):
-            why = "is not of this package" if norm not in norms else "has no running statistics"
-            raise ValueError(f"{name or 'the module'} ({type(norm).__name__}) cannot be frozen: it {why}")
+            reason = "is not a norm of this package" if norm not in norms else "has no running statistics"
+            raise ValueError(f"{name or 'the module'} ({type(norm).__name__}) cannot be frozen: it {reason}")
     for norm in norms:
         norm.frozen = True
         norm.eval()
@@ -300,10 +300,10 @@ _groups: dict[tuple[Any, tuple[int, ...]], Any] = {}
 
 
 def active_group(active: bool) -> Any:
-    """Return the group of all processes that call this with ``active=True``; None if none does.
+    """Return the process group of all ranks that call this with ``active=True``; None if there are none.
 
-    Collective: every process of the default group calls it. A group is made once and cached. A process that is not
-    active gets torch's marker for processes outside a group, with which norms do not synchronise.
+    A collective: every rank of the default group must call it. Groups are cached. An inactive rank gets torch's
+    non-member marker, with which norms do not synchronize.
     """
     world_size = dist.get_world_size()
     answers: list[bool] = [False] * world_size
@@ -313,14 +313,14 @@ def active_group(active: bool) -> Any:
         return None
     if len(ranks) == world_size:
         return dist.group.WORLD
-    key = (dist.group.WORLD, ranks)  # a group ends with the default group that it was made in
+    key = (dist.group.WORLD, ranks)  # destroying the default group invalidates the groups made in it
     if key not in _groups:
         _groups[key] = dist.new_group(list(ranks))
     return _groups[key]
 
 
 def set_active_group(module: nn.Module, group: Any) -> None:
-    """Make every synchronised norm in ``module`` (every submodule with ``set_group``) use ``group``."""
+    """Set the process group of every synchronized norm in ``module`` (every submodule with ``set_group``)."""
     for submodule in module.modules():
         set_group = getattr(submodule, "set_group", None)
         if callable(set_group):

@@ -1,4 +1,4 @@
-"""A norm and the convolution after it, without keeping the map between them for backward."""
+"""A norm and the convolution after it; backward recomputes the map between them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from zoo.torch_internals import has_hooks
 
 
 def norm_conv(norm: nn.Module, conv: Any, *inputs: Tensor) -> Tensor:
-    """Return conv(norm(inputs concatenated along the channels)), computing the norm's output again in backward.
+    """Return conv(norm(inputs concatenated along the channels)), recomputing the norm's output in backward.
 
-    Only the inputs are kept; see `norm_act_conv`. This needs an in-place norm and a plain Conv2d. The two modules are
-    called one after the other if they are of other kinds, if a hook observes them, and if autograd does not keep
-    anything here (without gradients, in `torch.func`, and under torch.compile, whose partitioner decides what is kept).
-    Only in these cases does an in-place norm overwrite its input, if it is the only one.
+    Only the inputs are saved; see `norm_act_conv`. Calls ``conv(norm(...))`` instead
+    - unless the norm is in-place and the convolution is a plain Conv2d,
+    - if either module has hooks,
+    - without gradients, in `torch.func`, and under torch.compile, whose partitioner decides what is saved.
+    In these cases an in-place norm overwrites a single input.
     """
     if not _can_recompute(norm, conv, inputs):
         return conv(norm(join(inputs)))
@@ -45,15 +46,15 @@ def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
 
 
 def is_plain(conv: Any) -> bool:
-    """Return whether a module is torch's own Conv2d, padded with zeros and by numbers, not by a word like "same"."""
+    """Return whether a module is torch's own Conv2d with zero padding given in numbers, not as "same" or "valid"."""
     return type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 @torch.no_grad()
 def statistics_and_settings(norm: Any, x: Tensor) -> tuple[Statistics, NormSettings]:
-    """Return the statistics that an in-place norm takes of x, counting the batch, and its settings."""
+    """Return an in-place norm's statistics of x and its settings; updates the running statistics in training."""
     check_activation(norm.activation, norm.activation_param, norm.activations)
     statistics = norm.take_statistics(x)
-    if statistics.num_values is None:  # backward needs the running mean, and a later batch moves it in place
+    if statistics.num_values is None:  # backward needs the running mean, which later batches update in place
         statistics = statistics._replace(mean=statistics.mean.clone())
     return statistics, NormSettings(norm.weight, norm.bias, norm.eps, norm.activation, norm.activation_param)

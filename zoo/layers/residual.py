@@ -13,24 +13,24 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import InPlaceABN, NormFactory, activate_, out_of_place
 from zoo.ops.context import can_work_in_place, is_fx_proxy
 
-FUSE = ("auto", "always", "never")
+FUSE_MODES = ("auto", "always", "never")
 
 
 class ResidualBlock(nn.Module):
-    """Post-activation block: f(branch(x) + shortcut(x)), He et al. 2016; x is left as it is.
+    """Post-activation block, f(branch(x) + shortcut(x)), He et al. 2016; does not modify x.
 
-    The last norms of branch and shortcut have no activation; f is that of the first norm.
+    The last norms of branch and shortcut have no activation; f is the activation of the first norm.
 
     Args:
     - `in_channels`: channels of x.
-    - `channels`: output channels of the convolutions, two for a basic block or three for a bottleneck.
+    - `channels`: output channels of the convolutions: two for a basic block, three for a bottleneck.
     - `norm`: channels -> norm with activation.
     - `stride`: stride of the first 3x3 convolution.
     - `dilation`: dilation of the 3x3 convolutions.
-    - `fuse`: whether the last norm, if it is in place, adds the shortcut and applies the activation itself, so that its
-      own output need not be kept beside the result: "auto" in single and double precision, "always" in half
-      precision too, "never". In half precision the norm's gradient is then good as long as its |weight| is at
-      least 0.01 rms(sum); a last scale that starts at zero is not.
+    - `fuse`: when the last norm, if in-place, adds the shortcut and applies the activation itself, so that its own
+      output is not saved in addition to the result. "auto": in single and double precision; "always": in half
+      precision too; "never". In half precision the norm's gradient is then accurate only while its |weight| is at
+      least 0.01 rms(sum), so not for a zero-initialized last scale.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class ResidualBlock(nn.Module):
         fuse: str = "auto",
     ) -> None:
         super().__init__()
-        if fuse not in FUSE:
-            raise ValueError(f"fuse={fuse!r} is not one of {', '.join(FUSE)}")
+        if fuse not in FUSE_MODES:
+            raise ValueError(f"fuse={fuse!r} is not one of {', '.join(FUSE_MODES)}")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if len(channels) == 3:  # a bottleneck
             layers["conv1"] = conv2d(in_channels, channels[0], 1)
@@ -73,7 +73,7 @@ class ResidualBlock(nn.Module):
 
 
 class _Branch(nn.Sequential):
-    """The layers of a post-activation branch, the last of them a norm without activation."""
+    """The layers of a post-activation branch; the last is a norm without activation."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, shortcut: Tensor, activation: tuple[str, float], fuse: str
@@ -83,14 +83,14 @@ class _Branch(nn.Sequential):
         for layer in layers:
             x = layer(x)
         if fuse != "never" and _can_fuse(norm, x, shortcut, activation, in_half=fuse == "always"):
-            return norm(x, shortcut=shortcut, activation=activation)  # by name: a hook sees x as the only input
+            return norm(x, shortcut=shortcut, activation=activation)  # keyword arguments: hooks get x as the only input
         return activate_(norm(x) + shortcut, *activation)
 
 
 def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float], in_half: bool) -> bool:
-    """Return whether the norm can add the shortcut and activate the sum, and recover the sum precisely enough."""
+    """Return whether the norm can add the shortcut, activate the sum, and recover it precisely enough."""
     return (
-        type(norm).forward is InPlaceABN.forward  # a subclass with another forward may know no shortcut
+        type(norm).forward is InPlaceABN.forward  # an overridden forward may not accept a shortcut
         and norm.activation == "identity"
         and activation[0] in norm.activations
         and not is_fx_proxy(x)
@@ -100,18 +100,18 @@ def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, flo
 
 
 class IdentityResidualBlock(nn.Module):
-    """Pre-activation block: x + branch(norm(x)), nothing after the sum, He et al. 2016 (identity mappings).
+    """Pre-activation block, x + branch(norm(x)), He et al. 2016 (identity mappings); does not modify x.
 
-    A projection reads the output of the first norm, which never overwrites x.
+    The projection, if any, reads the output of the first norm.
 
     Args:
     - `in_channels`: channels of x.
-    - `channels`: output channels of the convolutions, two for a basic block or three for a bottleneck.
+    - `channels`: output channels of the convolutions: two for a basic block, three for a bottleneck.
     - `norm`: channels -> norm with activation.
-    - `stride`: stride of the first convolution, and of the projection.
+    - `stride`: stride of the first convolution and of the projection.
     - `groups`: groups of a bottleneck's 3x3 convolution.
     - `dilation`: dilation of the 3x3 convolutions.
-    - `dropout`: the probability with which whole maps are dropped before the last convolution.
+    - `dropout`: probability of dropping a whole channel before the last convolution.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class IdentityResidualBlock(nn.Module):
         super().__init__()
         bottleneck = len(channels) == 3
         if groups > 1 and not bottleneck:
-            raise ValueError(f"groups={groups} needs a block of three channels, got {tuple(channels)}")
+            raise ValueError(f"groups={groups} needs a bottleneck (three numbers of channels), got {tuple(channels)}")
         self.bn1 = out_of_place(norm(in_channels))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if bottleneck:
@@ -153,15 +153,15 @@ class IdentityResidualBlock(nn.Module):
         """Return the block's output in a new tensor."""
         activated = self.bn1(x)
         shortcut = self.proj_conv(activated) if self.has_projection else x
-        y = self.convs(activated)  # a convolution's output, which nobody else keeps
+        y = self.convs(activated)  # a convolution's output, which nothing else reads
         return y.add_(shortcut) if can_work_in_place() else y + shortcut
 
 
 def _without_activation(norm: Any) -> Any:
     if not hasattr(norm, "activation"):
         raise ValueError(
-            f"{type(norm).__name__} has no attribute `activation` to set to identity: post-activation ResNets need "
-            "norms that have one (as ABN, InPlaceABN and InPlaceABNSync)"
+            f"{type(norm).__name__} has no attribute `activation`, which post-activation ResNets set to identity; use "
+            "norms that have one (ABN, InPlaceABN, InPlaceABNSync)"
         )
     norm.activation = "identity"
     return norm

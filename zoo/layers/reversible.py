@@ -1,7 +1,7 @@
-"""Reversible: y1 = x1 + f(x2), y2 = x2 + g(y1), so that x2 = y2 - g(y1), x1 = y1 - f(x2) (Gomez et al. 2017).
+"""Reversible blocks and chains of them: y1 = x1 + f(x2), y2 = x2 + g(y1) (Gomez et al. 2017).
 
-Blocks that couple two halves of the channels in this way, with any f and g, and chains of such blocks. (Invertible
-layers, which have an inverse each, are in `zoo.layers.invertible`.)
+The block is inverted by x2 = y2 - g(y1), x1 = y1 - f(x2), for any functions f and g; x1 and x2 are the halves of the
+channels. Layers that have an inverse themselves are in `zoo.layers.invertible`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class ReversibleBlock(nn.Module):
     """Additive coupling of two halves: y1 = x1 + f(x2), y2 = x2 + g(y1).
 
     Args:
-    - `f`, `g`: any modules whose output has the shape of their input. They must not overwrite it: a first norm that
-      works in place has to be set to the form that does not (`InPlaceABN.inplace`); RuntimeError otherwise. Beside
-      the input, their output may depend only on their parameters and buffers. They may change no buffers but the
-      running statistics of norms. Hooks of f and g run in a recomputation too.
+    - `f`, `g`: modules whose output has the shape of their input. They must not overwrite the input: set
+      ``inplace = False`` on a leading `InPlaceABN`. The output may depend only on the input, parameters and buffers.
+      The only buffers that they may change are running statistics of norms. Their hooks also run in the recomputation.
+
+    Raises RuntimeError if f or g overwrites its input or changes its shape.
 
     Source: Gomez et al., The Reversible Residual Network, 2017, equations 6 to 8.
     """
@@ -48,24 +49,24 @@ class ReversibleBlock(nn.Module):
 
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
-        """Return (x1, x2) in new tensors; moves no running statistics."""
+        """Return (x1, x2) in new tensors; does not update running statistics."""
         with paused_statistics(self):
             x2 = y2 - _run_branch(self.g, y1)
             return y1 - _run_branch(self.f, x2), x2
 
     def as_links(self) -> tuple[CouplingHalf, CouplingHalf]:
-        """Return the two additions, each a link of a chain of its own: f draws its random numbers before g."""
+        """Return the two additions as separate links of a chain; f draws its random numbers before g."""
         return CouplingHalf(self.f, into=0), CouplingHalf(self.g, into=1)
 
 
 class CouplingHalf:
-    """One addition of a reversible block: the branch's output for one half is added to the half number ``into``."""
+    """One addition of a reversible block: adds the branch's output for one half to the half with index ``into``."""
 
     def __init__(self, branch: nn.Module, into: int) -> None:
         self.branch, self.into = branch, into
 
     def __call__(self, *xs: Tensor) -> Pair:
-        """Return both halves; the half that the branch reads is unchanged."""
+        """Return both halves; the half that the branch reads stays unchanged."""
         source, x = self._source_first(xs)
         return self._in_order(source, x + _run_branch(self.branch, source))
 
@@ -74,7 +75,7 @@ class CouplingHalf:
         return self.branch.modules()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        """Return the halves before the addition, their gradients and those of the branch's parameters."""
+        """Return the halves before the addition, their gradients, and the gradients of the branch's parameters."""
         source, y = self._source_first(ys)
         dsource, dy = self._source_first(grads)
         x, dsource, gradients = subtract_branch(self.branch, source, y, dsource, dy, may_overwrite)
@@ -90,17 +91,20 @@ class CouplingHalf:
 def subtract_branch(
     branch: nn.Module, source: Tensor, y: Tensor, dsource: Tensor, dy: Tensor, may_overwrite: bool
 ) -> tuple[Tensor, Tensor, Gradients]:
-    """Undo y = x + branch(source): return x, the gradient of ``source``, and those of the parameters that were used.
+    """Invert y = x + branch(source); return x, the gradient of ``source``, and the gradients of the parameters.
 
-    Called for g and then for f it is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
+    Called for g and then for f, this is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
+    Parameters without a gradient are left out. The branch's norms do not update their running statistics.
 
-    ``dy`` is the gradient of y and also of x; ``dsource`` is that of the source without the branch's part. With
-    ``may_overwrite`` y and dsource are overwritten. The branch's norms do not count the batch again.
+    Args:
+    - `dy`: gradient of y, which is also the gradient of x.
+    - `dsource`: gradient of the source without the branch's contribution.
+    - `may_overwrite`: overwrite y and dsource.
     """
     trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
     parameters, run = trained, branch
     if any(map(has_backward_hooks, trained.values())):
-        # The hooks run for the gradients that the chain returns, and must not run here too.
+        # Autograd runs these hooks on the gradients that the chain returns; they must not run twice.
         parameters = {name: p.detach().requires_grad_() for name, p in trained.items()}
         run = partial(functional_call, branch, parameters)  # type: ignore[assignment]
     leaf = source.detach().requires_grad_()
@@ -109,20 +113,20 @@ def subtract_branch(
             added = run(leaf)
         graph = get_gradient_edge(added) if added.requires_grad else None
         x = y.sub_(added.detach()) if may_overwrite else y - added.detach()
-        del added  # its memory is free while the branch runs backward
+        del added  # frees its memory before the backward pass of the branch
         if graph is None:
             return x, dsource, {}
         through, *of_parameters = torch.autograd.grad((graph,), (leaf, *parameters.values()), (dy,), allow_unused=True)
     if through is not None:
         dsource = dsource.add_(through) if may_overwrite else dsource + through
     gradients = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
-    # If a parameter is added to the output directly, its gradient is dy itself, which the next link may overwrite.
+    # The gradient of a parameter that is added to the output is dy itself, which the next link may overwrite.
     storage_of_dy = storage_ids((dy,))
     return x, dsource, {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
 
 
 def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:
-    """Return the branch's output; RuntimeError if it has overwritten x or has another shape."""
+    """Return the branch's output. Raises RuntimeError if the branch overwrote x or changed its shape."""
     if is_fx_proxy(x):
         return branch(x)
     versioned = not torch.compiler.is_compiling() and not x.is_inference()
@@ -131,38 +135,38 @@ def _run_branch(branch: nn.Module, x: Tensor) -> Tensor:
     name = type(branch).__name__
     if versioned and x._version != version:
         raise RuntimeError(
-            f"a branch of a reversible block ({name}) has overwritten its input of shape {tuple(x.shape)}, which the "
-            "block needs; let its first layer leave its input as it is (norms of this package: inplace = False)"
+            f"a branch of a reversible block ({name}) overwrote its input of shape {tuple(x.shape)}, which the block "
+            "needs; make its first layer out-of-place (norms of this package: inplace = False)"
         )
     if added.shape != x.shape:
         raise RuntimeError(
-            f"a branch of a reversible block ({name}) makes {tuple(added.shape)} of {tuple(x.shape)}; the shapes have "
-            "to be equal"
+            f"a branch of a reversible block ({name}) maps shape {tuple(x.shape)} to {tuple(added.shape)}; the shapes "
+            "must be equal"
         )
     return added
 
 
 class PairPool(nn.Module):
-    """Channel pool of each half: (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
+    """Channel pooling of each half, (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
 
     def forward(self, x1: Tensor, x2: Tensor) -> Pair:
         """Return the pooled halves in new tensors."""
         return channel_pool(x1), channel_pool(x2)
 
     def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
-        """Return the halves before the pool in new tensors."""
+        """Return the halves before pooling in new tensors."""
         return channel_unpool(y1), channel_unpool(y2)
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        """Return inputs and gradients in new tensors; there are no parameters."""
+        """Return inputs and their gradients in new tensors; there are no parameters."""
         return self.inverse(*ys), self.inverse(*grads), {}
 
 
 class ShiftBlock(nn.Module):
-    """The block of i-RevNets: (x1, x2) -> (x2, x1 + branch(x2)); with ``stride`` 2, x1 and x2 are pooled by channels.
+    """The block of i-RevNets: (x1, x2) -> (x2, x1 + branch(x2)), with channel pooling of x1 and x2 for ``stride`` 2.
 
     Args:
-    - `branch`: reads x2 as it is, and has the stride itself.
+    - `branch`: reads x2 before pooling, and applies the stride itself.
     - `stride`: 1 or 2.
 
     Source: Jacobsen et al., i-RevNet, ICLR 2018.
@@ -179,13 +183,13 @@ class ShiftBlock(nn.Module):
 
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
-        """Return (x1, x2); moves no running statistics."""
+        """Return (x1, x2); does not update running statistics."""
         with paused_statistics(self):
             x2 = self._unpool(y1)
             return self._unpool(y2 - self.branch(x2)), x2
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
-        """Return inputs, their gradients and those of the parameters; y2 is overwritten with ``may_overwrite``."""
+        """Return inputs, their gradients, and those of the parameters; overwrites y2 if ``may_overwrite``."""
         x2, dx2 = self._unpool(ys[0]), self._unpool(grads[0])
         x1, dx2, gradients = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite)
         return (self._unpool(x1), x2), (self._unpool(grads[1]), dx2), gradients
@@ -198,20 +202,20 @@ class ShiftBlock(nn.Module):
 
 
 class ReversibleSequential(nn.Sequential):
-    """Reversible blocks in order; backward keeps only the output of the last, whatever their number (`run_chain`).
+    """Sequence of reversible blocks; saves only the output of the last for backward, at any depth (`run_chain`).
 
-    In a chain that reconstructs, only a block's ``f`` and ``g`` are called, so that hooks of the block itself do not
-    run. The halves are those of the channels.
+    The two halves are those of the channels. Unless ``store`` is set, only ``f`` and ``g`` of a block are called, so
+    hooks on the block itself do not run.
 
     Args:
-    - `blocks`: `ReversibleBlock`s or other links of two tensors (`zoo.ops.chain.Link`), or an OrderedDict of them;
-      TypeError otherwise.
-    - `store`: keep what autograd keeps instead, for comparison. May be set at any time.
+    - `blocks`: `ReversibleBlock`s or other links of two tensors (`zoo.ops.chain.Link`), or an OrderedDict of them.
+    - `store`: save activations as autograd does, for comparison. May be set at any time.
 
     Attributes:
-    - `meter`: None, or a function of the number of a block and the relative error of its reconstructed input. It is
-      called in backward for each block, last one first, and costs the memory of the inputs. May be set at any
-      time.
+    - `meter`: None, or a function of the index of a block and the relative error of its reconstructed input. Called in
+      backward for each block, last one first; stores the inputs of all blocks. May be set at any time.
+
+    Raises TypeError for a block that cannot be inverted.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], *, store: bool = False) -> None:
@@ -219,14 +223,14 @@ class ReversibleSequential(nn.Sequential):
         for name, block in named.items():
             if not (hasattr(block, "as_links") or hasattr(block, "reverse")):
                 raise TypeError(
-                    f"block {name}, a {type(block).__name__}, cannot be undone; make it ReversibleBlock(f, g)"
+                    f"block {name}, a {type(block).__name__}, cannot be inverted; make it ReversibleBlock(f, g)"
                 )
         super().__init__(OrderedDict(named))
         self.store = store
         self.meter: Meter | None = None
 
     def forward(self, x: Tensor | Pair) -> Tensor:
-        """Return the blocks' output in a new tensor, for x of shape (N, C, ...) or the pair of its halves.
+        """Return the output in a new tensor, for x of shape (N, C, ...) or the pair of its halves.
 
         Raises ValueError for an odd C.
         """
@@ -241,7 +245,7 @@ class ReversibleSequential(nn.Sequential):
         return y1, y2
 
     def _meter_of_blocks(self, first: int) -> Meter | None:
-        """Return the meter for a chain whose link number ``first`` is the first block."""
+        """Return the meter for a chain in which the link with index ``first`` is the first block."""
         meter, num_blocks = self.meter, len(self)
         if meter is None:
             return None
@@ -249,9 +253,9 @@ class ReversibleSequential(nn.Sequential):
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
-        """Return the input that has output y, as precisely as rounding allows; moves no running statistics.
+        """Return the input for output y, up to rounding; does not update running statistics.
 
-        In training mode norms take their statistics of the batch, which has to be the whole one.
+        In training mode norms use batch statistics, so y must be the output for the whole batch.
         """
         _check_channels(y)
         pair = _halves_in_layout(y)
@@ -261,7 +265,7 @@ class ReversibleSequential(nn.Sequential):
 
 
 class _Halve:
-    """The first link of a chain: the two halves of the channels."""
+    """First link of a chain: splits the channels into two halves."""
 
     def __call__(self, *xs: Tensor) -> Pair:
         return _halves_in_layout(xs[0])
@@ -270,14 +274,14 @@ class _Halve:
         return ()
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[tuple[None], Tensors, Gradients]:
-        return (None,), (torch.cat(grads, 1),), {}  # the chain's input is not needed
+        return (None,), (torch.cat(grads, 1),), {}  # nothing needs the chain's input
 
 
 class _Join:
-    """The last link: the two halves in one tensor, which is all that the chain and the next layer keep.
+    """Last link of a chain: concatenates the halves into the one tensor that the chain and the next layer save.
 
-    In backward it halves the gradient alone. Autograd has let go of that before the link in front of it, which passes
-    on the halves in forward, halves the output, so that not both are there twice.
+    In backward it splits only the gradient. The link before it, `_HalveOutput`, splits the output once autograd has
+    released the gradient, so that two copies of both never exist at the same time.
     """
 
     def __call__(self, *xs: Tensor) -> Tensor:
@@ -294,6 +298,8 @@ class _Join:
 
 
 class _HalveOutput:
+    """Link before `_Join`: the identity, which splits the output in backward."""
+
     def __call__(self, *xs: Tensor) -> Tensors:
         return xs
 
@@ -307,8 +313,8 @@ class _HalveOutput:
 def _halves_in_layout(x: Tensor) -> Pair:
     """Return copies of the halves of the channels, in the memory format of x.
 
-    Views would have other strides than the sums in the chain. A recomputation that gets its input in another layout
-    than forward adds up in another order, and half precision then rounds to other values.
+    Views would have other strides than the sums in the chain. A recomputation whose input has another layout than in
+    forward sums in another order, and rounds differently in half precision.
     """
     if is_fx_proxy(x):
         return halves(x)
@@ -321,6 +327,6 @@ def _halves_in_layout(x: Tensor) -> Pair:
 def _check_channels(x: Tensor) -> None:
     if not is_fx_proxy(x) and (x.dim() < 2 or x.shape[1] % 2):
         raise ValueError(
-            f"reversible blocks halve the channels of (N, C, ...) and C has to be even, got {tuple(x.shape)}; give two "
+            f"reversible blocks split (N, C, ...) into halves and need an even C, got shape {tuple(x.shape)}; pass two "
             "halves of your own to forward_pair"
         )

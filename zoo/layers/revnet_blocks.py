@@ -1,4 +1,7 @@
-"""Residual functions, shortcuts, stem and blocks of RevNets and their ResNets (Gomez et al. 2017, section 3, code)."""
+"""Residual functions, shortcuts, stem and blocks of RevNets and of the ResNets that they are compared with.
+
+Source: Gomez et al. 2017, section 3, and its code.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ from zoo.layers.norm import NormFactory, out_of_place
 from zoo.ops.inverse import halves
 from zoo.torch_internals import NormBase
 
-EPS, MOMENTUM = 1e-3, 0.01  # of the batch norms in the authors' code, which averages with a decay of 0.99
+BN_EPS, BN_MOMENTUM = 1e-3, 0.01  # of the authors' code (a decay of 0.99)
 
 
 def with_paper_statistics(norm: NormFactory) -> NormFactory:
-    """Return a factory of the same norms with eps 1e-3 and momentum 0.01; norms of other kinds stay as they are."""
+    """Return the norm factory with eps 1e-3 and momentum 0.01 for batch norms; other norms are unchanged."""
 
     def build(channels: int) -> nn.Module:
         layer = norm(channels)
         for module in layer.modules():
             if isinstance(module, NormBase):
-                module.eps, module.momentum = EPS, MOMENTUM
+                module.eps, module.momentum = BN_EPS, BN_MOMENTUM
         return layer
 
     return build
 
 
 def build_preact_stem(channels: int, norm: NormFactory, imagenet: bool, memory: str) -> nn.Sequential:
-    """Return 3x3 convolution and norm, or for ImageNet 7x7/2, norm and 3x3/2 pool (torch's with memory "plain")."""
+    """Return the stem: 3x3 conv and norm; for ImageNet 7x7/2 conv, norm and 3x3/2 max pool (torch's if "plain")."""
     size, stride = (7, 2) if imagenet else (3, 1)
     stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv2d(3, channels, size, stride=stride), bn1=norm(channels))
     if imagenet:
@@ -41,10 +44,10 @@ def build_preact_stem(channels: int, norm: NormFactory, imagenet: bool, memory: 
 def build_preact_branch(
     in_channels: int, out_channels: int, norm: NormFactory, bottleneck: bool, stride: int = 1, leading_norm: bool = True
 ) -> nn.Sequential:
-    """Return a residual function, which reads x and leaves it as it is; the norms activate.
+    """Return a residual function, which does not modify x; norms include the activation.
 
-    A ``bottleneck`` has a quarter of the ``out_channels`` inside. The first function of a network has no
-    ``leading_norm``, as its stem ends in one.
+    A ``bottleneck`` has ``out_channels`` / 4 inner channels. The first function of a network has no ``leading_norm``,
+    because the stem ends with one.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if leading_norm:
@@ -64,9 +67,9 @@ def build_preact_branch(
 
 
 def build_preact_shortcut(in_channels: int, out_channels: int, bottleneck: bool, stride: int) -> nn.Module:
-    """Return what a residual function's output is added to: x itself where the shapes are the same.
+    """Return the shortcut of a residual function: the identity if the shapes are equal.
 
-    Otherwise it is a 1x1 convolution with the stride for bottlenecks, and a `PooledShortcut` for basic functions.
+    Otherwise a strided 1x1 convolution for bottlenecks, and a `PooledShortcut` for basic functions.
     """
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
@@ -76,26 +79,26 @@ def build_preact_shortcut(in_channels: int, out_channels: int, bottleneck: bool,
 
 
 class PooledShortcut(nn.Module):
-    """Average pooling by the stride, then zero channels added, one half of them before and one behind."""
+    """Average pooling by the stride, then zero-padding of the channels, half before and half after."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.added, self.stride = out_channels - in_channels, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (N, out_channels, H / stride, W / stride), rounded up as by the strided convolution beside it."""
+        """Return (N, out_channels, ceil(H / stride), ceil(W / stride)), the size of the residual function's output."""
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, ceil_mode=True)
         return add_zero_channels(x, self.added)
 
 
 def add_zero_channels(x: Tensor, number: int) -> Tensor:
-    """Return x (N, C, H, W) with ``number`` channels of zeros, one half of them before and one behind the others."""
+    """Return x (N, C, H, W) with ``number`` channels of zeros added, half before and half after the others."""
     return F.pad(x, (0, 0, 0, 0, number // 2, number - number // 2))
 
 
 class PreactBlock(nn.Module):
-    """branch(x) + shortcut(x), nothing after the sum and nothing before the shortcut; x is left as it is."""
+    """branch(x) + shortcut(x), with no norm or activation outside the branch; does not modify x."""
 
     def __init__(
         self,
@@ -116,10 +119,10 @@ class PreactBlock(nn.Module):
 
 
 class TransitionBlock(nn.Module):
-    """A RevNet's unit that changes stride or width: y1 = shortcut1(x1) + f(x2), y2 = shortcut2(x2) + g(y1).
+    """RevNet unit that changes resolution or width: y1 = shortcut1(x1) + f(x2), y2 = shortcut2(x2) + g(y1).
 
-    x1 and x2, y1 and y2 are the halves of ``in_channels`` and ``out_channels``; f has the stride. x is left as it is.
-    The unit has no inverse.
+    x1, x2 and y1, y2 are the halves of ``in_channels`` and ``out_channels``; f and the shortcuts are strided. Has no
+    inverse. Does not modify x.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Stages of residual blocks, which the option ``memory`` makes plain, checkpointed, or with sums that are undone."""
+"""Stages of residual blocks: plain, checkpointed, or inverted in backward, as the option ``memory`` says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zoo.ops.context import is_fx_proxy, is_recorded
 from zoo.ops.residual_inversion import ResidualSum, is_same_as, recomputed_norm
 from zoo.torch_internals import has_hooks
 
-# The option ``memory`` -> whether the last norm of a post-activation block adds and activates, see `ResidualBlock`.
-FUSE_OF_MEMORY = {"plain": "never", "auto": "auto", "fused": "always", "checkpoint": "auto"}
+# The option ``memory`` -> the argument ``fuse`` of `ResidualBlock`.
+FUSE_BY_MEMORY = {"plain": "never", "auto": "auto", "fused": "always", "checkpoint": "auto"}
 
 
 def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequential:
@@ -28,7 +28,7 @@ def build_stage(blocks: OrderedDict[str, nn.Module], memory: str) -> nn.Sequenti
 
 
 class CheckpointedSequential(nn.Sequential):
-    """Modules in order; backward keeps only their inputs and runs each module again, see `checkpoint`."""
+    """Sequence of checkpointed modules: saves only their inputs and recomputes each in backward, see `checkpoint`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last module's output."""
@@ -59,11 +59,11 @@ class ResidualInversion(nn.Sequential):
         super().__init__(blocks)
         self.redo_3x3 = redo_3x3
         if any(block.has_projection for block in list(self)[1:]):
-            raise ValueError("only the first of the blocks to unwind may have a projection")
+            raise ValueError("only the first block of a ResidualInversion may have a projection")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last block's output in a new tensor."""
-        if is_fx_proxy(x) or not is_recorded() or not all(map(_can_unwind, self)):
+        if is_fx_proxy(x) or not is_recorded() or not all(map(_can_invert, self)):
             return super().forward(x)
         sums = ResidualSum(num_additions=len(self))
         for block in self:
@@ -91,7 +91,7 @@ class ResidualInversion(nn.Sequential):
         return sums.add(y, last, shortcut)
 
 
-def _can_unwind(block: Any) -> bool:
+def _can_invert(block: Any) -> bool:
     modules = list(block.modules())
     return (
         not any(map(has_hooks, modules))

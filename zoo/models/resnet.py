@@ -11,7 +11,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.ends import max_pool
 from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
-from zoo.layers.stages import FUSE_OF_MEMORY, build_stage
+from zoo.layers.stages import FUSE_BY_MEMORY, build_stage
 from zoo.models.base import BlockDilation, Network, dilation_per_block
 
 
@@ -61,7 +61,7 @@ class ResNet(Network):
             for block in range(1, blocks + 1):
                 block_dilation = entry if isinstance(entry, int) else entry[block - 1]
                 module[f"block{block}"] = ResidualBlock(
-                    in_channels, channels, norm, stride if block == 1 else 1, block_dilation, FUSE_OF_MEMORY[memory]
+                    in_channels, channels, norm, stride if block == 1 else 1, block_dilation, FUSE_BY_MEMORY[memory]
                 )
                 in_channels = channels[-1]
             reduction *= stride

@@ -18,7 +18,7 @@ from zoo.layers.norm import NormFactory
 from zoo.layers.residual import ResidualBlock
 from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import add_zero_channels
-from zoo.layers.stages import FUSE_OF_MEMORY
+from zoo.layers.stages import FUSE_BY_MEMORY
 from zoo.models.revnext import LargestValueNetwork
 
 
@@ -59,7 +59,7 @@ class RevNeXtBaseline(LargestValueNetwork):
                 chain = [build_two_branch_block(channels, norm) for _ in range(depth)]
                 modules.append(ReversibleSequential(chain, store=memory == "plain"))
             else:
-                fuse = FUSE_OF_MEMORY[memory]
+                fuse = FUSE_BY_MEMORY[memory]
                 modules += [ResidualBlock(channels, (channels, channels), norm, fuse=fuse) for _ in range(depth)]
             self.add_module(f"level{level}", nn.Sequential(*modules))
             self._add_stage(f"level{level}", channels=channels, reduction=2**level)
