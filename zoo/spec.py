@@ -123,9 +123,7 @@ class NetworkSpec(Section):
     )
     """Number of classes, which is the number of the network's outputs; 10 by default for CIFAR's networks, 19 for
     deeplab_*. Also called classes."""
-    memory: Literal["auto", "plain", "fused", "checkpoint", "invert_sums", "invert_sums_recompute_3x3", "lean"] = (
-        "auto"
-    )
+    memory: Literal["auto", "plain", "fused", "checkpoint", "invert_sums", "invert_sums_recompute_3x3", "lean"] = "auto"
     """What is kept for backward; zoo show NAME lists what a network has. lean keeps recipes as zoo.lean does."""
     weight_init: Literal[
         "xavier_normal",

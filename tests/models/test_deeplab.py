@@ -116,13 +116,13 @@ def test_the_vistas_network_has_the_published_sizes() -> None:
 
 
 def test_memory_and_stem_are_the_bodys() -> None:
-    body = build_meta("deeplab_resnext50", norm="inplace", memory="unwind_3x3", input_3x3=True).body
+    body = build_meta("deeplab_resnext50", norm="inplace", memory="invert_sums_recompute_3x3", input_3x3=True).body
     assert isinstance(body.mod2, ResidualInversion)
     assert hasattr(body.mod1, "conv3")
     assert isinstance(build_meta("deeplab_resnet18", memory="checkpoint").body.mod2, CheckpointedSequential)
     assert build_meta("deeplab_densenet121", memory="checkpoint").body.memory == "checkpoint"
     with pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
-        build_meta("deeplab_resnext50", memory="unwind")
+        build_meta("deeplab_resnext50", memory="invert_sums")
 
 
 def test_a_memory_strategy_changes_no_result() -> None:

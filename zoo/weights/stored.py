@@ -199,7 +199,13 @@ def check_fits_spec(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source:
                 f"{source}: network: {spec.arch} with the options {shorten_repr(spec.options)} has {depth:,} layers or "
                 f"blocks, and the file only {len(state_dict):,} tensors; ask who made it, or make it again"
             )
-    model = build_on_meta(spec)
+    try:
+        model = build_on_meta(spec)
+    except (TypeError, OverflowError, RuntimeError) as error:  # torch's, for sizes that no tensor can have
+        raise WeightsError(
+            f"{source}: network: {spec.arch} with the options {shorten_repr(spec.options)} cannot be built ({error}); "
+            "ask who made the file"
+        ) from error
     first = state_dict.get(model.input_weight()) if isinstance(model, Network) else None
     if isinstance(model, Network) and first is not None and first.ndim == 4 and first.shape[1] not in (0, 3):
         model.set_input_channels(first.shape[1])
