@@ -362,7 +362,7 @@ def test_what_is_assumed_of_a_file_that_does_not_say_its_network_is_logged_once(
     messages = [record.getMessage() for record in caplog.records if "does not say" in record.getMessage()]
     assert len(messages) == (assumed is not None)
     if assumed is not None:
-        assert f"bare.pth does not say which network it belongs to: taken for resnet18 {assumed}" in messages[0]
+        assert f"bare.pth does not describe its network: assuming resnet18 {assumed}" in messages[0]
 
 
 def test_nothing_is_assumed_of_a_file_or_a_name_that_says_its_network(tmp_path, caplog):

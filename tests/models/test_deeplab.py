@@ -141,7 +141,7 @@ def test_a_memory_strategy_changes_no_result() -> None:
     [
         (
             {"features_only": True},
-            r"has no list of features.*zoo.get\('resnet18', features_only=True, output_stride=8\)",
+            r"from a single map.*zoo.get\('resnet18', features_only=True, output_stride=8\)",
         ),
         ({"out_indices": [0]}, "give features_only=True too"),
         ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab .* drops nothing"),

@@ -51,7 +51,7 @@ def test_a_network_of_timm_gets_its_own_images() -> None:
     ("name", "words"),
     [
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are .*resnet18"),
-        ("keras:resnet50", "'keras' is no package whose networks are known: timm, torchvision"),
+        ("keras:resnet50", "'keras' is not a supported package; use one of timm, torchvision"),
         ("torchvision:resnet1*", r"'torchvision:resnet1\*' is a pattern, .*fits torchvision:resnet101, "),
         ("resnet50", "'resnet50' does not begin with the name of a package"),
     ],

@@ -180,18 +180,18 @@ def test_the_option_changes_no_key():
 def test_every_family_names_its_strategies_in_the_error_for_another():
     with torch.device("meta"):
         for arch in ARCHITECTURES:
-            with pytest.raises(zoo.ConfigError, match=r"memory.*auto, plain.*, lean, got 'none'"):
+            with pytest.raises(zoo.ConfigError, match=r"memory = \"none\": should be 'auto', 'plain'.* or 'lean'"):
                 zoo.get(arch, norm="inplace", memory="none")
-        with pytest.raises(zoo.ConfigError, match="one of auto, plain, fused, checkpoint, lean, got 'invert_sums'"):
+        with pytest.raises(zoo.ConfigError, match="no such strategy; use one of auto, plain, fused, checkpoint, lean"):
             zoo.get("resnet18", norm="inplace", memory="invert_sums")
 
 
 @pytest.mark.parametrize("memory", NEEDS_INPLACE)
 def test_strategies_that_invert_need_norms_in_place(memory):
     arch = "resnet18" if memory == "fused" else "wider_resnet16"
-    with torch.device("meta"), pytest.raises(zoo.ConfigError, match=r'not ABN; .*norm="inplace" or "sync"'):
+    with torch.device("meta"), pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
         zoo.get(arch, memory=memory)
-    with torch.device("meta"), pytest.raises(zoo.ConfigError, match="not Sequential"):
+    with torch.device("meta"), pytest.raises(zoo.ConfigError, match="needs norms that work in place"):
         zoo.get(arch.replace("resnet18", "resnext50"), norm=lambda c: nn.Sequential(ABN(c)), memory="invert_sums")
     with torch.device("meta"):
         assert zoo.get(arch, norm="sync", memory=memory)

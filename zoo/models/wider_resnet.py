@@ -18,7 +18,7 @@ from zoo.models.base import Network
 
 
 class ModuleSettings(NamedTuple):
-    """What differs between the modules: a pool before them, and stride, dilation and dropout of their blocks."""
+    """The settings of a module: a pool before it, and stride, dilation and dropout of its blocks."""
 
     pool: bool = False
     stride: int = 1  # of the first block
@@ -26,7 +26,7 @@ class ModuleSettings(NamedTuple):
     dropout: float = 0.0
 
 
-# Of mod2 to mod7: channels of a block's convolutions, then the settings of the three forms.
+# For mod2 to mod7: the channels of a block's convolutions, then the settings of the three forms.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
 PLAIN = (*[ModuleSettings(pool=True)] * 5, ModuleSettings())
 A2 = (
