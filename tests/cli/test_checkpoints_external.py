@@ -92,7 +92,7 @@ def test_a_classifier_for_other_classes_is_left_out(
 def test_no_classifier_where_the_package_builds_none(trained: tuple[str, Path, Path]) -> None:
     arch, checkpoint, _ = trained
     if arch == SMALL:
-        with pytest.raises(zoo.ConfigError, match=r"num_classes = 0: torchvision cannot build shufflenet_v2_x0_5 without"):
+        with pytest.raises(zoo.ConfigError, match="torchvision cannot build shufflenet_v2_x0_5 without"):
             zoo.get(checkpoint, num_classes=0)
         return
     with torch.no_grad():
